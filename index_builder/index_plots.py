@@ -1,24 +1,28 @@
-"""Plots of the measured indexes: recall against search time, one SVG for label keys and one for instance keys."""
+"""The page of the measured indexes: recall against search time, for label keys and for instance keys."""
 
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from index_builder.svg import render_svg
 from service.bundle.manifest import Point
 from trainer.files import write_text
+from trainer.report.charts import Line, line_chart
+from trainer.report.page import Cell, Chart, Section, Table, html_page
+from trainer.report.scale import Axis
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+_HEADINGS = ["index", "keys", "effort", "refined", "recall", "milliseconds", "bytes a key"]
+_TEXT = (
+    "Each point is an index with one search effort: a higher effort finds more of the exact nearest keys, and takes "
+    "longer. A line is one kind of index; some kinds are measured on a sample of the keys only. The chosen point has a "
+    "marker of its own."
+)
 
 
 def write_index_plots(
     folder: Path, points: dict[str, Point], curves: dict[str, list[Point]], top_b: int, recall_target: float
 ) -> None:
-    """Write `labels.svg` and `instances.svg`.
+    """Write the page `report.html`, and its charts as `labels.svg` and `instances.svg`.
 
     Args:
         folder: An existing folder.
@@ -27,29 +31,38 @@ def write_index_plots(
         top_b: Number of keys that each search returned.
         recall_target: The recall that the index must reach.
     """
-    for part, point in points.items():
-        draw = partial(_draw, part=part, chosen=point, points=curves[part], top_b=top_b, recall_target=recall_target)
-        write_text(folder / f"{part}.svg", render_svg(draw, height=6, legend_columns=2))
+    charts = {part: _chart(part, point, curves[part], top_b, recall_target) for part, point in points.items()}
+    for part, chart in charts.items():
+        write_text(folder / f"{part}.svg", chart.svg)
+    facts = {f"index of the {part}": f"{point.factory}, recall {point.recall:.4f}" for part, point in points.items()}
+    facts |= {"target of the recall": f"{recall_target:g}", "keys of a search": f"{top_b:,}"}
+    section = Section("Recall and search time", _TEXT, list(charts.values()))
+    write_text(folder / "report.html", html_page("Measured indexes", facts, [section]))
 
 
-def _draw(figure: Figure, part: str, chosen: Point, points: list[Point], top_b: int, recall_target: float) -> None:
-    axes = figure.add_subplot()
-    families = itertools.groupby(points, key=lambda point: (point.factory, point.keys))
-    for (factory, keys), family in families:
-        line = [(point.milliseconds, point.recall) for point in family]
-        axes.plot(*zip(*sorted(line), strict=True), marker=".", label=f"{factory}, {keys:,} keys")
-    axes.plot(
-        chosen.milliseconds,
-        chosen.recall,
-        marker="*",
-        markersize=16,
-        linestyle="none",
-        color="black",
-        label=f"chosen: {chosen.factory}, effort {chosen.effort}, {chosen.bytes_per_key:,.0f} bytes a key",
+def _chart(part: str, chosen: Point, points: list[Point], top_b: int, recall_target: float) -> Chart:
+    lines = []
+    for (factory, keys), family in itertools.groupby(points, key=lambda point: (point.factory, point.keys)):
+        line = sorted((point.milliseconds, point.recall) for point in family)
+        lines.append(Line(f"{factory}, {keys:,} keys", line))
+    times = [point.milliseconds for point in (*points, chosen)]
+    target = [(min(times), recall_target), (max(times), recall_target)]
+    lines.append(Line(f"target: {recall_target:g}", target, marked=False, reference=True))
+    name = f"chosen: {chosen.factory}, effort {chosen.effort}, {chosen.bytes_per_key:,.0f} bytes a key"
+    lines.append(Line(name, [(chosen.milliseconds, chosen.recall)], line=False))
+    title = f"Indexes of the {part}: {chosen.keys:,} keys"
+    x = Axis("search time of a single query on one thread, in milliseconds", log=True)
+    y = Axis(f"recall of the exact top {top_b} keys")
+    return Chart(line_chart(title, lines, x, y), Table(title, _HEADINGS, [_row(point, chosen) for point in points]))
+
+
+def _row(point: Point, chosen: Point) -> list[Cell]:
+    figures = (
+        f"{point.keys:,}",
+        f"{point.effort:,}",
+        f"{point.refine:g}",
+        f"{point.recall:.4f}",
+        f"{point.milliseconds:.3f}",
+        f"{point.bytes_per_key:,.0f}",
     )
-    axes.axhline(recall_target, color="grey", linestyle="dashed", label=f"target: {recall_target:g}")
-    axes.set_xscale("log")
-    axes.set_title(f"Indexes of the {part}: {chosen.keys:,} keys")
-    axes.set_xlabel("search time of a single query on one thread, in milliseconds")
-    axes.set_ylabel(f"recall of the exact top {top_b} keys")
-    axes.grid(alpha=0.3)
+    return [Cell(point.factory, point == chosen), *(Cell(figure, point == chosen) for figure in figures)]

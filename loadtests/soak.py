@@ -1,8 +1,8 @@
 """`python -m loadtests.soak --store STORE --swaps 200 --requests 1000000`: memory of a server over time.
 
 The soak test serves a copy of the store's current version, swaps versions, sends requests, and measures the memory of
-all server processes again and again. It prints JSON and draws a plot. Flags that the soak test does not know are passed
-to `recollect serve`.
+all server processes again and again. It prints JSON and writes a page with a plot. Flags that the soak test does not
+know are passed to `recollect serve`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from loadtests.swaps import copied_versions, swap_to
 from loadtests.workload import sample_texts, zipf_ranks
 from service.errors import ServiceError
 from service.store.store import Store
+from trainer.files import write_text
+from trainer.report.charts import Line, line_chart
+from trainer.report.page import Chart, Section, html_page
+from trainer.report.scale import Axis
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
 # Number of requests after each swap, so that the new version is used, and number of requests before the first sample.
@@ -45,7 +49,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is served")
     parser.add_argument("--swaps", type=int, default=200, help="number of swaps; default: 200")
     parser.add_argument("--requests", type=int, default=1_000_000, help="number of requests; default: 1000000")
-    parser.add_argument("--plot", type=Path, default=Path("soak.png"), help="file for the plot; default: soak.png")
+    parser.add_argument("--plot", type=Path, default=Path("soak.html"), help="page with the plot; default: soak.html")
     options, serve_flags = parser.parse_known_args(arguments)
     errors: list[str] = []
     try:
@@ -139,22 +143,16 @@ def _open_at_once(memories: list[Memory]) -> dict[str, float]:
 
 
 def _plot(path: Path, series: dict[str, Samples]) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(series), figsize=(6 * len(series), 4), sharey=True, squeeze=False)
-    for axis, (name, samples) in zip(axes[0], series.items(), strict=True):
-        for field in dataclasses.fields(Memory):
-            megabytes = [getattr(sample, field.name) for _, sample in samples]
-            axis.plot([count for count, _ in samples], megabytes, label=field.name.removesuffix("_mb"))
-        axis.set(xlabel=name, ylim=(0, None))
-    axes[0][0].set_ylabel("MB")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    """Write a page with a chart of the memory for each series."""
+    charts = []
+    for name, samples in series.items():
+        lines = [
+            Line(field.name.removesuffix("_mb"), [(count, getattr(sample, field.name)) for count, sample in samples])
+            for field in dataclasses.fields(Memory)
+        ]
+        charts.append(Chart(line_chart(f"Memory over {name}", lines, Axis(name, least=0), Axis("MB", least=0))))
+    text = "Memory of all server processes: all pages, and the pages that belong to no file."
+    write_text(path, html_page("Soak test", {}, [Section("Memory", text, charts)]))
 
 
 if __name__ == "__main__":

@@ -204,7 +204,10 @@ def require_consistent(settings: ServeSettings) -> None:
         if access == "key" and settings.api_keys is None:
             raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
     if settings.writable and settings.api_keys is None:
-        raise SettingsError("--writable: needs --api-keys, which is not set, because a change needs a key with `write`")
+        raise SettingsError(
+            "--writable: needs --api-keys, which is not set, because a change needs a key with `write`; write a file "
+            "with the line `NAME KEY write`, with a KEY from `openssl rand -hex 24`, and name the file with --api-keys"
+        )
     if settings.writable and settings.verify_key is not None and settings.sign is None:
         raise SettingsError("--writable: needs --sign with --verify-key, because replicas refuse unsigned changes")
     if settings.compact_at is not None and not settings.writable:

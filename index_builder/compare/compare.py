@@ -67,8 +67,8 @@ def compare(settings: CompareSettings) -> str:
 
 def _write_report(comparison: Comparison, folder: ComparisonFolder) -> None:
     plots = comparison.plots()
-    for name, svg in plots.items():
-        write_text(folder.plots / f"{name}.svg", svg)
+    for name, chart in plots.items():
+        write_text(folder.plots / f"{name}.svg", chart.svg)
     write_text(folder.path / "report.html", html_report(comparison, plots))
     write_json(folder.path / "report.json", comparison.as_json())
     write_text(folder.path / "report.md", markdown_report(comparison, plots))

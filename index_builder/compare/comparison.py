@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,9 +12,23 @@ from jaxtyping import Int
 from index_builder.compare.plots import draw_plots
 from index_builder.compare.results import ContestantResults
 from index_builder.compare.significance import PairedTest, paired_tests, verdict
-from index_builder.compare.tables import Table, plain_table, quality_table, ranked_table, significance_table
+from index_builder.compare.tables import plain_table, quality_table, ranked_table, significance_table
+from trainer.metrics import SEGMENTS
+from trainer.report.page import Chart, Section
 
 _FORMAT_VERSION = 1
+
+
+def _segment_ranges() -> str:
+    """The segments with their numbers of training instances."""
+
+    def numbers(below: float, most: float) -> str:
+        if most == 0:
+            return "0"
+        return f"more than {below:,.0f}" if most == math.inf else f"{below + 1:,.0f} to {most:,.0f}"
+
+    return ", ".join(f"{name} ({numbers(*ends)})" for name, ends in SEGMENTS.items())
+
 
 _QUALITY = (
     "The best value of each column is marked. Tuning chose λ, τ, b and α by {metric} on held-out instances. R@100 "
@@ -34,36 +49,22 @@ _RANKED = (
     "the test split does not contain. A run without figures has no ranker: it would gain less than two standard errors "
     "on these instances, or there are too few of them."
 )
-_PLOTS = {
-    "time": (
+# For each section with plots: its heading, its text, and the names of its plots.
+_PLOTS = (
+    (
         "Quality against training time",
         "Lines show nDCG@5 on held-out instances during training, with the best of a few values of τ and λ. Markers "
         "show nDCG@5 on the test split with the tuned settings.",
+        ["time"],
     ),
-    "lambda": (
+    (
         "The λ curve",
-        "The quality at each λ, from label keys alone (λ = 0) to instance keys alone (λ = 1), with the tuned τ, b and "
-        "α.",
+        "The quality on the test split at each λ, from label keys alone (λ = 0) to instance keys alone (λ = 1), with "
+        "the tuned τ, b and α.",
+        ["lambda", "lambda_p1"],
     ),
-    "segments": ("Label segments", "Labels grouped by their number of training instances."),
-}
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the report: a text with a table or a plot.
-
-    Attributes:
-        heading: Heading of the section.
-        text: Explanation of the table or plot.
-        table: The table, if the section has one.
-        plot: The name of the plot, if the section has one.
-    """
-
-    heading: str
-    text: str
-    table: Table | None = None
-    plot: str | None = None
+    ("Label segments", f"Labels grouped by their number of training instances: {_segment_ranges()}.", ["segments"]),
+)
 
 
 @dataclass(frozen=True)
@@ -112,26 +113,30 @@ class Comparison:
     def verdict(self) -> str:
         return verdict(*self.best, self.tests)
 
-    def plots(self) -> dict[str, str]:
-        """The plots as SVG, by name."""
+    def plots(self) -> dict[str, Chart]:
+        """The plots, by name."""
         return draw_plots(self.results)
 
-    def sections(self, plots: dict[str, str]) -> list[Section]:
-        """The sections of the report. Each of the given plots has a section."""
+    def sections(self, plots: dict[str, Chart]) -> list[Section]:
+        """The sections of the report, with the given plots."""
         significance = f"{self.best[0]} and {self.best[1]} are the best two by {self.metric}. {self.verdict}"
         return [
-            Section("Quality and cost", _QUALITY.format(metric=self.metric), quality_table(self.results)),
+            Section("Quality and cost", _QUALITY.format(metric=self.metric), tables=[quality_table(self.results)]),
             *self._ranked(),
-            Section("Without the instances' votes", _PLAIN, plain_table(self.results)),
-            Section("Significance", significance, significance_table(*self.best, self.tests)),
-            *(Section(*_PLOTS[name], plot=name) for name in plots),
+            Section("Without the instances' votes", _PLAIN, tables=[plain_table(self.results)]),
+            Section("Significance", significance, tables=[significance_table(*self.best, self.tests)]),
+            *(
+                Section(heading, text, [plots[name] for name in names])
+                for heading, text, names in _PLOTS
+                if plots.keys() >= {*names}
+            ),
         ]
 
     def _ranked(self) -> list[Section]:
         """The section of the rankers, if a run has one."""
         if all(run.quality.ranked is None for each in self.results for run in each.runs):
             return []
-        return [Section("In order of probability", _RANKED, ranked_table(self.results))]
+        return [Section("In order of probability", _RANKED, tables=[ranked_table(self.results)])]
 
     def as_json(self) -> dict[str, Any]:
         """All figures of the report."""

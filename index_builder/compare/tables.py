@@ -8,26 +8,12 @@ from dataclasses import dataclass
 from index_builder.compare.results import ContestantResults, RunResult
 from index_builder.compare.significance import PairedTest
 from trainer.metrics import SEGMENTS
+from trainer.report.page import Cell, Table
 
 _METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
 # Headings of the tuned settings.
 _TUNED_SETTINGS = {"λ": "lambda", "τ": "temperature", "b": "top_b", "α": "label_key_alpha"}
 _MEBIBYTE = 2**20
-
-
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    best: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table. The first cell of each row is the heading of that row."""
-
-    caption: str
-    headings: list[str]
-    rows: list[list[Cell]]
 
 
 @dataclass(frozen=True)

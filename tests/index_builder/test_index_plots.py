@@ -44,7 +44,7 @@ def test_plots_of_labels_and_instances_name_every_family_and_the_chosen_index(
     tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
 ) -> None:
     write_index_plots(tmp_path, *measured, top_b=200, recall_target=0.98)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["instances.svg", "labels.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["instances.svg", "labels.svg", "report.html"]
     for part, keys in (("labels", "1,300,000"), ("instances", "2,200,000")):
         written = texts(tmp_path / f"{part}.svg")
         assert {f"{factory}, 50,000 keys" for factory in FAMILIES} <= set(written)
@@ -52,6 +52,21 @@ def test_plots_of_labels_and_instances_name_every_family_and_the_chosen_index(
         assert f"Indexes of the {part}: {keys} keys" in written
         assert "chosen: HNSW32,SQ8, effort 400, 656 bytes a key" in written
         assert "target: 0.98" in written
+
+
+def test_page_of_the_indexes_has_both_charts_and_marks_the_chosen_points(
+    tmp_path: Path, measured: tuple[dict[str, Point], dict[str, list[Point]]]
+) -> None:
+    write_index_plots(tmp_path, *measured, top_b=200, recall_target=0.98)
+    root = ElementTree.fromstring((tmp_path / "report.html").read_text().removeprefix("<!DOCTYPE html>"))
+    assert len(root.findall(".//figure")) == 2
+    for table in root.iter("table"):
+        chosen = [row for row in table.iter("tr") if row.find(".//strong") is not None]
+        assert [cell.findtext("strong") for cell in chosen[0]][:3] == [
+            "HNSW32,SQ8",
+            "1,300,000" if "labels" in table.findtext("caption", "") else "2,200,000",
+            "400",
+        ]
 
 
 def test_axes_of_an_index_plot_have_names_and_units(

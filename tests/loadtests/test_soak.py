@@ -12,7 +12,7 @@ from tests.loadtests.programs import last_line, run
 
 @pytest.mark.slow
 def test_soak_reports_memory_over_swaps_and_requests(built: Any, tmp_path: Path) -> None:
-    plot = tmp_path / "soak.png"
+    plot = tmp_path / "soak.html"
     result = run("-m", "loadtests.soak", "--store", built.store, "--swaps", 2, "--requests", 300, "--plot", plot)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
@@ -23,4 +23,4 @@ def test_soak_reports_memory_over_swaps_and_requests(built: Any, tmp_path: Path)
             memory = figures[part][sample]
             assert memory["rss_mb"] >= memory["anonymous_mb"] > 0
     assert figures["open_at_once"]["two_rss_mb"] > figures["open_at_once"]["one_rss_mb"] > 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "Memory over swaps" in plot.read_text()

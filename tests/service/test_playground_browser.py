@@ -196,6 +196,11 @@ def test_sweep_draws_the_ranks_at_each_lambda(page: Page, url: str) -> None:
         ranks = {row.locator("td").nth(column).text_content(): row.locator("th").text_content() for row in rows}
         assert [ranks[str(rank + 1)] for rank in range(len(expected))] == expected
     assert page.locator(".bump .line").count() == len(rows)
+    chart = page.locator(".bump").bounding_box()
+    assert chart is not None
+    for box in [name.bounding_box() for name in page.locator(".bump .line text").all()]:
+        assert box is not None
+        assert chart["x"] <= box["x"] <= box["x"] + box["width"] <= chart["x"] + chart["width"]
     rows[1].get_by_role("button").click()
     expect(page.locator(".bump .selected title")).to_have_text(str(rows[1].locator("th").text_content()))
 
@@ -299,6 +304,43 @@ def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page:
     page.goto(address(url, q=QUERY))
     expect(page.locator(".probability").first).to_have_text("63%")
     expect(page.locator(".labels > li").nth(2)).to_have_text("Assign these 2 labels")
+
+
+@pytest.mark.parametrize(("order", "widths"), [("score", [50, 100]), ("probability", [100, 25])])
+def test_bars_show_the_figure_that_orders_the_labels(page: Page, url: str, order: str, widths: list[int]) -> None:
+    version = httpx.get(f"{url}/version").json()
+    version["defaults"]["order"] = order
+    labels = [
+        {"uid": "a", "text": "first", "score": 0.2, "probability": 0.8},
+        {"uid": "b", "text": "second", "score": 0.4, "probability": 0.2},
+    ]
+    page.route("**/version", lambda route: route.fulfill(json=version))
+    page.route("**/predict", lambda route: route.fulfill(json={"version": "hostile", "labels": labels}))
+    page.goto(address(url, q=QUERY))
+    expect(page.locator(".headings")).to_have_text("probabilityscore")
+    bars = page.locator("#view-ask .labels .bar i")
+    assert [float(str(bars.nth(at).get_attribute("style")).split()[1].rstrip("%;")) for at in (0, 1)] == widths
+
+
+def test_explanation_names_votes_by_words_and_judgements_and_shortens_long_texts(page: Page, url: str) -> None:
+    because = [
+        {"kind": "instance", "uid": "1", "text": "long text " * 200, "share": 0.3, "by": "words"},
+        {"kind": "instance", "uid": "2", "text": "short text", "share": 0.15},
+        {"kind": "correction", "uid": "3", "text": "another text", "share": -0.05},
+    ]
+    label = {"uid": "a", "text": "first", "score": 0.4, "because": because}
+    page.route("**/predict", lambda route: route.fulfill(json={"version": "hostile", "labels": [label]}))
+    page.goto(address(url, q=QUERY, why="a"))
+    expect(page.locator(".terms li").nth(0)).to_contain_text("shares words with your text")
+    expect(page.locator(".terms li").nth(1)).not_to_contain_text("shares words with your text")
+    expect(page.locator(".terms li").nth(2)).to_contain_text("another text judged as not relevant")
+    expect(page.locator(".why")).to_contain_text(
+        "2 training texts voted for this label. 1 judgement lowered the score."
+    )
+    long, short = (page.locator(".terms .ask").nth(at).bounding_box() for at in (0, 1))
+    assert long is not None
+    assert short is not None
+    assert long["height"] < 4 * short["height"]
 
 
 @pytest.mark.parametrize("language", ["curl", "Python"])

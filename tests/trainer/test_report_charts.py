@@ -76,6 +76,20 @@ def test_legend_of_a_single_line_does_not_repeat_the_title() -> None:
         assert found.count("Loss") + found.count("other") == count
 
 
+def test_names_beyond_the_ten_colours_have_another_style() -> None:
+    svg = line_chart("t", [Line(f"method {each}", [(0, each), (1, each)]) for each in range(11)], Axis("x"), Axis("y"))
+    classes = [each.get("class") for each in ElementTree.fromstring(svg).iter(f"{SVG}polyline")]
+    assert len(set(classes)) == 11
+
+
+def test_reference_line_leaves_the_colours_of_the_others_unchanged() -> None:
+    """So a method has one colour in all charts of a page."""
+    for reference in (False, True):
+        first = Line("first", [(0, 1), (1, 2)], reference=reference)
+        svg = line_chart("t", [first, Line("second", [(0, 2), (1, 3)])], Axis("x"), Axis("y"))
+        assert [each.get("class") for each in ElementTree.fromstring(svg).iter(f"{SVG}polyline")][1] == "line s1"
+
+
 def test_text_is_never_markup() -> None:
     svg = line_chart(HOSTILE, [Line(f"a {HOSTILE}", [(1, 2)])], Axis(HOSTILE), Axis(HOSTILE))
     assert texts(svg).count(HOSTILE) == 3

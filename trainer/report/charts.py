@@ -13,7 +13,7 @@ from html import escape
 from trainer.report.scale import Axis, Number, Scale
 
 _WIDTH, _HEIGHT = 560, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 34, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 22, 34, 58
 _LEGEND_LINE = 22
 _COLOURS, _REFERENCE = 10, "-reference"
 _STYLE = """
@@ -29,6 +29,7 @@ _STYLE = """
 .chart .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .chart .s-reference { stroke: var(--faint); stroke-dasharray: 6 4; } .chart .f-reference { fill: var(--faint); }
 .chart .band { stroke: none; fill-opacity: 0.15; }
+.chart .again { fill-opacity: 0.5; stroke-dasharray: 2 3; }
 """
 _COLOUR_RULES = "".join(
     f".chart .s{number} {{ stroke: var(--c{number}); }} .chart .f{number} {{ fill: var(--c{number}); }}\n"
@@ -63,7 +64,7 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
     across = Scale.of(x, (at for each in drawn for at, _ in each.points), _LEFT, _WIDTH - _RIGHT)
     heights = [value for each in drawn for value in (*(at for _, at in each.points), *_ends(each))]
     up = Scale.of(y, heights, _HEIGHT - _BOTTOM, _TOP)
-    colours = _colours(each.name for each in drawn if not each.reference)
+    colours = _colours(each.name for each in drawn)
     colours |= {each.name: _REFERENCE for each in drawn if each.reference}
     marks = [mark for each in drawn for mark in _line(each, colours[each.name], across, up)]
     ticks = [(across(tick), f"{tick:,.6g}") for tick in across.ticks()]
@@ -94,8 +95,11 @@ def bar_chart(
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
-    """The colour of each name; the eleventh has that of the first."""
-    return {name: str(number % _COLOURS) for number, name in enumerate(dict.fromkeys(names))}
+    """The colour of each name. The eleventh has that of the first, dotted or paler."""
+    return {
+        name: f"{number % _COLOURS}{' again' if number >= _COLOURS else ''}"
+        for number, name in enumerate(dict.fromkeys(names))
+    }
 
 
 def _on_axes(line: Line, x: Axis, y: Axis) -> Line:
@@ -122,9 +126,11 @@ def _line(line: Line, colour: str, across: Scale, up: Scale) -> Iterator[str]:
     if line.line:
         yield f'<polyline class="line s{colour}" points="{_path(places)}"/>'
     if line.marked:
+        radius = 3.5 if line.line else 5  # points alone must be visible on the lines of other points
         for (at, height), (x, y) in zip(places, line.points, strict=True):
+            place = f'cx="{at:.1f}" cy="{height:.1f}" r="{radius}"'
             text = escape(f"{line.name}: {y:,.4g} at {x:,.4g}")
-            yield f'<circle class="f{colour}" cx="{at:.1f}" cy="{height:.1f}" r="3.5"><title>{text}</title></circle>'
+            yield f'<circle class="f{colour}" {place}><title>{text}</title></circle>'
 
 
 def _path(places: Sequence[tuple[Number, Number]]) -> str:

@@ -73,7 +73,8 @@ class Scale:
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             found: list[float] = []
-            for factors in ((1, 2, 5), (1, 3), (1,)):  # the densest ticks that leave room for their numbers
+            # The densest ticks that leave room for their numbers.
+            for factors in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,)):
                 found = [factor * 10.0**power for power in powers for factor in factors]
                 found = [tick for tick in found if self.low <= tick <= self.high]
                 if len(found) <= _MOST_LOG_TICKS:

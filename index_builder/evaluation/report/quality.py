@@ -205,12 +205,13 @@ def probability_section(subject: Subject, coverage: list[dict[str, float]]) -> S
 
 def reliability_chart(judged: JudgedProbabilities) -> Chart:
     """The reliability diagram."""
-    lines, rows = [Line("ideal", [(0, 0), (1, 1)], marked=False, reference=True)], []
+    lines, rows = [], []
     for k in DEPTHS:
         bins = reliability(judged.probabilities, judged.hit, k)
         groups = list(zip(bins.probability.tolist(), bins.true_share.tolist(), strict=True))
         lines.append(Line(f"{_first(k)}: ECE {bins.expected_error:.3f}", groups))
         rows += [[Cell(_first(k)), Cell(f"{chance:.3f}"), Cell(f"{true:.3f}")] for chance, true in groups]
+    lines.append(Line("ideal", [(0, 0), (1, 1)], marked=False, reference=True))
     title = f"Reliability of the probabilities: {len(judged.sizes):,} texts"
     x, y = (Axis(name, least=0, most=1) for name in ("mean probability of a group", "share of true labels"))
     return Chart(

@@ -12,7 +12,8 @@ new Task(operations, document.getElementById("start")).start(async (signal) => {
     Object.entries(methods).map(([method, operation]) => ({ path, method, operation, id: `${method}${path}` })));
   operations.replaceChildren(...found.map((each) => section(api, each)));
   document.getElementById("paths").replaceChildren(
-    ...found.map(({ id, path }) => el("a", { href: `#${encodeURIComponent(id)}` }, path)));
+    ...Object.entries(api.paths).map(([path, methods]) =>
+      el("a", { href: `#${encodeURIComponent(`${Object.keys(methods)[0]}${path}`)}` }, path)));
   // The target of a link is known only now.
   document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 });

@@ -18,18 +18,19 @@ export class LabelList {
    * Show labels.
    *
    * @param labels The labels of an answer.
-   * @param most The score whose bar has the full width.
+   * @param bar The figure of a label that its bar shows.
+   * @param most The figure whose bar has the full width.
    * @param marks For some uids, a remark such as a change of rank.
    * @param judgement For a uid: true if the user has judged the label as relevant, false if as not relevant.
    * @param assigned The number of labels above the line of the labels to assign; undefined for no line.
    */
-  show(labels, { most = labels[0]?.score ?? 1, marks = new Map(), judgement = () => undefined, assigned } = {}) {
+  show(labels, { bar = (label) => label.score, most = Math.max(...labels.map(bar)), marks = new Map(), judgement = () => undefined, assigned } = {}) {
     const kept = new Map();
     for (const label of labels) kept.set(label.uid, this.#rows.get(label.uid) ?? this.#row(label));
     this.#rows = kept;
     const nodes = labels.map((label) => {
       const row = kept.get(label.uid);
-      row.update(label, Math.min(1, label.score / (most || 1)), marks.get(label.uid));
+      row.update(label, Math.min(1, bar(label) / (most || 1)), marks.get(label.uid));
       row.thumbs?.show(label.text || label.uid, judgement(label.uid));
       return row.node;
     });

@@ -3,7 +3,8 @@
 import { el, number, svg } from "../dom.js";
 
 const ROW = 30, TOP = 34, BOTTOM = 8, NAME = 170, EDGE = 26;
-const CHARACTER = 6.9; // Average width of a character of a name.
+// Measures names as they are drawn when they are emphasised; other fonts are wider or narrower than expected.
+const pen = document.createElement("canvas").getContext("2d");
 
 /**
  * Draw the ranks of labels.
@@ -82,7 +83,14 @@ function path(ranks, x, y) {
 }
 
 function name(text, space, x, y, anchor) {
-  const most = Math.floor((space - 16) / CHARACTER);
-  const shown = text.length > most ? `${text.slice(0, most - 1)}…` : text;
-  return svg("text", { x, y: y + 4, "text-anchor": anchor }, shown);
+  return svg("text", { x, y: y + 4, "text-anchor": anchor }, shortened(text, space - 16));
+}
+
+function shortened(text, room) {
+  pen.font = `600 13px ${getComputedStyle(document.body).fontFamily}`;
+  let shown = text;
+  for (let length = text.length; length > 0 && pen.measureText(shown).width > room; length--) {
+    shown = `${text.slice(0, length - 1)}…`;
+  }
+  return shown;
 }

@@ -7,7 +7,9 @@ const TITLES = {
   queue: "wait for a thread",
   tokenize: "tokenize",
   encode: "encode",
-  search: "search",
+  words: "word search",
+  search: "vector search",
+  rank: "rank labels",
   combine: "combine votes",
   rest: "network and HTTP",
 };

@@ -3,6 +3,7 @@
 import { count, el, score } from "../dom.js";
 
 const SHOWN = 12;
+const REMARKS = { label: "label text", correction: "judged as not relevant" };
 
 /** Show the terms of `label.score` in `place`. `onAsk(text)` asks a training text as a query. */
 export function showWhy(place, label, onAsk) {
@@ -24,11 +25,13 @@ export function showWhy(place, label, onAsk) {
 }
 
 function introduction(terms) {
-  const instances = terms.filter((term) => term.kind === "instance").length;
+  const number = (kind) => terms.filter((term) => term.kind === kind).length;
   const parts = [];
-  if (instances) parts.push(count(instances, "training text"));
-  if (instances < terms.length) parts.push("the label's own text");
-  return `${parts.join(" and ")} voted for this label. Select a training text to use it as the query.`;
+  if (number("instance")) parts.push(count(number("instance"), "training text"));
+  if (number("label")) parts.push("the label's own text");
+  const corrections = number("correction");
+  const lowered = corrections ? ` ${count(corrections, "judgement")} lowered the score.` : "";
+  return `${parts.join(" and ")} voted for this label.${lowered} Select a training text to use it as the query.`;
 }
 
 function stack(terms, sum) {
@@ -43,10 +46,12 @@ function stack(terms, sum) {
 
 function row(term, most, onAsk) {
   const fill = el("i", { class: term.kind });
-  fill.style.width = `${(100 * term.share) / (most || 1)}%`;
+  fill.style.width = `${Math.max(0, (100 * term.share) / (most || 1))}%`;
   const text = term.kind === "instance"
     ? el("button", { type: "button", class: "ask", dir: "auto", onclick: () => onAsk(term.text) }, term.text)
-    : el("span", { dir: "auto" }, term.text, el("span", { class: "label-uid" }, " label text"));
-  return el("li", {}, el("span", { class: "score" }, score(term.share)), text,
+    : el("span", { dir: "auto" }, term.text);
+  const remarks = [REMARKS[term.kind], term.by === "words" && "shares words with your text"].filter(Boolean);
+  return el("li", {}, el("span", { class: "score" }, score(term.share)),
+    el("div", {}, text, el("span", { class: "label-uid" }, remarks.map((remark) => ` ${remark}`).join(" ·"))),
     el("span", { class: "bar", "aria-hidden": "true" }, fill));
 }

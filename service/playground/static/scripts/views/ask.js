@@ -23,6 +23,7 @@ export class AskView {
   constructor(section, side, facts, askQuery) {
     Object.assign(this, { section, facts, askQuery });
     this.status = section.querySelector(".status");
+    this.headings = section.querySelector(".headings");
     this.intro = section.querySelector(".intro");
     this.slot = section.querySelector(".notice-slot");
     this.timing = side.querySelector("#timing");
@@ -77,6 +78,7 @@ export class AskView {
     this.#asked = "";
     this.task.stop();
     this.labels.clear();
+    this.headings.hidden = true;
     this.slot.replaceChildren();
     this.status.textContent = "";
     this.timing.hidden = this.share.hidden = true;
@@ -110,10 +112,14 @@ export class AskView {
     }
   }
 
-  /** Show the labels. If the row with the focus is gone, for example after a judgement, Undo gets the focus. */
+  /** Show the labels, with bars of the figure that orders them. If the row with the focus is gone, for example after a judgement, Undo gets the focus. */
   #show(query, labels, options) {
     const focused = document.activeElement;
-    this.labels.show(labels, { judgement: (uid) => this.feedback.judgement(query, uid), ...options });
+    const known = labels.length > 0 && labels.every((label) => label.probability !== undefined);
+    const bar = known && this.facts.defaults.order === "probability" ? { bar: (label) => label.probability } : {};
+    this.headings.hidden = labels.length === 0;
+    this.headings.firstElementChild.hidden = !known;
+    this.labels.show(labels, { judgement: (uid) => this.feedback.judgement(query, uid), ...bar, ...options });
     if (document.activeElement !== focused) (focused.isConnected ? focused : this.feedback.button).focus();
   }
 

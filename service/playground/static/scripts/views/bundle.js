@@ -63,7 +63,7 @@ function checksTable(checks) {
       el("th", { scope: "row" }, check.name),
       el("td", { class: "figure" }, check.found === null ? "–" : number(check.found)),
       el("td", {}, bound(check)),
-      el("td", { class: check.passed ? "same" : "different" }, check.passed ? "passed" : "failed")))));
+      el("td", { class: check.passed ? "same" : "different" }, !check.passed ? "failed" : bound(check) === "–" ? "measured" : "passed")))));
 }
 
 function metricsTable(metrics) {
