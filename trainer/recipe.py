@@ -44,6 +44,7 @@ _SINCE_ADDED = {
     "cluster_every": 1,
     "cluster_double_at": (),
     "mine_from": 0,
+    "lora": 0,
     "normalise": True,
     "embedding_dropout": 0.0,
     "validate_every": 0,
@@ -102,6 +103,7 @@ class Recipe:
         cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
+        lora: Rank of the LoRA matrices, which alone are trained; 0: all weights are trained.
         normalise: Whether all vectors are unit vectors.
         embedding_dropout: Probability of dropout on the vectors below the head.
         validate_every: Steps between two validations; 0: one epoch.
@@ -141,6 +143,7 @@ class Recipe:
     cluster_every: int = 1
     cluster_double_at: tuple[int, ...] = ()
     mine_from: int = 0
+    lora: int = 0
     normalise: bool = True
     embedding_dropout: float = 0.0
     validate_every: int = 0
@@ -237,6 +240,7 @@ class Recipe:
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
             cluster_double_at=tuple(settings.cluster_double_at) if clusters else (),
             mine_from=settings.mine_from * per_epoch,
+            lora=settings.lora,
             normalise=settings.normalise,
             embedding_dropout=settings.embedding_dropout,
             validate_every=settings.validate_every,

@@ -15,6 +15,7 @@ from trainer.distributed import process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
 from trainer.encoding.keys import AdaptedKeys
+from trainer.encoding.lora import add_lora, require_peft
 from trainer.encoding.tokens import VectorTable
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
@@ -55,6 +56,8 @@ def write_run(settings: TrainSettings) -> None:
         MemoryFolderError: If the folder holds a memory with another plan.
     """
     device = choose_device(settings.device)
+    if settings.lora:
+        require_peft(settings.lora)
     with explain_out_of_memory(), process_group(device) as ranks:
         dataset = open_named(settings, note=print_note if ranks.first else lambda _: None)
         instances = dataset.read_split("train")
@@ -162,8 +165,11 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             queries = run.tokens("queries", run.instances.entries, config.max_length)
             labels = run.tokens("labels", run.dataset.labels, config.label_max_length)
         encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
+        model = encoder.model.trainable()
+        if recipe.lora:
+            add_lora(model.transformer, recipe.lora, recipe.seed)
         task = Task(
-            encoder.model.trainable(),
+            model,
             queries,
             labels,
             run.instances.labels,

@@ -184,6 +184,9 @@ class SharedTrainSettings(TrainerSettings):
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
     train: Trained = None
+    lora: int = Field(
+        0, ge=0, description="rank of LoRA matrices, which alone are trained (needs the extra `lora`); 0: all weights"
+    )
     method: MethodName = Field("rae", description="training method: loss, pool of keys, and head above the encoder")
     epochs: int | None = Field(
         None,

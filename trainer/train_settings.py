@@ -116,6 +116,9 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         yield from _contradictions_without_normalisation(settings)
     if "scale" in given and settings.preset is None:
         yield "--scale: expected --preset, whose values it multiplies, found none; add --preset, or omit the flag"
+    if settings.lora and (settings.trained != "full" or settings.encoder == STATIC):
+        found = f"--encoder {STATIC}" if settings.encoder == STATIC else _trained_flag(settings)
+        yield f"--lora {settings.lora}: expected --train full and an encoder with a transformer, found {found}"
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
         yield f"--tune: expected held-out instances, found {found}; use `recollect tune` afterwards"

@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
+from trainer.encoding.lora import merged_weights
 from trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
 from trainer.errors import EncoderError
 from trainer.files import flush_files
@@ -50,7 +51,8 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
-        encoder.model.transformer.save_pretrained(incoming)
+        transformer = encoder.model.transformer
+        transformer.save_pretrained(incoming, state_dict=merged_weights(transformer))
         encoder.tokenizer.no_truncation()
         pad = encoder.tokenizer.id_to_token(encoder.pad_id)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
