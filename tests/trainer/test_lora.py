@@ -58,7 +58,7 @@ def test_decoder_is_trained_by_its_matrices_alone(train: Train, tiny_llama: Tiny
     for name in changed:
         assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= RANK
     assert training(run_folder)["recipe"]["lora"] == RANK
-    assert training(run_folder)["measured"]["trainable_weights"] < sum(each.numel() for each in before.values()) / 2
+    assert training(run_folder)["measured"]["trainable_parameters"] < sum(each.numel() for each in before.values()) / 2
     assert merged_weights(load_checkpoint(run_folder / "checkpoint", "cpu").model.transformer) is None
 
 
