@@ -115,10 +115,10 @@ def test_pool_contains_exactly_the_drawn_positives_and_the_drawn_negatives(case:
             assert pool == list(range(case.labels))
             continue
         positives = {label for labels in labels_of(batch.positives, batch) for label in labels}
-        mined = set() if case.mined is None else set(case.mined.labels[batch.rows].ravel().tolist()) - {-1}
+        mined = set() if case.mined is None else set(case.mined.labels.own[batch.rows].ravel().tolist()) - {-1}
         assert positives <= set(pool) <= positives | mined
         assert len(set(pool) - positives) <= case.hard_negatives * len(batch.rows)
-        if case.mined is not None and case.hard_negatives >= case.mined.labels.shape[1]:
+        if case.mined is not None and case.hard_negatives >= case.mined.labels.own.shape[1]:
             assert set(pool) == positives | mined
 
 

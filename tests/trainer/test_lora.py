@@ -48,7 +48,7 @@ def test_checkpoint_with_merged_matrices_gives_the_vectors_of_the_model_in_train
 
 def test_decoder_is_trained_by_its_matrices_alone(train: Train, tiny_llama: TinyEncoder, run_folder: Path) -> None:
     flags = ["--encoder", tiny_llama.folder, "--pooling", "last", "--train", "full", "--max-steps", "3"]
-    outcome = train(*flags, "--lora", RANK, "--learning-rate", "0.01")
+    outcome = train(*flags, "--lora", RANK, "--learning-rate", "0.01", "--validation-fraction", 0)
     assert outcome.status == 0, outcome.err
     before = load_file(tiny_llama.folder / "model.safetensors")
     after = load_file(run_folder / "checkpoint" / "model.safetensors")
@@ -62,12 +62,12 @@ def test_decoder_is_trained_by_its_matrices_alone(train: Train, tiny_llama: Tiny
     assert merged_weights(load_checkpoint(run_folder / "checkpoint", "cpu").model.transformer) is None
 
 
-@pytest.mark.parametrize("flags", [["--train", "adapter"], ["--encoder", "static"]], ids=["adapter", "static"])
-def test_lora_without_a_trained_transformer_is_refused(train: Train, flags: list[str]) -> None:
-    outcome = train(*flags, "--lora", RANK)
+@pytest.mark.parametrize("given", [["--train", "adapter"], ["--encoder", "static"]], ids=["adapter", "static"])
+def test_lora_without_a_trained_transformer_is_refused(train: Train, given: list[str]) -> None:
+    outcome = train(*given, "--lora", RANK)
     assert outcome.status == 2
     assert (
-        f"--lora {RANK}: expected --train full and an encoder with a transformer, found {' '.join(flags)}"
+        f"--lora {RANK}: expected --train full and an encoder with a transformer, found {' '.join(given)}"
         in outcome.message
     )
 
