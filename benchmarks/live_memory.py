@@ -172,7 +172,7 @@ class Benchmark:
 
     def _instance(self, row: int) -> PutInstance:
         labels = self._relevance.indices[self._relevance.indptr[row] : self._relevance.indptr[row + 1]]
-        bundle, vector = self._bundle, np.asarray(self._memory.instance_keys[row], dtype=np.float32)
+        bundle, (vector,) = self._bundle, self._memory.queries(slice(row, row + 1))
         uids = [self._uid(label) for label in labels.tolist()]
         return PutInstance(bundle.instances.uids[row], bundle.instances.texts[row], uids, vector)
 
@@ -213,7 +213,7 @@ class Benchmark:
 def _golden_sample(memory: Memory) -> Sample:
     """Texts of instances with their keys, which every bundle needs."""
     texts = itertools.islice(read_field(memory.folder / "instances.jsonl", "text"), _GOLDEN_TEXTS)
-    return Sample([*texts], np.asarray(memory.instance_keys[:_GOLDEN_TEXTS], dtype=np.float32))
+    return Sample([*texts], memory.queries(slice(_GOLDEN_TEXTS)))
 
 
 def measure(store: Path, dataset: Path, queries: int, labels: int, seed: int, folder: Path) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def write_indexes(
         The manifest entries, the chosen measurement of each index, and all measurements.
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
-    queries = np.asarray(memory.query_vectors[evenly_spaced_rows(instances, QUERIES)], dtype=np.float32)
+    queries = memory.queries(evenly_spaced_rows(instances, QUERIES))
     if memory.defaults["label_key_alpha"]:
         # An enriched label key is normalised again, so a damaged key of a label's text would go unnoticed.
         check_units(memory.keys[instances:], instances)

@@ -42,7 +42,7 @@ def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
         predictor: The opened bundle.
     """
     defaults, rows = predictor.manifest.defaults, evenly_spaced_rows(memory.plan.instances, _MOST_QUERIES)
-    trained = np.asarray(memory.query_vectors[rows], dtype=np.float32)
+    trained = memory.queries(rows)
     exported = predictor.encode(predictor.bundle_memory.instances.texts.take(rows.tolist()))
     wanted = defaults.top_b + 1
     exact = exact_search(memory, np.concatenate([trained, exported]), wanted, defaults.lambda_)

@@ -77,7 +77,7 @@ def _nearest_keys(served: ServedMemory, rows: Int[np.ndarray, " query"]) -> Neig
         found = label_neighbours(full, rows, full.defaults["label_key_alpha"], top_b)
         return Neighbours(found.similarities, found.keys)
 
-    vectors = np.asarray(full.query_vectors[rows], dtype=np.float32)
+    vectors = full.queries(rows)
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
 
 

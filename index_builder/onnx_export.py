@@ -62,6 +62,7 @@ def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None
         pad_id=encoder.pad_id,
         kind="static" if encoder.model.is_static else "transformer",
         teacher=teacher,
+        longest_vector=encoder.config.longest,
     )
 
 
@@ -131,7 +132,7 @@ class _Half(nn.Module):
 
 def _in_half(model: UnitVectorModel) -> UnitVectorModel:
     half = cast(PreTrainedModel, _Half(model.transformer))
-    return UnitVectorModel(half, model.pooling, model.adapter, model.head).eval()
+    return UnitVectorModel(half, model.pooling, model.adapter, model.head, model.longest).eval()
 
 
 def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, sample: Sample) -> None:

@@ -52,4 +52,4 @@ def with_table(model: UnitVectorModel, precision: Precision) -> UnitVectorModel:
         case "int8":
             scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / _MAX_INT8
             table = _Table(config, (rows / scales).round().to(torch.int8), scales)
-    return UnitVectorModel(table, model.pooling, model.adapter, model.head).eval()
+    return UnitVectorModel(table, model.pooling, model.adapter, model.head, model.longest).eval()

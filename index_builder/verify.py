@@ -67,20 +67,25 @@ def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> S
             f"{memory.folder}/instances.jsonl: expected {memory.plan.instances:,} lines, found fewer; "
             "encode the memory again with `recollect train --overwrite`"
         )
-    vectors = _encode_and_compare(encoder, texts, memory.instance_keys, rows, memory.folder / "keys.npy")
+    keys = memory.exchanged(np.asarray(memory.instance_keys[rows], dtype=np.float32))
+    vectors = _encode_and_compare(encoder, texts, keys, rows, memory.folder / "keys.npy")
     if query_encoder is not encoder:
         path = memory.folder / QUERY_VECTORS
-        vectors = _encode_and_compare(query_encoder, texts, memory.query_vectors, rows, path)
+        vectors = _encode_and_compare(query_encoder, texts, memory.queries(rows), rows, path)
     return Sample(texts, vectors)
 
 
 def _encode_and_compare(
-    encoder: Encoder, texts: list[str], stored: np.ndarray, rows: Int[np.ndarray, " row"], path: Path
+    encoder: Encoder,
+    texts: list[str],
+    stored: Float[np.ndarray, "row dim"],
+    rows: Int[np.ndarray, " row"],
+    path: Path,
 ) -> Float[np.ndarray, "row dim"]:
-    """Encode texts, and compare the result with the vectors that the memory stores in some rows."""
+    """Encode texts, and compare the result with the vectors that the memory stores in their rows."""
     vectors = encoder.encode(texts, encoder.config.max_length)
     with np.errstate(invalid="ignore", divide="ignore"):  # the comparison below rejects keys of NaN or of zeros
-        found = cosines(vectors, np.asarray(stored[rows], dtype=np.float32))
+        found = cosines(vectors, stored)
     worst = int(found.argmin())  # argmin returns the first NaN if there is one
     if not found[worst] >= WORST_COSINE["fp32"]:
         raise BuildError(

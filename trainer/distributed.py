@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from trainer.errors import TrainingError
@@ -27,6 +27,7 @@ from trainer.errors import TrainingError
 _TIMEOUT = timedelta(hours=2)
 # Number of rows of each rank that are on the device at the same time when arrays in CPU memory are gathered.
 _CHUNK_ROWS = 16_384
+_NO_ROWS = np.empty(0, dtype=np.int64)
 # Environment variables that `torchrun` sets besides WORLD_SIZE.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -145,19 +146,31 @@ class Ranks:
         columns: Tensor = _GatherColumns.apply(values, k)  # type: ignore[no-untyped-call]
         return columns.topk(k, dim=1).values
 
-    def all_reduce_gradients(self, model: nn.Module) -> None:
-        """Replace the gradients of a model with their sum over the ranks, in one exchange."""
+    def all_reduce_gradients(
+        self, model: nn.Module, tables: Sequence[Tensor] = (), rows: Int[np.ndarray, " row"] = _NO_ROWS
+    ) -> None:
+        """Replace the gradients of a model with their sum over the ranks, in one exchange.
+
+        Args:
+            model: The model.
+            tables: Weights of the model whose gradients are 0 outside `rows`. Only these rows are exchanged.
+            rows: Rows of the tables.
+        """
         if self.size == 1:
             return
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
             if weight.grad is None:  # a rank without rows has no gradient
                 weight.grad = torch.zeros_like(weight)
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        places = torch.from_numpy(rows).to(weights[0].device)
+        gradients = [(weight.grad, any(weight is each for each in tables)) for weight in weights]
+        parts = [gradient[places] if is_table else gradient for gradient, is_table in gradients if gradient is not None]
+        flat = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(flat)
-        for gradient, total in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
+        totals = torch.split(flat, [part.numel() for part in parts])
+        for (gradient, is_table), part, total in zip(gradients, parts, totals, strict=True):
+            if gradient is not None:
+                gradient[places if is_table else ...] = total.view_as(part)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of every rank with the values of rank 0."""

@@ -44,6 +44,8 @@ _SINCE_ADDED = {
     "cluster_every": 1,
     "cluster_double_at": (),
     "mine_from": 0,
+    "lora": 0,
+    "normalise": True,
     "embedding_dropout": 0.0,
     "validate_every": 0,
     "preset": None,
@@ -101,6 +103,8 @@ class Recipe:
         cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
+        lora: Rank of the LoRA matrices, which alone are trained; 0: all weights are trained.
+        normalise: Whether all vectors are unit vectors.
         embedding_dropout: Probability of dropout on the vectors below the head.
         validate_every: Steps between two validations; 0: one epoch.
         preset: Name of the preset that gives the values without a flag; None: no preset.
@@ -139,6 +143,8 @@ class Recipe:
     cluster_every: int = 1
     cluster_double_at: tuple[int, ...] = ()
     mine_from: int = 0
+    lora: int = 0
+    normalise: bool = True
     embedding_dropout: float = 0.0
     validate_every: int = 0
     preset: str | None = None
@@ -212,7 +218,7 @@ class Recipe:
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=settings.learning_rate or _LEARNING_RATE[kind],
-            temperature=settings.temperature or method.temperature or 1.0,
+            temperature=settings.tau(method.temperature),
             hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or per_epoch,
             mine_top=settings.mine_top,
@@ -234,6 +240,8 @@ class Recipe:
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
             cluster_double_at=tuple(settings.cluster_double_at) if clusters else (),
             mine_from=settings.mine_from * per_epoch,
+            lora=settings.lora,
+            normalise=settings.normalise,
             embedding_dropout=settings.embedding_dropout,
             validate_every=settings.validate_every,
             preset=settings.preset,

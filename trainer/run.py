@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from trainer.distributed import process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
 from trainer.encoding.keys import AdaptedKeys
+from trainer.encoding.lora import add_lora, require_peft
 from trainer.encoding.tokens import VectorTable
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
@@ -40,6 +42,8 @@ from trainer.training.validation import Validation, hold_out
 _ADAPTER_HIDDEN = 1_024
 # Weight of the instances in the adapter's inputs for labels.
 _INPUT_ALPHA = 0.5
+# Without normalisation, validation tries these multiples of the loss's tau.
+_TEMPERATURES = 0.5, 1.0, 2.0
 
 
 def write_run(settings: TrainSettings) -> None:
@@ -52,6 +56,8 @@ def write_run(settings: TrainSettings) -> None:
         MemoryFolderError: If the folder holds a memory with another plan.
     """
     device = choose_device(settings.device)
+    if settings.lora:
+        require_peft(settings.lora)
     with explain_out_of_memory(), process_group(device) as ranks:
         dataset = open_named(settings, note=print_note if ranks.first else lambda _: None)
         instances = dataset.read_split("train")
@@ -81,12 +87,14 @@ def write_run(settings: TrainSettings) -> None:
 def _load_encoder(settings: TrainSettings, dataset: Dataset, instances: Split, device: str) -> Encoder:
     """The encoder at the start of the training. A static encoder weighs its tokens by the texts of the dataset."""
     lengths = settings.max_length, settings.label_max_length
-    if settings.encoder != STATIC:
-        return load_encoder(settings.encoder, settings.pooling, *lengths, device)
-    shortest = 3, 3  # the source encodes single tokens only
-    source = load_encoder(settings.static_from, settings.pooling, *shortest, device, "--static-from")
-    texts = [instances.entries.texts, dataset.labels.texts]
-    return make_static(source, f"{STATIC}:{settings.static_from}", *lengths, texts)
+    if settings.encoder == STATIC:
+        shortest = 3, 3  # the source encodes single tokens only
+        source = load_encoder(settings.static_from, settings.pooling, *shortest, device, "--static-from")
+        texts = [instances.entries.texts, dataset.labels.texts]
+        encoder = make_static(source, f"{STATIC}:{settings.static_from}", *lengths, texts)
+    else:
+        encoder = load_encoder(settings.encoder, settings.pooling, *lengths, device)
+    return encoder if settings.normalise else encoder.without_normalisation()
 
 
 def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
@@ -157,17 +165,24 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             queries = run.tokens("queries", run.instances.entries, config.max_length)
             labels = run.tokens("labels", run.dataset.labels, config.label_max_length)
         encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
+        model = encoder.model.trainable()
+        if recipe.lora:
+            add_lora(model.transformer, recipe.lora, recipe.seed)
         task = Task(
-            encoder.model.trainable(),
+            model,
             queries,
             labels,
             run.instances.labels,
             run.instances.filtered,
-            _validation(run, held_out),
+            _validation(run, recipe, held_out),
             save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, encoder.device)
+    if best.config.longest == 0:
+        best = best.without_normalisation(run.longest_vector(best))
+        if run.ranks.first:
+            save_checkpoint(best, run.folder.checkpoint)
     run.write_memory(run.plan(best, run.settings.key_dtype), run.texts(best))
 
 
@@ -194,7 +209,7 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             label_inputs,
             run.instances.labels,
             run.instances.filtered,
-            _validation(run, held_out),
+            _validation(run, recipe, held_out),
             save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
@@ -235,9 +250,14 @@ def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarra
     )
 
 
-def _validation(run: Run, held_out: np.ndarray) -> Validation:
+def _validation(run: Run, recipe: Recipe, held_out: np.ndarray) -> Validation:
     instances, labels = run.instances, len(run.dataset.labels)
-    return Validation(held_out, instances.labels, labels, run.settings.alpha, run.encoder.device, instances.filtered)
+    validation = Validation(
+        held_out, instances.labels, labels, run.settings.alpha, run.encoder.device, instances.filtered
+    )
+    if recipe.normalise:
+        return validation
+    return dataclasses.replace(validation, temperatures=tuple(recipe.temperature * each for each in _TEMPERATURES))
 
 
 def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:

@@ -20,8 +20,8 @@ from trainer.encoding.shared_tokens import share_tokens
 from trainer.encoding.tokens import TokenTable
 from trainer.errors import MemoryFolderError
 from trainer.heads.adapter import Side
-from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
-from trainer.memory.memory_writer import write_memory
+from trainer.memory.memory import DEFAULTS, KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
+from trainer.memory.memory_writer import longest_vector, write_memory
 from trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
 from trainer.run_folder import RunFolder
 from trainer.train_settings import TrainSettings
@@ -90,11 +90,25 @@ class Run:
             self.report_existing_memory(plan)
             return
         start = time.monotonic()
+        longest = plan.encoder.get("longest")
         computed = write_memory(
-            memory, plan, self.dataset.labels, self.instances, source, self.ranks, self.settings.alpha
+            memory,
+            plan,
+            self.dataset.labels,
+            self.instances,
+            source,
+            self.ranks,
+            self.settings.alpha,
+            self.settings.tau(None) / longest**2 if longest else DEFAULTS["temperature"],
         )
         rate = computed / (time.monotonic() - start)
         self.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")
+
+    def longest_vector(self, encoder: Encoder) -> float:
+        """Encode all texts, and return the length of the longest vector."""
+        longest = longest_vector(self.plan(encoder, "float32"), self.texts(encoder), self.ranks)
+        self.report(f"{self.folder.checkpoint}: the longest vector has length {longest:.4g}")
+        return longest
 
     def has_intact_memory(self, memory: Path) -> bool:
         """Return whether the memory is finished.

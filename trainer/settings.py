@@ -184,6 +184,9 @@ class SharedTrainSettings(TrainerSettings):
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
     train: Trained = None
+    lora: int = Field(
+        0, ge=0, description="rank of LoRA matrices, which alone are trained (needs the extra `lora`); 0: all weights"
+    )
     method: MethodName = Field("rae", description="training method: loss, pool of keys, and head above the encoder")
     epochs: int | None = Field(
         None,
@@ -197,6 +200,9 @@ class SharedTrainSettings(TrainerSettings):
     learning_rate: LearningRate = None
     temperature: float | None = Field(
         None, gt=0, description="tau of the loss; unset: the method's default, from 0.04 to 0.056; prime has no tau"
+    )
+    normalise: CliImplicitFlag[bool] = Field(
+        True, description="make all vectors unit vectors; without: vectors keep their lengths, and tau is 1 if unset"
     )
     embedding_dropout: float = Field(
         0, ge=0, lt=1, description="dropout on the encoder's vectors in training, before they are normalised"
@@ -290,6 +296,10 @@ class SharedTrainSettings(TrainerSettings):
     def trained(self) -> Literal["adapter", "full"]:
         """The trained part of the encoder."""
         return trained_part(self.train, self.encoder)
+
+    def tau(self, default: float | None) -> float:
+        """Tau of the loss, given the method's default; 1 without normalisation and for a method without tau."""
+        return self.temperature or (default if self.normalise else None) or 1.0
 
     @property
     def alpha(self) -> float:

@@ -112,8 +112,13 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_best(settings)
     yield from _contradictions_with_method(settings)
+    if not settings.normalise:
+        yield from _contradictions_without_normalisation(settings)
     if "scale" in given and settings.preset is None:
         yield "--scale: expected --preset, whose values it multiplies, found none; add --preset, or omit the flag"
+    if settings.lora and (settings.trained != "full" or settings.encoder == STATIC):
+        found = f"--encoder {STATIC}" if settings.encoder == STATIC else _trained_flag(settings)
+        yield f"--lora {settings.lora}: expected --train full and an encoder with a transformer, found {found}"
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
         yield f"--tune: expected held-out instances, found {found}; use `recollect tune` afterwards"
@@ -132,6 +137,26 @@ def _contradictions_with_best(settings: TrainSettings) -> Iterator[str]:
         yield "--validation-fraction 0: expected held-out instances, by which --best chooses; omit the flag"
     for name in sorted(given - _BEST_FLAGS):
         yield f"{_flag(name)}: expected no such flag, because --best chooses it; omit {_flag(name)} or --best"
+
+
+def _contradictions_without_normalisation(settings: TrainSettings) -> Iterator[str]:
+    """Yield a message for each part of a training that needs unit vectors."""
+    method, flag = METHODS[settings.method], "--no-normalise"
+    if settings.trained != "full" or settings.epochs == 0:
+        found = "--epochs 0" if settings.epochs == 0 else _trained_flag(settings)
+        yield f"{flag}: expected --train full, because an adapter makes unit vectors, found {found}"
+    if method.head is not None:
+        yield f"{flag}: expected a method without a head, such as dexml, found --method {settings.method}"
+    if settings.clusters or (settings.clusters is None and method.clusters != "none"):
+        found = f"--method {settings.method}" if settings.clusters is None else f"--clusters {settings.clusters}"
+        yield f"{flag}: expected random batches, because clusters need unit vectors, found {found}; add --clusters 0"
+    if settings.label_keys == "enriched":
+        yield (
+            f"{flag}: expected --label-keys text, found --label-keys enriched; omit the flag, and choose the weight "
+            "with `recollect tune` afterwards"
+        )
+    if settings.query_encoder == STATIC:
+        yield f"{flag}: expected --query-encoder same, which keeps lengths, found --query-encoder {STATIC}"
 
 
 def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:

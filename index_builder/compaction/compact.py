@@ -72,6 +72,11 @@ def compact(memory: Memory, run: Path, methods: Methods, folder: Path) -> Served
     Raises:
         BuildError: If the rotation is impossible, or the memory is damaged.
     """
+    if methods.dim is not None and not memory.is_normalised:
+        raise BuildError(
+            f"--compact pca:{methods.dim}: expected a memory of normalised vectors, because a rotation mixes the two "
+            f"coordinates that keep lengths, found {memory.folder}, trained with --no-normalise; use merge or prune"
+        )
     served = ServedMemory.whole(memory)
     rows, reductions = choose_measured(memory, run), list(_reductions(methods))
     kept = np.ones(memory.plan.instances, dtype=bool)

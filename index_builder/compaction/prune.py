@@ -72,7 +72,7 @@ class Pruning:
 
     def _prune(self, rows: Int[np.ndarray, " row"]) -> None:
         defaults = self._memory.defaults
-        vectors = np.asarray(self._memory.query_vectors[rows], dtype=np.float32)
+        vectors = self._memory.queries(rows)
         others = self._find_others(rows, vectors, int(defaults["top_b"]))
         found = search_parts(
             lambda *_: others,

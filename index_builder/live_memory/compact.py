@@ -176,7 +176,7 @@ def _sample(memory: Memory) -> Sample:
     rows = evenly_spaced_rows(memory.plan.instances, _SAMPLE_TEXTS)
     wanted = set(rows.tolist())
     texts = [text for row, text in enumerate(read_field(memory.folder / "instances.jsonl", "text")) if row in wanted]
-    return Sample(texts, np.asarray(memory.query_vectors[rows], dtype=np.float32))
+    return Sample(texts, memory.queries(rows))
 
 
 def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: Path) -> None:

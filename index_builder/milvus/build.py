@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.errors import BuildError
@@ -54,7 +52,7 @@ def write_engine(
         EngineError: If Milvus does not answer, or refuses a call.
     """
     memory, connection = served.memory, collections.connection
-    queries = np.asarray(memory.query_vectors[evenly_spaced_rows(memory.plan.instances, QUERIES)], dtype=np.float32)
+    queries = memory.queries(evenly_spaced_rows(memory.plan.instances, QUERIES))
     target = Target(settings.recall_target, int(memory.defaults["top_b"]))
     written: dict[str, Collection] = {}
     infos: dict[str, IndexInfo] = {}

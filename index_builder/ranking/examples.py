@@ -86,7 +86,7 @@ class ExampleSource:
             for number in np.unique(fold):
                 queries = np.flatnonzero(fold == number)
                 absent = rows[queries]
-                vectors = np.asarray(self._memory.query_vectors[absent], dtype=np.float32)
+                vectors = self._memory.queries(absent)
                 texts = [self._source.texts[row] for row in absent.tolist()]
                 for block in self._source.find(texts, vectors, absent):
                     numbers = queries[block.first : block.first + block.queries]

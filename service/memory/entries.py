@@ -21,7 +21,7 @@ class PutInstance:
         uid: Uid of the instance.
         text: Its text.
         labels: Uids of its labels, at least one. Each label is in the memory when the entry is applied.
-        vector: Its key: the unit vector of the text.
+        vector: The unit vector of the text, as the encoder gives it.
         weight: It votes as this number of equal instances do; positive.
     """
 
@@ -39,7 +39,7 @@ class PutLabel:
     Attributes:
         uid: Uid of the label.
         text: Its text.
-        vector: Its key: the unit vector of the text.
+        vector: The unit vector of the text, as the encoder gives it.
     """
 
     uid: str

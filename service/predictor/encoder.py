@@ -16,6 +16,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from service.bundle.bundle import Bundle
+from service.bundle.lengths import keys_of
 from service.bundle.manifest import EncoderInfo, Precision
 from service.errors import opening
 from service.settings import Device
@@ -63,7 +64,7 @@ class QueryEncoder:
     def __init__(
         self, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device = "cpu"
     ) -> None:
-        self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
+        self._tokenizer, self._session, self._pad_id, self._info = tokenizer, session, info.pad_id, info
         self._words = WordPieces(tokenizer, info.max_length) if treats_words_alone(tokenizer) else None
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
@@ -110,6 +111,10 @@ class QueryEncoder:
     def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
         """Encode texts as unit vectors."""
         return self.encode(self.tokenise(texts))
+
+    def encode_keys(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        """Encode texts as keys."""
+        return keys_of(self.encode_texts(texts), self._info)
 
     def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
         """Encode a text that the next version is likely to encode too, for example a golden query. Keep its vector."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.helpers import label_sets
 from trainer.randomness import Purpose, generator
+from trainer.sharded import Sharded
 from trainer.training.batches import Batch, Batches, Pairs
 from trainer.training.negatives import HardNegatives
 
@@ -54,7 +55,7 @@ def cases(draw: st.DrawFn) -> Case:
     rows = sorted(draw(st.sets(st.integers(0, len(sets) - 1), min_size=1)))
     top = draw(st.integers(1, labels))
     candidates = [[label if label not in own else -1 for label in draw(st.permutations(range(labels)))] for own in sets]
-    mined = HardNegatives(np.array(candidates, dtype=np.int32)[:, :top])
+    mined = HardNegatives(Sharded.of(np.array(candidates, dtype=np.int32)[:, :top]))
     return Case(
         sets,
         labels,
@@ -114,10 +115,10 @@ def test_pool_contains_exactly_the_drawn_positives_and_the_drawn_negatives(case:
             assert pool == list(range(case.labels))
             continue
         positives = {label for labels in labels_of(batch.positives, batch) for label in labels}
-        mined = set() if case.mined is None else set(case.mined.labels[batch.rows].ravel().tolist()) - {-1}
+        mined = set() if case.mined is None else set(case.mined.labels.own[batch.rows].ravel().tolist()) - {-1}
         assert positives <= set(pool) <= positives | mined
         assert len(set(pool) - positives) <= case.hard_negatives * len(batch.rows)
-        if case.mined is not None and case.hard_negatives >= case.mined.labels.shape[1]:
+        if case.mined is not None and case.hard_negatives >= case.mined.labels.own.shape[1]:
             assert set(pool) == positives | mined
 
 
@@ -190,7 +191,7 @@ def test_order_of_queries_differs_between_epochs_and_between_seeds() -> None:
 
 
 def test_each_step_draws_new_negatives() -> None:
-    mined = HardNegatives(np.arange(1, 41, dtype=np.int32)[None, :])
+    mined = HardNegatives(Sharded.of(np.arange(1, 41, dtype=np.int32)[None, :]))
     batches = Case([{0}], 41, [0], 1, 1, 2, 0, mined).batches()
     pools = {tuple(batches.at(step, mined).pool.tolist()) for step in range(20)}
     assert len(pools) > 10

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +23,7 @@ import torch.distributed as dist
 
 from tests.trainer.helpers import label_sets, random_sets, random_units
 from tests.trainer.test_objective import ALL, Problem, assert_same
+from tests.trainer.test_training_state import new_learner
 from trainer import distributed
 from trainer.distributed import ALONE, Ranks, process_group
 from trainer.encoding.keys import Keys
@@ -30,6 +33,8 @@ from trainer.methods import losses
 from trainer.sharded import Sharded
 from trainer.training import clustering
 from trainer.training.clustering import balanced_clusters
+from trainer.training.negatives import mine
+from trainer.training.training_state import Progress, load_state, save_state
 from trainer.training.validation import Validation
 
 REPOSITORY = Path(__file__).parents[2]
@@ -92,6 +97,11 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     model.weight.grad = torch.full((2, 3), float(ranks.rank + 1))
     model.bias.grad = torch.arange(2.0) * ranks.rank
     ranks.all_reduce_gradients(model)
+    table = torch.nn.Embedding(5, 2)
+    rows = np.array([1, 4])
+    table.weight.grad = torch.zeros(5, 2)
+    table.weight.grad[rows] = torch.full((2, 2), float(ranks.rank + 1))
+    ranks.all_reduce_gradients(table, [table.weight], rows)
     arrays = [np.arange(3 * rows).reshape(rows, 3) for rows in ROWS]
     return {
         "rank": (ranks.rank, ranks.size, ranks.first),
@@ -100,7 +110,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "broadcast_object": ranks.broadcast_object({"rank": ranks.rank}),
         "log_sum_exp": (values.detach(), total.detach(), values.grad),
         "top_k": (top.detach(), best.grad),
-        "gradients": (model.weight.grad, model.bias.grad),
+        "gradients": (model.weight.grad, model.bias.grad, table.weight.grad),
         "all_gather": [ranks.all_gather(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
         "all_gather_arrays": [ranks.all_gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
         "all_reduce_array": ranks.all_reduce_array(np.arange(5.0) * (ranks.rank + 1), "cpu"),
@@ -142,6 +152,24 @@ def divided_arrays(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
+def mined_negatives(ranks: Ranks) -> dict[str, Any]:
+    """Return negatives that are drawn from mined lists, and again from the lists of a saved training state."""
+    given = shared_arrays()
+    mined = mine(ranks.share(given["vectors"]), given["labels"], given["sets"], 7, "exact", "cpu", ranks)
+    folder = Path(ranks.broadcast_object(tempfile.mkdtemp()))
+    save_state(folder, Progress(step=1), new_learner(negatives=mined), ranks)
+    ranks.broadcast_object(None)  # all ranks wait for rank 0
+    restored = new_learner()
+    load_state(folder, restored, ranks)
+    assert restored.negatives is not None
+    ranks.all_reduce_sum(torch.zeros(1))  # all ranks have read the state
+    if ranks.first:
+        shutil.rmtree(folder)
+    rows = np.array([99, 4, 50, 0, 33])
+    drawn = [each.draw(rows, 3, np.random.default_rng(4)) for each in (mined, restored.negatives)]
+    return {"held": len(mined.labels.own), "drawn": drawn}
+
+
 def validation(ranks: Ranks) -> dict[float, list[float]]:
     """Return the validation scores with text keys and with enriched keys, for many and for few queries and labels."""
     given, scores = shared_arrays(), dict[float, list[float]]()
@@ -161,6 +189,7 @@ WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "seven keys": lambda ranks: losses_and_gradients(ranks, 7),
     **{batch: functools.partial(objectives, batch=batch) for batch in BATCHES},
     "divided arrays": divided_arrays,
+    "mined negatives": mined_negatives,
     "validation": validation,
     "two keys": lambda ranks: losses_and_gradients(ranks, 2),
 }
@@ -271,6 +300,16 @@ def test_sums_of_labels_and_clusters_over_ranks_equal_those_of_a_single_process(
         np.testing.assert_array_equal(found["clusters"], expected["clusters"])
 
 
+def test_each_rank_holds_mined_negatives_of_its_share_and_draws_those_of_a_single_process(group: Group) -> None:
+    expected = alone("mined negatives")
+    assert len(expected["drawn"][0]) > 5
+    for found in group.found("mined negatives"):
+        assert found["held"] in (33, 34)
+        for drawn in found["drawn"]:
+            np.testing.assert_array_equal(drawn, expected["drawn"][0])
+    np.testing.assert_array_equal(*expected["drawn"])
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_validation_score_over_ranks_equals_the_score_of_a_single_process(group: Group, alpha: float) -> None:
     expected = alone("validation")[alpha]
@@ -302,9 +341,11 @@ def test_top_k_includes_all_ranks_and_the_gradient_of_a_value_returns_to_its_ran
 def test_all_reduce_gradients_gives_every_rank_the_sum_of_the_gradients(group: Group) -> None:
     numbers = range(group.size)
     for found in group.found("exchanges"):
-        weight, bias = found["gradients"]
+        weight, bias, table = found["gradients"]
         assert torch.equal(weight, torch.full((2, 3), float(sum(rank + 1 for rank in numbers))))
         assert torch.equal(bias, torch.arange(2.0) * sum(numbers))
+        total = sum(rank + 1.0 for rank in numbers)
+        assert table.tolist() == [[0, 0], [total, total], [0, 0], [0, 0], [total, total]]
 
 
 @pytest.mark.parametrize("keys", ["seven keys", "two keys"])

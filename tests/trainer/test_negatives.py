@@ -5,6 +5,7 @@ import pytest
 
 from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
 from trainer.distributed import ALONE
+from trainer.sharded import Sharded
 from trainer.training.negatives import HardNegatives, mine
 
 
@@ -15,7 +16,7 @@ def test_mined_labels_are_the_nearest_labels_except_the_true_labels(seed: int, t
     labels = 23
     sets = random_sets(rng, 30, labels)
     queries, label_keys = random_units(rng, len(sets)), random_units(rng, labels)
-    mined = mine(queries, label_keys, label_sets(sets), top, "exact", "cpu", ALONE).labels
+    mined = mine(queries, label_keys, label_sets(sets), top, "exact", "cpu", ALONE).labels.own
     assert mined.shape == (len(sets), min(top, labels))
     for query, own, found in zip(queries.astype(np.float64), sets, mined, strict=True):
         nearest = np.argsort(-(label_keys @ query))[:top].tolist()
@@ -28,8 +29,8 @@ def test_true_labels_of_an_instance_are_never_its_negatives(search: str) -> None
     labels = 400
     sets = random_sets(rng, 60, labels)
     mined = mine(random_units(rng, 60), random_units(rng, labels), label_sets(sets), 50, search, "cpu", ALONE)
-    assert any((row >= 0).any() for row in mined.labels)
-    assert all(not own & set(row.tolist()) for own, row in zip(sets, mined.labels, strict=True))
+    assert any((row >= 0).any() for row in mined.labels.own)
+    assert all(not own & set(row.tolist()) for own, row in zip(sets, mined.labels.own, strict=True))
 
 
 def test_approximate_search_finds_most_negatives_of_exact_search() -> None:
@@ -39,7 +40,7 @@ def test_approximate_search_finds_most_negatives_of_exact_search() -> None:
     queries = unit(topics[rng.integers(100, size=200)] + 0.1 * rng.standard_normal((200, 32)))
     sets = label_sets([{int(label)} for label in rng.integers(4_000, size=200)])
     exact, nearly = (
-        mine(queries, label_keys, sets, 20, search, "cpu", ALONE).labels for search in ("exact", "approximate")
+        mine(queries, label_keys, sets, 20, search, "cpu", ALONE).labels.own for search in ("exact", "approximate")
     )
     common = [len(set(a.tolist()) & set(b.tolist()) - {-1}) for a, b in zip(exact, nearly, strict=True)]
     assert sum(common) > 0.9 * (exact >= 0).sum()
@@ -51,14 +52,14 @@ def test_each_rank_mines_negatives_for_its_share_of_the_instances(search: str) -
     sets = label_sets(random_sets(rng, 17, 9))
     queries, label_keys = random_units(rng, 17), random_units(rng, 9)
     ranks = [OwnShare(rank, 3) for rank in range(3)]
-    shares = [mine(rank.share(queries), label_keys, sets, 4, search, "cpu", rank).labels for rank in ranks]
-    whole = mine(queries, label_keys, sets, 4, search, "cpu", ALONE).labels
+    shares = [mine(rank.share(queries), label_keys, sets, 4, search, "cpu", rank).labels.own for rank in ranks]
+    whole = mine(queries, label_keys, sets, 4, search, "cpu", ALONE).labels.own
     np.testing.assert_array_equal(np.concatenate(shares), whole)
 
 
 @pytest.mark.parametrize("m", range(6))
 def test_at_most_m_distinct_negatives_are_drawn_for_a_row(m: int) -> None:
-    mined = HardNegatives(np.array([[4, -1, 2, 9], [-1, -1, -1, -1], [-1, 7, -1, -1]], dtype=np.int32))
+    mined = HardNegatives(Sharded.of(np.array([[4, -1, 2, 9], [-1, -1, -1, -1], [-1, 7, -1, -1]], dtype=np.int32)))
     for seed in range(50):
         drawn = [mined.draw(np.array([row]), m, np.random.default_rng(seed)).tolist() for row in range(3)]
         assert [len(labels) for labels in drawn] == [min(m, 3), 0, min(m, 1)]
@@ -68,12 +69,12 @@ def test_at_most_m_distinct_negatives_are_drawn_for_a_row(m: int) -> None:
 
 
 def test_negatives_are_drawn_in_the_order_of_the_rows() -> None:
-    mined = HardNegatives(np.array([[1, -1], [2, -1], [3, -1]], dtype=np.int32))
+    mined = HardNegatives(Sharded.of(np.array([[1, -1], [2, -1], [3, -1]], dtype=np.int32)))
     assert mined.draw(np.array([2, 0, 2]), 2, np.random.default_rng(0)).tolist() == [3, 1, 3]
 
 
 def test_all_negatives_of_a_row_are_drawn_with_equal_probability() -> None:
-    mined = HardNegatives(np.array([[5, -1, 3, 0, -1, 8, 1]], dtype=np.int32))
+    mined = HardNegatives(Sharded.of(np.array([[5, -1, 3, 0, -1, 8, 1]], dtype=np.int32)))
     draws, m = 5_000, 2
     drawn = mined.draw(np.zeros(draws, dtype=np.int64), m, np.random.default_rng(0))
     counts = np.bincount(drawn, minlength=9)

@@ -58,7 +58,8 @@ class Problem:
         head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values)
         self.model = VectorDualEncoder(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # no dropout
         candidates = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
-        self.mined = HardNegatives(np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates))
+        wrong = np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates)
+        self.mined = HardNegatives(Sharded.of(wrong))
 
     def batch(self, **changed: Any) -> Batch:
         """Return a batch of half of the instances. Settings that are not given have the method's defaults."""

@@ -135,7 +135,7 @@ class TestRun:
         assert (student.config.max_length, student.config.label_max_length) == (16, 8)
         assert load_query_encoder(run_folder, memory, teacher).dim == memory.plan.dim
         queries = student.encode(texts(run_folder, "instances.jsonl"), 16)
-        np.testing.assert_allclose(memory.query_vectors, queries, atol=1e-5)
+        np.testing.assert_allclose(memory.queries(slice(None)), queries, atol=1e-5)
         assert cosine(queries, memory.instance_keys) > 0.5
 
     def test_without_the_flag_queries_have_the_keys_encoder(self, train: Train, run_folder: Path) -> None:
@@ -143,7 +143,7 @@ class TestRun:
         memory, encoder = open_memory(run_folder / "memory"), load_checkpoint(run_folder / "checkpoint", "cpu")
         assert not (run_folder / "query_encoder").exists()
         assert not (run_folder / "memory" / QUERY_VECTORS).exists()
-        np.testing.assert_array_equal(memory.query_vectors, memory.instance_keys)
+        np.testing.assert_array_equal(memory.queries(slice(None)), memory.instance_keys)
         assert load_query_encoder(run_folder, memory, encoder) is encoder
 
     def test_finished_run_gets_a_query_encoder_and_loses_its_old_tuning(self, train: Train, run_folder: Path) -> None:

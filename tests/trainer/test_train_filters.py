@@ -59,7 +59,7 @@ def test_filtered_labels_are_never_mined(
     more = ["--mine-top", 3, "--mine-search", search, "--label-inputs", "text", "--epochs", 1]
     assert train(*more, dataset=products).status == 0
     assert mined
-    for row, found in enumerate(mined[0].labels.tolist()):
+    for row, found in enumerate(mined[0].labels.own.tolist()):
         assert row not in found
         assert any(label >= 0 for label in found)
 

@@ -16,6 +16,7 @@ from trainer.distributed import ALONE, Ranks
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
 from trainer.heads.dual_encoder import VectorDualEncoder
+from trainer.sharded import Sharded
 from trainer.training import training_state
 from trainer.training.negatives import HardNegatives
 from trainer.training.training_state import Learner, Progress, load_state, save_state
@@ -46,7 +47,7 @@ def weights_of(learner: Learner) -> dict[str, list[float]]:
     return {name: weight.flatten().tolist() for name, weight in learner.model.state_dict().items()}
 
 
-MINED = HardNegatives(np.array([[3, -1, 0], [2, 1, -1]], dtype=np.int32))
+MINED = HardNegatives(Sharded.of(np.array([[3, -1, 0], [2, 1, -1]], dtype=np.int32)))
 CLUSTERS = np.array([1, 0, -1], dtype=np.int32)
 
 
@@ -68,8 +69,8 @@ def test_training_continues_from_a_restored_state_with_the_same_result(tmp_path:
     take_steps(other, 4)
     assert weights_of(other) == weights_of(learner)
     assert other.negatives is not None
-    assert other.negatives.labels.dtype == np.int32
-    np.testing.assert_array_equal(other.negatives.labels, MINED.labels)
+    assert other.negatives.labels.own.dtype == np.int32
+    np.testing.assert_array_equal(other.negatives.labels.own, MINED.labels.own)
     assert other.clusters is not None
     assert other.clusters.dtype == np.int32
     np.testing.assert_array_equal(other.clusters, CLUSTERS)

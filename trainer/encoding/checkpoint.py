@@ -9,7 +9,6 @@ them.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -24,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
+from trainer.encoding.lora import merged_weights
 from trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
 from trainer.errors import EncoderError
 from trainer.files import flush_files
@@ -51,7 +51,8 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
-        encoder.model.transformer.save_pretrained(incoming)
+        transformer = encoder.model.transformer
+        transformer.save_pretrained(incoming, state_dict=merged_weights(transformer))
         encoder.tokenizer.no_truncation()
         pad = encoder.tokenizer.id_to_token(encoder.pad_id)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
@@ -72,7 +73,7 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
             "pad_id": encoder.pad_id,
             "adapter_hidden": adapter and adapter.hidden,
             "head": head and {"kind": head.kind, **head.shape()},
-            **dataclasses.asdict(encoder.config),
+            **encoder.config.as_json(),
         }
         (incoming / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         flush_files(incoming)
@@ -163,6 +164,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         config.pooling,
         None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER),
         None if head is None else _load_weights(_create_head(path, dim, head), folder / _HEAD),
+        config.longest,
     )
     return Encoder(config, model, tokenizer, pad_id, device)
 
@@ -190,6 +192,8 @@ def _load_weights(module: _Module, path: Path) -> _Module:
 def encoder_digest(encoder: Encoder) -> str:
     """SHA-256 over the weights and the tokenizer. The digest does not depend on the file layout."""
     digest = hashlib.sha256()
+    if encoder.config.longest is not None:
+        digest.update(f"longest {encoder.config.longest}".encode())
     for name, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -35,12 +35,26 @@ _BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The settings that, together with the weights, determine the vector of a text."""
+    """The settings that, together with the weights, determine the vector of a text.
+
+    Attributes:
+        name: Name of the encoder.
+        pooling: Combination of the token vectors.
+        max_length: Number of tokens to which instance and query texts are cut.
+        label_max_length: Number of tokens to which label texts are cut.
+        longest: Length of the longest vector, without normalisation; 0 until the end of the training. None: all vectors
+            are normalised.
+    """
 
     name: str
     pooling: Pooling
     max_length: int
     label_max_length: int
+    longest: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields. A model with normalisation has no `longest`, like the models of older releases."""
+        return {name: value for name, value in vars(self).items() if name != "longest" or value is not None}
 
 
 class UnitVectorModel(DualEncoder):
@@ -52,8 +66,9 @@ class UnitVectorModel(DualEncoder):
         pooling: Pooling,
         adapter: Adapter | None = None,
         head: Head | None = None,
+        longest: float | None = None,
     ) -> None:
-        super().__init__(int(transformer.config.hidden_size), adapter, head)
+        super().__init__(int(transformer.config.hidden_size), adapter, head, longest)
         self.transformer: PreTrainedModel = transformer
         self.pooling = pooling
 
@@ -65,7 +80,7 @@ class UnitVectorModel(DualEncoder):
         rows: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch view dim"]:
         pooled = self._pool(input_ids, attention_mask)
-        return self.views_of_vectors(nn.functional.normalize(pooled, dim=-1), side, rows)
+        return self.views_of_vectors(self.normalise(pooled), side, rows)
 
     def _pool(
         self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
@@ -89,7 +104,7 @@ class UnitVectorModel(DualEncoder):
         side: Side = "queries",
         rows: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch key"]:
-        return self.key(self.views(input_ids, attention_mask, side, rows))
+        return self.key(self.views(input_ids, attention_mask, side, rows), side)
 
     @property
     def is_static(self) -> bool:
@@ -164,8 +179,18 @@ class Encoder:
 
     def with_adapter(self, adapter: Adapter | None, head: Head | None = None) -> Encoder:
         """This encoder with another adapter and head. The weights of the transformer are shared."""
-        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head)
+        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head, self.model.longest)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
+
+    def without_normalisation(self, longest: float = 0.0) -> Encoder:
+        """This encoder with vectors that keep their lengths (`trainer.heads.lengths`). The weights are shared.
+
+        Args:
+            longest: Length of the longest vector; 0: not known yet.
+        """
+        model = UnitVectorModel(self.model.transformer, self.model.pooling, longest=longest)
+        config = dataclasses.replace(self.config, longest=longest)
+        return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
 
     def vector_model(self) -> VectorDualEncoder:
         """The adapter and head, as a model from vectors of the bare encoder to keys. The weights are shared."""

@@ -20,6 +20,7 @@ from trainer.encoding.encoder import Encoder, embed
 from trainer.encoding.tokens import Inputs, VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from trainer.heads.lengths import exchange
 from trainer.memory.reuse import ReusableKeys
 from trainer.sharded import Sharded
 
@@ -108,12 +109,13 @@ class EncodedTexts:
             texts, max_length = self.instances.texts[start:stop], config.max_length
         else:
             texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
-        return _gather_shares(
+        vectors = _gather_shares(
             self.ranks,
             len(texts),
             self.encoder.device,
             lambda own: self._encode_share(texts[own], start + own.start, max_length, side, progress),
         )
+        return exchange(vectors) if config.longest and side == "queries" else vectors
 
     def _encode_share(
         self,

@@ -108,3 +108,6 @@ class Classifier(Head):
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.weights]
+
+    def label_tables(self) -> list[nn.Parameter]:
+        return [self.weights]

@@ -13,29 +13,40 @@ from torch import Tensor, nn
 
 from trainer.heads.adapter import Adapter, Side
 from trainer.heads.head import Head
+from trainer.heads.lengths import ADDED, extend
 
 
 class DualEncoder(nn.Module):
     """A model that maps queries and labels to unit vectors. Subclasses define the inputs.
 
+    Vectors of another length exist only without normalisation, and only until the longest one is known
+    (`trainer.heads.lengths`).
+
     Args:
         dim: Size of the vectors below adapter and head.
         adapter: The residual networks of queries and labels. None: the vectors pass unchanged.
         head: The head of the training method. None: the vector itself is compared by the loss and stored as the key.
+        longest: Length of the longest vector, without normalisation. 0: not known yet, so that keys have any length.
+            None: all vectors are normalised.
 
     Attributes:
         dropout: Dropout on the vectors below the head, in training only. Its probability is 0 until training sets it.
     """
 
-    def __init__(self, dim: int, adapter: Adapter | None = None, head: Head | None = None) -> None:
+    def __init__(
+        self, dim: int, adapter: Adapter | None = None, head: Head | None = None, longest: float | None = None
+    ) -> None:
         super().__init__()
         self.dim = dim
+        self.longest = longest
         self.adapter = adapter
         self.head = head
         self.dropout = nn.Dropout(0.0)
 
     @property
     def key_dim(self) -> int:
+        if self.longest:
+            return self.dim + ADDED
         return self.dim if self.head is None else self.head.key_dim
 
     @property
@@ -69,7 +80,7 @@ class DualEncoder(nn.Module):
         if self.adapter is not None:
             vectors = self.adapter(vectors, side)
         if self.training and self.dropout.p > 0:
-            vectors = nn.functional.normalize(self.dropout(vectors), dim=-1)
+            vectors = self.normalise(self.dropout(vectors))
         if self.head is None:
             return vectors[:, None]
         if side == "queries":
@@ -77,7 +88,13 @@ class DualEncoder(nn.Module):
         assert rows is not None
         return self.head.labels(vectors, rows)
 
-    def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
+    def normalise(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
+        """Return unit vectors, or, without normalisation, the vectors themselves."""
+        return nn.functional.normalize(vectors, dim=-1) if self.longest is None else vectors
+
+    def key(self, views: Float[Tensor, "row view dim"], side: Side) -> Float[Tensor, "row key"]:
+        if self.longest:
+            return extend(views[:, 0], self.longest, side)
         return views[:, 0] if self.head is None else self.head.key(views)
 
 
@@ -92,4 +109,4 @@ class VectorDualEncoder(DualEncoder):
     def forward(
         self, vectors: Float[Tensor, "row below"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row key"]:
-        return self.key(self.views(vectors, side, rows))
+        return self.key(self.views(vectors, side, rows), side)

@@ -97,6 +97,10 @@ class Head(nn.Module, abc.ABC):
         Training gives these tables a higher learning rate and no weight decay.
         """
 
+    def label_tables(self) -> list[nn.Parameter]:
+        """Return the tables with one row for each label. A step has gradients for the rows of its pool only."""
+        return []
+
     @abc.abstractmethod
     def shape(self) -> dict[str, Any]:
         """Return the arguments of the class, without `dim`, that rebuild this head before its weights are loaded."""

@@ -47,7 +47,7 @@ def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int
 
 def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int, device: str = "cpu") -> Neighbours:
     """The nearest instances of each query, without the query itself."""
-    similarities, found = nearest(np.asarray(memory.query_vectors[rows]), memory.instance_keys, top_b + 1, device)
+    similarities, found = nearest(memory.queries(rows), memory.instance_keys, top_b + 1, device)
     itself = found == rows[:, None]
     # Nearer or equal keys may push the query itself out of the list. Then drop the last key instead.
     itself[~itself.any(axis=1), -1] = True
@@ -60,7 +60,7 @@ def label_neighbours(
 ) -> Neighbours:
     """The nearest labels of each query. The query is left out of the means of its labels."""
     keys = memory.label_keys(alpha)
-    queries = np.asarray(memory.query_vectors[rows], dtype=np.float32)
+    queries = memory.queries(rows)
     own = memory.label_sets.to_csr(len(keys))[rows]
     # A label may lose its rank when the query is left out of the label's mean: search for more labels.
     extra = int(np.diff(own.indptr).max()) if alpha else 0

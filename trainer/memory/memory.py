@@ -33,6 +33,7 @@ from trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
 from trainer.encoding.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.files import write_json
+from trainer.heads.lengths import exchange
 from trainer.memory.label_keys import LabelKeys
 
 FORMAT_VERSION = 1
@@ -65,7 +66,7 @@ class MemoryPlan:
             labels=len(labels),
             dim=encoder.dim,
             key_dtype=key_dtype,
-            encoder=dataclasses.asdict(encoder.config),
+            encoder=encoder.config.as_json(),
             encoder_sha256=encoder_sha256,
             dataset_sha256=fingerprint(labels, instances),
         )
@@ -108,9 +109,19 @@ class Memory:
         return self.keys[: self.plan.instances]
 
     @property
-    def query_vectors(self) -> Float[np.ndarray, "instance dim"]:
-        """The vectors of the instances as queries: their keys, unless queries have a distilled encoder."""
-        return self.instance_keys if self.distilled is None else self.distilled
+    def is_normalised(self) -> bool:
+        """Whether the encoder normalises its vectors. Otherwise, keys have two more coordinates than its vectors."""
+        return self.plan.encoder.get("longest") is None
+
+    def queries(self, rows: slice | Int[np.ndarray, " query"]) -> Float[np.ndarray, "query dim"]:
+        """The vectors of some instances as queries: those of their keys, unless queries have a distilled encoder."""
+        if self.distilled is not None:
+            return np.asarray(self.distilled[rows], dtype=np.float32)
+        return self.exchanged(np.asarray(self.instance_keys[rows], dtype=np.float32))
+
+    def exchanged(self, vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text dim"]:
+        """Turn queries into keys, or keys into queries. With normalisation, both are the same vectors."""
+        return vectors if self.is_normalised else exchange(vectors)
 
     def label_keys(self, alpha: float | None = None) -> LabelKeys:
         """The label keys for search.

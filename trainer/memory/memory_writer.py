@@ -32,6 +32,7 @@ def write_memory(
     source: KeySource,
     ranks: Ranks,
     label_key_alpha: float = 0.0,
+    temperature: float = DEFAULTS["temperature"],
 ) -> int:
     """Write the memory of a dataset, or finish the memory of an interrupted run.
 
@@ -43,6 +44,7 @@ def write_memory(
         source: Computes the keys.
         ranks: The processes that compute keys. Rank 0 writes the files.
         label_key_alpha: Default weight of the instances in label keys.
+        temperature: Default tau of the answers.
 
     Returns:
         Number of keys that this call computed. Keys of the interrupted run are not counted.
@@ -60,10 +62,21 @@ def write_memory(
                 flush(file)
                 _write_progress(folder, plan, stop)
     if ranks.first:
-        write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha})
+        write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha, "temperature": temperature})
         (folder / "progress.json").unlink()
     computed: int = ranks.broadcast_object(plan.keys - done)  # the other ranks wait until all files are written
     return computed
+
+
+def longest_vector(plan: MemoryPlan, source: KeySource, ranks: Ranks) -> float:
+    """Return the length of the longest vector of all texts. No vector is stored."""
+    longest = 0.0
+    with progress_bar(plan.keys, "text", "longest vector", shown=ranks.first) as bar:
+        for start, stop in _chunks(plan, 0, _CHUNK_TEXTS * ranks.size):
+            vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
+            longest = max(longest, float(np.linalg.norm(vectors, axis=1).max()))
+            bar.update(stop - bar.n)
+    return longest or 1.0  # vectors of zeros only need no particular length
 
 
 def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split) -> int:

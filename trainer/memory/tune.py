@@ -22,7 +22,7 @@ from trainer.encoding.encoder import choose_device
 from trainer.files import write_json
 from trainer.memory.inference import InferenceSetting, predict
 from trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
-from trainer.memory.memory import Memory, open_memory, write_defaults
+from trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
 from trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
 from trainer.progress_bar import with_progress
 from trainer.settings import TuneSettings
@@ -98,7 +98,7 @@ def tune(settings: TuneSettings) -> Tuning:
     alphas = sorted({*settings.label_key_alpha, memory.defaults["label_key_alpha"]})
     given = {
         InferenceSetting(lambda_, temperature, top_b)
-        for temperature in settings.temperature
+        for temperature in _temperatures(settings, memory)
         for top_b in settings.top_b
         for lambda_ in settings.lambda_
     }
@@ -118,6 +118,13 @@ def tune(settings: TuneSettings) -> Tuning:
     tuning = Tuning(settings.metric, len(rows), trained_on, before, trials[0], trials)
     _save(memory, tuning)
     return tuning
+
+
+def _temperatures(settings: TuneSettings, memory: Memory) -> list[float]:
+    """The values of tau to try. Without normalisation, the default values are multiples of the present tau."""
+    if memory.is_normalised or "temperature" in settings.model_fields_set:
+        return settings.temperature
+    return [memory.defaults["temperature"] * tau / DEFAULTS["temperature"] for tau in settings.temperature]
 
 
 def table(tuning: Tuning) -> list[str]:

@@ -41,6 +41,7 @@ class Sizes:
         followed: Whether the head stores a vector for each instance.
         head_bytes: Weights of the head with gradients and moments, and its buffers.
         trained_bytes: Weights that training changes, without gradients and moments.
+        exchanged_bytes: Gradients that the ranks exchange in a step.
     """
 
     ranks: int
@@ -61,6 +62,7 @@ class Sizes:
     followed: bool
     head_bytes: int
     trained_bytes: int
+    exchanged_bytes: int
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ def parts(sizes: Sizes) -> list[Part]:
         Part("texts and uids", sizes.text_bytes),
         Part("label sets and the relevance matrix", _INT * sizes.pairs + _LONG * sizes.instances + matrix),
         Part("head: weights, gradients, moments", sizes.head_bytes, on_gpu=True),
-        Part("gradients in one exchange", sizes.trained_bytes if sizes.ranks > 1 else 0, "step", on_gpu=True),
-        Part("mined negatives", _INT * sizes.mined * sizes.instances),
+        Part("gradients in one exchange", sizes.exchanged_bytes if sizes.ranks > 1 else 0, "step", on_gpu=True),
+        Part("mined negatives", _INT * sizes.mined * own_instances),
         Part("clusters", _INT * sizes.instances if sizes.clustered else 0),
         Part("instance vectors of the head", _HALF * own_instances * sizes.dim if sizes.followed else 0),
         Part("views and gradients of a step", 2 * _FLOAT * (own_batch + own_pool) * sizes.views, "step", on_gpu=True),

@@ -170,6 +170,11 @@ class _SizesOf:
         head, small_head = _head(recipe, self.dim, labels), _head(recipe, self.dim, self.trial.labels)
         views = self.dim if head is None else head.label_views * head.dim
         adapter = recipe.train == "adapter"
+        pool, trained = (
+            _pool(recipe, instances, labels, pairs),
+            self.trial.trained - _weights(small_head) + _weights(head),
+        )
+        tables = 0 if head is None else sum(table[0].numel() for table in head.label_tables())
         return Sizes(
             ranks=recipe.ranks,
             instances=instances,
@@ -181,14 +186,15 @@ class _SizesOf:
             key_dim=self.trial.key_dim,
             views=views,
             batch=recipe.batch_size,
-            pool=_pool(recipe, instances, labels, pairs),
+            pool=pool,
             mined=recipe.mine_top if recipe.mines else 0,
             clustered=recipe.clusters > 0,
             summed=adapter and recipe.label_inputs == "enriched",
             enriched=recipe.label_key_alpha > 0,
             followed=isinstance(head, Prototypes) and isinstance(head.centroids, Centroids),
             head_bytes=0 if head is None else training_bytes(head),
-            trained_bytes=4 * (self.trial.trained - _weights(small_head) + _weights(head)),
+            trained_bytes=4 * trained,
+            exchanged_bytes=4 * (trained - (labels - pool) * tables),
         )
 
 

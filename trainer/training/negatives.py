@@ -12,19 +12,24 @@ from trainer.data.split import LabelSets
 from trainer.distributed import Ranks
 from trainer.memory.search import nearest, nearest_approximate
 from trainer.metrics import hits
+from trainer.sharded import Sharded
 
 MineSearch = Literal["exact", "approximate"]
 
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """The labels nearest to each instance. -1 replaces each label that is no negative of the instance."""
+    """The labels nearest to each instance. -1 replaces each label that is no negative of the instance.
 
-    labels: Int[np.ndarray, "instance top"]
+    Attributes:
+        labels: The labels, with the axes (instance, top). Each rank holds its share of the instances.
+    """
+
+    labels: Sharded
 
     def draw(self, rows: Int[np.ndarray, " row"], m: int, random: np.random.Generator) -> Int[np.ndarray, " drawn"]:
-        """Draw up to `m` negatives for each row, all with equal probability."""
-        candidates = self.labels[rows]
+        """Draw up to `m` negatives for each row, all with equal probability. All ranks must ask for the same rows."""
+        candidates = self.labels.gather(rows)
         m = min(m, candidates.shape[1])
         sort_key = np.where(candidates >= 0, random.random(candidates.shape), 2.0)
         drawn = np.take_along_axis(candidates, np.argsort(sort_key, axis=1)[:, :m], axis=1)
@@ -59,4 +64,4 @@ def mine(
         _, found = nearest_approximate(queries, label_keys, top)
     own = hits(found, excluded.to_csr(len(label_keys))[start:stop])
     found = np.where(own, -1, found).astype(np.int32)
-    return HardNegatives(ranks.all_gather_arrays(found, len(excluded), device))
+    return HardNegatives(Sharded(found, len(excluded), ranks, device))

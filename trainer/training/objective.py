@@ -59,7 +59,8 @@ class Objective:
         if head is not None:
             head.leave_out(batch)
         loss = self.embedder.backward(parts, lambda leaves: step.backward(*leaves))
-        self.ranks.all_reduce_gradients(self.embedder.model)
+        tables = [] if head is None else head.label_tables()
+        self.ranks.all_reduce_gradients(self.embedder.model, tables, batch.pool)
         if head is not None:
             head.follow(batch, step.queries[:, 0])
         return loss

@@ -76,7 +76,7 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         TrainingError: If the state cannot be written. The older state stays.
     """
     random = _gather_random_states(learner.device, ranks)  # every rank must call this function
-    arrays = {} if learner.model.head is None else learner.model.head.training_arrays()
+    arrays = _shared_arrays(learner)
     if not ranks.first:
         for array in arrays.values():
             for _ in array.blocks():
@@ -90,13 +90,11 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         save_file(_copy_to_cpu(learner.model.state_dict()), aside / "model.safetensors")
         save_file(_moments(learner.optimizer), aside / "optimizer.safetensors")
         save_file(random, aside / "random.safetensors")
-        if learner.negatives is not None:
-            save_array(aside / "negatives.npy", learner.negatives.labels)
         if learner.clusters is not None:
             save_array(aside / "clusters.npy", learner.clusters)
         for name, array in arrays.items():
             shape = (len(array), *array.own.shape[1:])
-            save_rows(aside / f"{_HEAD}{name}.npy", shape, array.own.dtype, array.blocks())
+            save_rows(aside / f"{name}.npy", shape, array.own.dtype, array.blocks())
         (aside / "state.json").write_text(json.dumps(dataclasses.asdict(progress)) + "\n")
         flush_files(aside)
         older = _saved_states(folder)
@@ -110,6 +108,13 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
         shutil.rmtree(aside, ignore_errors=True)
     for path in older:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _shared_arrays(learner: Learner) -> dict[str, Sharded]:
+    """Return the arrays, by file name, of which each rank holds a share."""
+    head = {} if learner.model.head is None else learner.model.head.training_arrays()
+    arrays = {f"{_HEAD}{name}": array for name, array in head.items()}
+    return arrays if learner.negatives is None else arrays | {"negatives": learner.negatives.labels}
 
 
 def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
@@ -132,7 +137,7 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
         restore_random_state(
             {name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()}
         )
-        negatives, learner.clusters = (_load_array(newest / f"{name}.npy") for name in ("negatives", "clusters"))
+        learner.clusters, negatives = _load_array(newest / "clusters.npy"), newest / "negatives.npy"
         if learner.model.head is not None:
             learner.model.head.load_training_arrays(
                 {
@@ -140,7 +145,8 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
                     for path in newest.glob(f"{_HEAD}*.npy")
                 }
             )
-        learner.negatives = None if negatives is None else HardNegatives(negatives)
+        mined = negatives.is_file()
+        learner.negatives = HardNegatives(_load_share(negatives, ranks, learner.device)) if mined else None
     except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise TrainingError(
             f"{newest}: expected a training state, found: {error}; remove it, or start again with --overwrite"

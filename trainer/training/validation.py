@@ -22,8 +22,7 @@ _MOST_QUERIES = 4_000
 _CHUNK_LABELS = 4_096
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
-_TEMPERATURES, _LAMBDAS = (0.03, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.7)
-_SETTINGS = [InferenceSetting(lambda_, temperature, _TOP_B) for temperature in _TEMPERATURES for lambda_ in _LAMBDAS]
+_LAMBDAS = 0.05, 0.1, 0.2, 0.4, 0.7
 _K = 5
 
 
@@ -47,6 +46,7 @@ class Validation:
         alpha: Weight of the instances in label keys; 0: text alone.
         device: Where to search.
         filtered: The labels that are removed from the predictions for each instance.
+        temperatures: Values of tau, of which the best counts.
     """
 
     held_out: Bool[np.ndarray, " instance"]
@@ -55,6 +55,7 @@ class Validation:
     alpha: float
     device: str
     filtered: LabelSets
+    temperatures: tuple[float, ...] = (0.03, 0.05, 0.1)
 
     @property
     def rows(self) -> Int[np.ndarray, " query"]:
@@ -66,13 +67,14 @@ class Validation:
         Each rank searches its own instances and labels for all queries, and then predicts its share of the queries.
         """
         ranks, values = keys.instances.ranks, self.label_sets.to_csr(self.labels)
+        settings = [InferenceSetting(each, tau, _TOP_B) for tau in self.temperatures for each in _LAMBDAS]
         queries = keys.instances.gather(self.rows)
         instances, labels = self._nearest_instances(queries, keys), self._nearest_labels(queries, keys, values)
         share = slice(*ranks.bounds(len(queries)))
         truth, filtered = values[self.rows[share]], self.filtered.to_csr(self.labels)[self.rows[share]]
-        sizes, sums = np.diff(truth.indptr), np.zeros(len(_SETTINGS))
+        sizes, sums = np.diff(truth.indptr), np.zeros(len(settings))
         if len(sizes):
-            answers = predict(instances[share], labels[share], values, _SETTINGS, _K, filtered)
+            answers = predict(instances[share], labels[share], values, settings, _K, filtered)
             sums += [ndcg_at(hits(predictions, truth), sizes, _K).sum() for _, predictions in answers]
         return 100 * float(ranks.all_reduce_array(sums, self.device).max()) / len(queries)
 

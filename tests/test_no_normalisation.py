@@ -1,0 +1,258 @@
+"""`train --no-normalise`: the scores are softmax(x z / tau) of vectors that keep their lengths, computed in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import recollect
+from index_builder.build import build
+from index_builder.errors import BuildError
+from index_builder.settings import BuildSettings
+from tests.conftest import TOPICS, write_topics
+from tests.index_builder.conftest import write_tiny_encoder
+from trainer.encoding.checkpoint import load_checkpoint
+from trainer.errors import TrainingError
+from trainer.heads.lengths import exchange, extend
+from trainer.memory.left_out import instance_neighbours, label_neighbours
+from trainer.memory.memory import Memory, open_memory
+from trainer.train_settings import TrainSettings
+
+TAU, TOP_B = 1.0, 12
+QUERIES = [*(sentences[-1] for sentences in TOPICS.values() if sentences), "Never seen", "x", "garlic " * 9]
+# Less than a hundredth of any score that decides the order of the labels.
+CLOSE = {"rtol": 1e-3, "atol": 1e-5}
+
+
+class Trained(NamedTuple):
+    run: Path
+    store: Path
+    memory: Memory
+
+
+def run_recollect(*words: object) -> None:
+    assert recollect.main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run without normalisation, and a store with its bundle."""
+    folder = tmp_path_factory.mktemp("lengths")
+    write_topics(folder / "dataset")
+    write_tiny_encoder(folder / "encoder", "bert")
+    flags = ["--encoder", folder / "encoder", "--train", "full", "--method", "dexml", "--no-normalise"]
+    lengths = ["--max-length", 64, "--batch-size", 7, "--epochs", 3, "--learning-rate", 1e-3]
+    run_recollect("train", folder / "dataset", "--out", folder / "run", *flags, *lengths)
+    run_recollect("build", folder / "run", "--store", folder / "store", "--lexical", "off", "--activate")
+    return Trained(folder / "run", folder / "store", open_memory(folder / "run" / "memory"))
+
+
+def raw(run: Path, texts: list[str], side: Any = "queries") -> tuple[np.ndarray, float]:
+    """The vectors of texts without the two coordinates, none longer than M; and M."""
+    encoder = load_checkpoint(run / "checkpoint", "cpu")
+    longest = encoder.config.longest
+    assert longest is not None
+    length = encoder.config.max_length if side == "queries" else encoder.config.label_max_length
+    vectors = encoder.without_normalisation().encode(texts, length, side=side).astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert lengths.min() < 0.9 * lengths.max(), "the lengths differ"
+    return vectors * np.minimum(1, longest / lengths), longest
+
+
+def texts(run: Path, name: str) -> list[str]:
+    return [json.loads(line)["text"] for line in (run / "memory" / name).read_text().splitlines()]
+
+
+def expected_scores(
+    trained: Trained, lambda_: float, more: dict[str, list[int]] | None = None, new_labels: tuple[str, ...] = ()
+) -> np.ndarray:
+    """The score of each label for each query: softmax(x z / tau) over the b nearest keys.
+
+    Args:
+        trained: The run.
+        lambda_: Weight of the instances.
+        more: Texts of further instances, with their labels by position.
+        new_labels: Texts of further labels.
+    """
+    more = more or {}
+    instances = [*texts(trained.run, "instances.jsonl"), *more]
+    labels = [*texts(trained.run, "labels.jsonl"), *new_labels]
+    y = np.zeros((len(instances), len(labels)))
+    known = trained.memory.label_sets.to_csr(trained.memory.plan.labels).toarray()
+    y[: known.shape[0], : known.shape[1]] = known
+    for row, own in enumerate(more.values(), start=known.shape[0]):
+        y[row, own] = 1
+    (x, _), (k, _) = raw(trained.run, instances), raw(trained.run, labels, "labels")
+    keys, queries = np.concatenate([x, k]), raw(trained.run, QUERIES)[0]
+    values = np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(len(labels))])
+    if lambda_ in (0, 1):
+        part = slice(len(instances), None) if lambda_ == 0 else slice(len(instances))
+        keys, values = keys[part], values[part]
+    scores = np.empty((len(queries), len(labels)))
+    for row, query in enumerate(queries):
+        products = keys @ query
+        nearest = np.argsort(-products, kind="stable")[:TOP_B]
+        weights = np.exp((products[nearest] - products.max()) / TAU)
+        scores[row] = weights / weights.sum() @ values[nearest]
+    return scores
+
+
+def served_scores(model: Any, uids: list[str], **options: Any) -> np.ndarray:
+    answers = model.predict(QUERIES, top_b=TOP_B, top_k=len(uids), **options)
+    found = [{label.uid: label.score for label in labels} for labels in answers]
+    return np.array([[each.get(uid, 0.0) for uid in uids] for each in found])
+
+
+# ---- The two forms of a vector ----
+
+
+def test_extended_vectors_have_length_1_and_their_products_are_those_of_the_vectors() -> None:
+    torch.manual_seed(0)
+    queries, keys = torch.randn(5, 8, dtype=torch.float64), 2 * torch.randn(7, 8, dtype=torch.float64)
+    longest = float(torch.cat([queries, keys]).norm(dim=1).max())
+    x, z = extend(queries, longest, "queries"), extend(keys, longest, "labels")
+    for vectors in (x, z):
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors), dtype=torch.float64))
+    torch.testing.assert_close(longest**2 * x @ z.T, queries @ keys.T)
+    own = torch.from_numpy(exchange(x.numpy()))
+    torch.testing.assert_close(longest**2 * x @ own.T, queries @ queries.T)
+    assert np.array_equal(exchange(exchange(x.numpy())), x.numpy())
+
+
+def test_vector_that_is_too_long_is_shortened() -> None:
+    x = extend(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 2.5, "queries")
+    torch.testing.assert_close(x[0], torch.tensor([0.6, 0.8, 0.0, 0.0]))
+    torch.testing.assert_close(x[1, :2], torch.tensor([0.12, 0.16]))
+
+
+# ---- The memory ----
+
+
+def test_memory_has_unit_keys_of_two_more_dimensions_and_the_temperature_of_the_longest_vector(
+    trained: Trained,
+) -> None:
+    memory, run = trained.memory, trained.run
+    (x, longest), (z, _) = raw(run, texts(run, "instances.jsonl")), raw(run, texts(run, "labels.jsonl"), "labels")
+    assert memory.plan.dim == 34
+    assert longest == pytest.approx(max(np.linalg.norm(x, axis=1).max(), np.linalg.norm(z, axis=1).max()), rel=1e-6)
+    assert memory.defaults["temperature"] == pytest.approx(TAU / longest**2)
+    np.testing.assert_allclose(np.linalg.norm(memory.keys, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(memory.keys[:, :32] * longest, np.concatenate([x, z]), atol=1e-4)
+    queries = memory.queries(slice(None))
+    np.testing.assert_allclose(longest**2 * queries @ memory.instance_keys.T, x @ x.T, atol=1e-3)
+
+
+def test_queries_are_left_out_of_the_memory_exactly(trained: Trained) -> None:
+    memory, rows = trained.memory, np.arange(0, trained.memory.plan.instances, 3)
+    (x, longest), (z, _) = (
+        raw(trained.run, texts(trained.run, "instances.jsonl")),
+        raw(trained.run, texts(trained.run, "labels.jsonl"), "labels"),
+    )
+    near = instance_neighbours(memory, rows, 5)
+    for row, similarities in zip(rows, near.similarities, strict=True):
+        others = np.delete(x @ x[row], row)
+        np.testing.assert_allclose(longest**2 * similarities, np.sort(others)[::-1][:5], atol=1e-3)
+    labels = label_neighbours(memory, rows, 0.0, len(z))
+    expected = -np.sort(-(x[rows] @ z.T), axis=1)
+    np.testing.assert_allclose(longest**2 * labels.similarities, expected, atol=1e-3)
+
+
+def test_tune_tries_multiples_of_the_temperature(trained: Trained, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(trained.run, tmp_path / "run")
+    tuned = recollect.tune(tmp_path / "run", lambda_=[0, 0.5], top_b=[12])
+    before = trained.memory.defaults["temperature"]
+    assert tuned["temperature"] / before == pytest.approx(
+        min((0.5, 0.75, 1, 1.25, 1.75, 2.5), key=lambda each: abs(each - tuned["temperature"] / before))
+    )
+
+
+# ---- The service ----
+
+
+@pytest.mark.parametrize("lambda_", [0, 0.3, 1])
+def test_served_scores_equal_the_softmax_of_the_products(trained: Trained, lambda_: float) -> None:
+    model = recollect.open(trained.store)
+    scores = served_scores(model, list(TOPICS), lambda_=lambda_)
+    np.testing.assert_allclose(scores, expected_scores(trained, lambda_), **CLOSE)
+    assert model.manifest.encoder.longest_vector == raw(trained.run, QUERIES)[1]
+
+
+def test_live_entries_vote_as_entries_of_the_memory_do(trained: Trained) -> None:
+    model = recollect.open(trained.store)
+    model.add(labels=[{"uid": "Gardening", "text": "Gardening"}])
+    model.add(instances=[{"uid": "new", "text": "garlic grows in a garden", "labels": ["Gardening", "Cooking"]}])
+    found = served_scores(model, [*TOPICS, "Gardening"], lambda_=0.4)
+    cooking = list(TOPICS).index("Cooking")
+    more = {"garlic grows in a garden": [cooking, len(TOPICS)]}
+    np.testing.assert_allclose(found, expected_scores(trained, 0.4, more, ("Gardening",)), **CLOSE)
+
+
+def test_rejected_label_has_no_score_for_the_same_query(trained: Trained) -> None:
+    model = recollect.open(trained.store)
+    best = model.predict(QUERIES[0])[0]
+    model.learn(QUERIES[0], best.uid, relevant=False)
+    assert best.uid not in {label.uid for label in model.predict(QUERIES[0]) if label.score > 1e-6}
+
+
+def test_compacted_memory_answers_as_the_live_memory(trained: Trained, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(trained.store, tmp_path / "store")
+    model = recollect.open(tmp_path / "store", live="write")
+    model.add(instances=[{"uid": "new", "text": "garlic grows in a garden", "labels": ["Cooking"]}])
+    live = served_scores(model, list(TOPICS), lambda_=0.4)
+    for number, given in enumerate((["--run", trained.run], [])):  # keys of the run, and keys of the bundle
+        store = tmp_path / f"store {number}"
+        shutil.copytree(tmp_path / "store", store)
+        run_recollect("compact", store, *given, "--index", "flat", "--activate")
+        compacted = served_scores(recollect.open(store), list(TOPICS), lambda_=0.4)
+        np.testing.assert_allclose(compacted, live, **CLOSE)
+
+
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("int8", marks=pytest.mark.slow)])
+def test_exported_encoder_of_lower_precision_keeps_lengths(trained: Trained, tmp_path: Path, precision: str) -> None:
+    run_recollect("build", trained.run, "--store", tmp_path, "--precision", precision, "--activate", "--force")
+    vectors, longest = raw(trained.run, QUERIES)
+    found = recollect.open(tmp_path).predictor.encode(QUERIES)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    lengths = longest * np.linalg.norm(found[:, :-2], axis=1)
+    np.testing.assert_allclose(lengths, np.linalg.norm(vectors, axis=1), rtol=0.02)
+
+
+# ---- Refused combinations ----
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train": "adapter"}, "--no-normalise: expected --train full, .* found --train adapter"),
+        ({"epochs": 0}, "--no-normalise: expected --train full, .* found --epochs 0"),
+        ({"method": "prime"}, "--no-normalise: expected a method without a head, .* found --method prime"),
+        ({"method": "supcon"}, "--no-normalise: expected random batches, .* found --method supcon"),
+        ({"label_keys": "enriched"}, "--no-normalise: expected --label-keys text, found --label-keys enriched"),
+        ({"query_encoder": "static"}, "--no-normalise: expected --query-encoder same, .* --query-encoder static"),
+    ],
+)
+def test_parts_that_need_unit_vectors_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        TrainSettings(
+            dataset=Path("d"), out=Path("o"), **{"train": "full", "method": "dexml", "normalise": False} | given
+        )
+
+
+def test_rotation_is_refused(trained: Trained, tmp_path: Path) -> None:
+    settings = BuildSettings(run=trained.run, store=str(tmp_path), compact=["pca:16"])
+    with pytest.raises(BuildError, match="--compact pca:16: expected a memory of normalised vectors"):
+        build(settings)
+
+
+def test_training_continues_from_such_a_run_without_normalisation(trained: Trained, tmp_path: Path) -> None:
+    settings = TrainSettings(dataset=Path("d"), out=tmp_path, method="dexml", **{"from": trained.run})
+    assert (settings.normalise, settings.train) == (False, "full")
