@@ -22,12 +22,19 @@ def train_and_rank(settings: TrainSettings) -> Ranking | None:
     Raises:
         BuildError: If a package of the ranker is missing, or `--rank yes` finds too few texts.
         TrainerError: As `recollect train`.
+        ServiceError: If Ray does not start.
     """
     _require_packages(settings.rank)
-    from trainer.distributed import is_first_rank
+    from trainer.distributed import is_first_rank, require_single_process
     from trainer.run import write_run
 
-    write_run(settings)
+    if settings.ray is None:
+        write_run(settings)
+    else:
+        require_single_process("train --ray")
+        from index_builder.ray_encoding import ray_encoding
+
+        write_run(settings, ray_encoding(settings.ray))
     return _rank(settings.out, settings, "nDCG@5") if is_first_rank() else None
 
 

@@ -6,7 +6,7 @@ encoder, or from the vectors of a frozen encoder, with an adapter and a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from trainer.data.split import Entries
 from trainer.distributed import ALONE, Ranks
-from trainer.encoding.encoder import Encoder, embed
+from trainer.encoding.encoder import Encoder, EncoderConfig, embed
 from trainer.encoding.tokens import Inputs, VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
@@ -83,8 +83,39 @@ class KeyMaker:
         return embed(self._model, inputs[start:stop], self._model.key_dim, self._device, autocast=self._autocast)
 
 
+class KeySource:
+    """Makes the keys of a memory: those of all instances, then those of all labels."""
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        """The keys of rows `start` to `stop`, which are all instances or all labels."""
+        raise NotImplementedError
+
+    def chunks(
+        self, bounds: Iterable[tuple[int, int]], progress: Callable[[int], object]
+    ) -> Iterator[Float[np.ndarray, "row dim"]]:
+        """The keys of each chunk of rows, in order. A source may compute several chunks at the same time."""
+        for start, stop in bounds:
+            yield self.keys(start, stop, progress)
+
+
 @dataclass(frozen=True)
-class EncodedTexts:
+class TextRows:
+    """The texts of instances, then of labels, and the settings that encode them."""
+
+    config: EncoderConfig
+    labels: Entries
+    instances: Entries
+
+    def between(self, start: int, stop: int) -> tuple[pa.LargeStringArray, int, Side]:
+        """The texts of some rows, their maximum length, and their side."""
+        first_label = len(self.instances)
+        if start < first_label:
+            return self.instances.texts[start:stop], self.config.max_length, "queries"
+        return self.labels.texts[start - first_label : stop - first_label], self.config.label_max_length, "labels"
+
+
+@dataclass(frozen=True)
+class EncodedTexts(KeySource):
     """Keys that the whole encoder makes from texts.
 
     Attributes:
@@ -102,12 +133,7 @@ class EncodedTexts:
     reusable: ReusableKeys | None = None
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
-        config, first_label = self.encoder.config, len(self.instances)
-        side: Side = "queries" if start < first_label else "labels"
-        if side == "queries":
-            texts, max_length = self.instances.texts[start:stop], config.max_length
-        else:
-            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
+        texts, max_length, side = TextRows(self.encoder.config, self.labels, self.instances).between(start, stop)
         return _gather_shares(
             self.ranks,
             len(texts),
@@ -138,7 +164,7 @@ class EncodedTexts:
 
 
 @dataclass(frozen=True)
-class AdaptedKeys:
+class AdaptedKeys(KeySource):
     """Keys that an adapter and its head make from the vectors of a frozen encoder."""
 
     model: VectorDualEncoder
@@ -160,10 +186,6 @@ class AdaptedKeys:
             self.device,
             lambda own: embed(self.model, table[own], self.model.key_dim, self.device, progress),
         )
-
-
-# Makes the keys of rows `start` to `stop`, which are all instances or all labels; instances come first.
-KeySource = EncodedTexts | AdaptedKeys
 
 
 def _gather_shares(
