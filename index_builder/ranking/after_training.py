@@ -25,16 +25,12 @@ def train_and_rank(settings: TrainSettings) -> Ranking | None:
         ServiceError: If Ray does not start.
     """
     _require_packages(settings.rank)
-    from trainer.distributed import is_first_rank, require_single_process
+    from index_builder.ray_encoding import ray_encoding
+    from trainer.distributed import is_first_rank
     from trainer.run import write_run
 
-    if settings.ray is None:
-        write_run(settings)
-    else:
-        require_single_process("train --ray")
-        from index_builder.ray_encoding import ray_encoding
-
-        write_run(settings, ray_encoding(settings.ray))
+    with ray_encoding(settings.ray) as connect:
+        write_run(settings, connect)
     return _rank(settings.out, settings, "nDCG@5") if is_first_rank() else None
 
 

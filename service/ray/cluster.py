@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import secrets
 import socket
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from service.errors import ClusterError, SettingsError
 
@@ -57,18 +60,27 @@ def connected(address: str, cores: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"address": address}
         if address == LOCAL:
-            stack.enter_context(_environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32)))
+            # Without this token, Ray writes one to ~/.ray. It stays set, because Ray reads it once in a process.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             # Ray's switch for systems on which it never forms clusters: all its ports are then ports of 127.0.0.1.
             stack.enter_context(_environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"))
+            # Actors get as much time of the processor as other programs. Ray would let all of them go first.
+            stack.enter_context(_environment(RAY_worker_niceness="0"))
             # In /tmp, because the path of a socket may have at most 107 bytes.
             folder = tempfile.TemporaryDirectory(prefix="recollect-ray-", dir="/tmp", ignore_cleanup_errors=True)
             options |= {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
             options["_temp_dir"] = stack.enter_context(folder)
-        stack.enter_context(_environment(RAY_USAGE_STATS_ENABLED="0"))
+        stack.enter_context(_environment(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0"))
         import ray
 
+        stack.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except ConnectionError:
+            raise ClusterError(
+                f"--ray {address}: expected a Ray cluster with a node on this machine, found none; start one with "
+                "`ray start`, or use --ray without an address"
+            ) from None
         except Exception as error:  # Ray raises errors of many classes
             reason = " ".join(str(error).split())[:300]
             raise ClusterError(
@@ -125,6 +137,22 @@ def _require_server(address: str) -> None:
             f"--ray {address}: expected a Ray cluster, found: {reason}; start one with `ray start --head`, or use "
             "--ray without an address"
         ) from None
+
+
+class _WithoutRay(io.TextIOBase):
+    """A stream without the messages of Ray's threads about actors that died. The pool reports the fatal ones."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.current_thread().name.startswith("ray_") else self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextlib.contextmanager

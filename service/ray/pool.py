@@ -100,7 +100,8 @@ class ActorPool:
                     self._compute(actor, job)
                     deaths = 0
             except RayTaskError as error:
-                self._end(WorkerError(f"an actor of Ray failed: {_reason(error)}"))
+                cause = repr(error.cause or error)
+                self._end(WorkerError(f"an actor of Ray failed: {cause[:300]}"))
             except RayError as error:
                 deaths += 1
                 last = error
