@@ -89,14 +89,14 @@ def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_th
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster with two cores. Its ports are ports of 127.0.0.1."""
+    """The address of a cluster with two cores. Its ports are ports of 127.0.0.1.
+
+    Its actors have the niceness of other programs.
+    """
+    variables = {"USAGE_STATS_ENABLED": "0", "ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "AUTH_MODE": "disabled"}
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as free:
-        for name, value in (
-            ("USAGE_STATS_ENABLED", 0),
-            ("ENABLE_WINDOWS_OR_OSX_CLUSTER", 0),
-            ("AUTH_MODE", "disabled"),
-        ):
-            patch.setenv(f"RAY_{name}", str(value))
+        for name, value in (variables | {"worker_niceness": "0"}).items():
+            patch.setenv(f"RAY_{name}", value)
         port = free.getsockname()[1]
         free.close()
         command = ["ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
