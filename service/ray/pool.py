@@ -92,7 +92,7 @@ class ActorPool:
 
     def _serve(self) -> None:
         """Give blocks to an actor and to its successors until the pool ends, or too many of them have died."""
-        deaths = 0
+        deaths, last = 0, None
         while deaths < _ATTEMPTS and (actor := self._start()) is not None:
             try:
                 self._open(actor)
@@ -103,16 +103,15 @@ class ActorPool:
                 cause = repr(error.cause or error)
                 self._end(WorkerError(f"an actor of Ray failed: {cause[:300]}"))
             except RayError as error:
-                deaths += 1
-                last = error
+                deaths, last = deaths + 1, error
             except ServiceError as error:
                 self._end(error)
             finally:
                 self._stop(actor)
         with self._changed:
             self._serving -= 1
-        if self._serving == 0 and deaths:
-            self._end(_too_often("before it answered a block", last))
+            if self._serving == 0 and last is not None:
+                self._end(_too_often("before it answered a block", last))
 
     def _start(self) -> Any:
         """Start an actor; return None if the pool has ended."""
