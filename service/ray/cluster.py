@@ -64,6 +64,8 @@ def connected(address: str, cores: int) -> Iterator[None]:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             # Ray's switch for systems on which it never forms clusters: all its ports are then ports of 127.0.0.1.
             stack.enter_context(_environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"))
+            # Actors import the modules that this program imports.
+            stack.enter_context(_environment(PYTHONPATH=os.pathsep.join(each or os.getcwd() for each in sys.path)))
             # Actors get as much time of the processor as other programs. Ray would let all of them go first.
             stack.enter_context(_environment(RAY_worker_niceness="0"))
             # In /tmp, because the path of a socket may have at most 107 bytes.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from service.ray.actor import Actor
 # An actor that dies is often the victim of another program, so its block is tried again. If so many actors die with the
 # same block, or before they are open, then the block or the program needs more memory than there is.
 _ATTEMPTS = 3
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(order=True)
@@ -180,4 +183,6 @@ def _too_often(when: str, error: Exception) -> WorkerError:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """Ray's reason in one line. Of a long text, the beginning and the end name the cause."""
+    text = " ".join(_COLOUR.sub("", str(error)).split())
+    return text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"

@@ -107,11 +107,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             assert process.stdout is not None
             assert any("Ray runtime started" in line for line in process.stdout)
-            process.stdout.close()
             yield f"127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(PATIENCE_SECONDS)
+            process.communicate(timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.slow
