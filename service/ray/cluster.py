@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import logging
 import os
 import secrets
 import socket
@@ -77,7 +78,7 @@ def connected(address: str, cores: int) -> Iterator[None]:
 
         stack.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
         try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except ConnectionError:
             raise ClusterError(
                 f"--ray {address}: expected a Ray cluster with a node on this machine, found none; start one with "
@@ -108,7 +109,7 @@ def gpus_of_cluster() -> int:
 def _resources() -> dict[str, float]:
     import ray
 
-    return dict(ray.cluster_resources())
+    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]
 
 
 def _require_server(address: str) -> None:
