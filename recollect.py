@@ -322,6 +322,9 @@ _NEXT_STEPS: dict[type[OSError], str] = {
     PermissionError: "choose a path that this user may read or write",
 }
 
+# Flags whose value may be left out, and the value that they have then.
+_LEFT_OUT_VALUES = {"--ray": "local"}
+
 USAGE = "usage: recollect VERB [--help] ..."
 
 
@@ -391,7 +394,7 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
     try:
         with contextlib.redirect_stdout(printed):
             return _settings_class(name)(
-                _cli_parse_args=list(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
+                _cli_parse_args=_with_values(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
             )
     except SystemExit:  # after --help; the help does not show a default of None
         _write(sys.stdout, re.sub(r"\s*\(default:\s+(null|\0)\)", "", printed.getvalue()).rstrip())
@@ -403,6 +406,15 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
         raise UsageError(f"{message}; {_nearest_flag(name, message)}see `recollect {name} --help`") from None
+
+
+def _with_values(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a verb; flags whose value may be left out, and is left out, get their value."""
+    following = [*arguments[1:], "-"]
+    return [
+        f"{each}={_LEFT_OUT_VALUES[each]}" if each in _LEFT_OUT_VALUES and following[at].startswith("-") else each
+        for at, each in enumerate(arguments)
+    ]
 
 
 def _nearest_flag(name: str, message: str) -> str:

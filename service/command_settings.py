@@ -20,7 +20,7 @@ from service.options import (
     TopK,
     WordWeight,
 )
-from service.settings import EngineSettings, InputFormat, Location, RedisSettings, ServiceSettings
+from service.settings import EngineSettings, FileLocation, InputFormat, Location, RedisSettings, ServiceSettings
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
 
@@ -74,13 +74,15 @@ class PredictSettings(ServiceSettings):
         False, description="Return the set of labels with the highest expected F1 instead of the --top-k best labels"
     )
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON for one query")
-    input: Path | None = Field(
+    input: FileLocation = Field(
         None,
-        description="File of queries: .txt (lines), .jsonl, .csv (each also .gz) or .parquet; - means standard input",
+        description="File or URL of queries: .txt (lines), .jsonl, .csv (each also .gz) or .parquet; - means standard "
+        "input",
     )
-    output: Path | None = Field(
+    output: FileLocation = Field(
         None,
-        description="File to write: .jsonl, .csv (each also .gz) or .parquet (default: JSON lines on standard output)",
+        description="File or URL to write: .jsonl, .csv (each also .gz) or .parquet (default: JSON lines on standard "
+        "output)",
     )
     input_format: InputFormat | None = Field(
         None, description="Format of --input (default: by the suffix; text for standard input)"
@@ -95,7 +97,14 @@ class PredictSettings(ServiceSettings):
     overwrite: CliImplicitFlag[bool] = Field(
         False, description="Replace the output, and start an unfinished task again instead of continuing it"
     )
-    workers: int = Field(0, ge=0, le=1024, description="Processes that answer --input; 0 means one for each core")
+    workers: int = Field(
+        0, ge=0, le=1024, description="Processes or actors that answer --input; 0 means one for each core"
+    )
+    ray: str | None = Field(
+        None,
+        description="Answer --input with actors of the Ray cluster at HOST:PORT; without a value, start Ray on this "
+        "machine; auto: the cluster that runs on this machine (default: no Ray)",
+    )
 
     def answer_options(self) -> dict[str, Any]:
         """The chosen options of the answers, as keywords of `Model.answer`."""

@@ -16,7 +16,8 @@ ServiceError
 │   └── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
 ├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
 ├── OutputError               answers cannot be written, or are those of another task
-├── WorkerError               a worker process ended
+├── WorkerError               a worker process or an actor ended
+├── ClusterError              Ray does not start, or a cluster of Ray does not accept the program
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
 ├── RedisError                Redis does not answer
@@ -110,6 +111,10 @@ class OutputError(ServiceError):
 
 
 class WorkerError(ServiceError):
+    exit_status = 1
+
+
+class ClusterError(ServiceError):
     exit_status = 1
 
 

@@ -24,6 +24,12 @@ InputFormat = Literal["text", "jsonl", "csv", "parquet"]
 Location = Annotated[
     Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
 ]
+# The path or the URL of a file; None means standard input or output.
+FileLocation = Annotated[
+    Path | str | None,
+    AfterValidator(lambda given: given if given is None or "://" in str(given) else Path(given)),
+    Field(repr=False),
+]
 
 # The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
 # file with the name `null`.

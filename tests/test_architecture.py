@@ -38,6 +38,7 @@ NEVER_IMPORTS: dict[str, set[str]] = {
         "tqdm",
         "pymilvus",
         "grpc",
+        "ray",
     },
     "index_builder": {"fastapi", "starlette", "uvicorn"},
     "recollect": {"torch", "numpy", "fastapi"},
@@ -47,6 +48,8 @@ OPTIONAL_MODULES = {
     "service.bulk.parquet_input": {"pyarrow"},
     "service.bulk.parquet_output": {"pyarrow"},
     "service.milvus.client": {"pymilvus", "grpc"},
+    "service.ray.cluster": {"ray"},
+    "service.ray.pool": {"ray"},
 }
 # Libraries that run code from the files that they read.
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal"}
@@ -76,6 +79,7 @@ SERVICE_ORDER = (
     "predictor",
     "model",
     "export",
+    "ray",
     "bulk",
     "extend",
     "redis_client",

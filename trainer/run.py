@@ -16,6 +16,7 @@ from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_en
 from trainer.encoding.encoder import Encoder, choose_device
 from trainer.encoding.keys import AdaptedKeys
 from trainer.encoding.lora import add_lora, require_peft
+from trainer.encoding.remote import Connect
 from trainer.encoding.tokens import VectorTable
 from trainer.errors import TrainingError
 from trainer.heads.adapter import Adapter
@@ -46,8 +47,12 @@ _INPUT_ALPHA = 0.5
 _TEMPERATURES = 0.5, 1.0, 2.0
 
 
-def write_run(settings: TrainSettings) -> None:
+def write_run(settings: TrainSettings, connect: Connect | None = None) -> None:
     """Write a run folder, or continue an interrupted run with the same settings.
+
+    Args:
+        settings: The settings.
+        connect: Starts processes that encode the memory of a run without training; None: this process encodes it.
 
     Raises:
         DatasetError: If the dataset is missing or invalid.
@@ -71,7 +76,7 @@ def write_run(settings: TrainSettings) -> None:
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
             check_shared_folder(settings.out, ranks, device)
             if training is None:
-                _run_without_training(run)
+                _run_without_training(run, connect)
             elif settings.trained == "adapter":
                 _train_adapter(run, *training)
             else:
@@ -145,7 +150,7 @@ def _check_head(run: Run, recipe: Recipe) -> None:
         require_memory(head, what, run.encoder.device)
 
 
-def _run_without_training(run: Run) -> None:
+def _run_without_training(run: Run, connect: Connect | None) -> None:
     """Save the pretrained encoder and write its memory."""
     folder, plan = run.folder, run.plan(run.encoder, run.settings.key_dtype)
     reusable = run.reusable(run.encoder, plan)
@@ -153,7 +158,7 @@ def _run_without_training(run: Run) -> None:
         resumed = folder.begin_untrained(plan, run.settings.overwrite)
         if not resumed or not folder.checkpoint.is_dir():
             save_checkpoint(run.encoder, folder.checkpoint)
-    run.write_memory(plan, run.texts(run.encoder, reusable))
+    run.write_memory(plan, run.texts(run.encoder, reusable) if connect is None else run.remote_texts(plan, connect))
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:

@@ -15,7 +15,8 @@ from trainer.data.split import Entries, Split
 from trainer.distributed import Ranks
 from trainer.encoding.checkpoint import encoder_digest
 from trainer.encoding.encoder import Encoder
-from trainer.encoding.keys import EncodedTexts, KeySource
+from trainer.encoding.keys import EncodedTexts, KeySource, TextRows
+from trainer.encoding.remote import Connect, RemoteTexts
 from trainer.encoding.shared_tokens import share_tokens
 from trainer.encoding.tokens import TokenTable
 from trainer.errors import MemoryFolderError
@@ -43,6 +44,11 @@ class Run:
 
     def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
         return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
+
+    def remote_texts(self, plan: MemoryPlan, connect: Connect) -> RemoteTexts:
+        """The texts, which other processes encode with the checkpoint of the run."""
+        rows = TextRows(self.encoder.config, self.dataset.labels, self.instances.entries)
+        return RemoteTexts(rows, self.folder.checkpoint, plan.encoder_sha256, plan.dim, self.encoder.device, connect)
 
     def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
         return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)

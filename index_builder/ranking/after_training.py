@@ -22,12 +22,15 @@ def train_and_rank(settings: TrainSettings) -> Ranking | None:
     Raises:
         BuildError: If a package of the ranker is missing, or `--rank yes` finds too few texts.
         TrainerError: As `recollect train`.
+        ServiceError: If Ray does not start.
     """
     _require_packages(settings.rank)
+    from index_builder.ray_encoding import ray_encoding
     from trainer.distributed import is_first_rank
     from trainer.run import write_run
 
-    write_run(settings)
+    with ray_encoding(settings.ray) as connect:
+        write_run(settings, connect)
     return _rank(settings.out, settings, "nDCG@5") if is_first_rank() else None
 
 

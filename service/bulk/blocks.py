@@ -18,6 +18,14 @@ class Block(NamedTuple):
     payload: bytes
 
 
+class Answered(NamedTuple):
+    """The output of a block: its bytes, the number of input rows up to its end, and the error of the row after it."""
+
+    content: bytes
+    rows: int
+    error: str | None
+
+
 class Input(Protocol):
     """An open input.
 

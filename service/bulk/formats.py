@@ -7,6 +7,7 @@ from typing import NamedTuple, get_args
 
 from service.errors import SettingsError
 from service.settings import InputFormat
+from service.storage.connect import without_credentials
 
 _OUTPUT_FORMATS = ("jsonl", "csv", "parquet")
 _SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
@@ -17,7 +18,7 @@ class Format(NamedTuple):
     gzip: bool
 
 
-def input_format(path: Path | None, chosen: InputFormat | None) -> Format:
+def input_format(path: Path | str | None, chosen: InputFormat | None) -> Format:
     """The format of an input; None means standard input, whose lines are texts unless another format is chosen.
 
     Raises:
@@ -29,7 +30,7 @@ def input_format(path: Path | None, chosen: InputFormat | None) -> Format:
     return found
 
 
-def output_format(path: Path | None) -> Format:
+def output_format(path: Path | str | None) -> Format:
     """The format of an output file; None means standard output, a pipe or a device, which get JSON lines.
 
     Raises:
@@ -41,12 +42,13 @@ def output_format(path: Path | None) -> Format:
     return found
 
 
-def _recognise(path: Path | None, chosen: str | None, known: tuple[str, ...], flag: str) -> Format:
-    name = path.name.lower() if path else ""
+def _recognise(path: Path | str | None, chosen: str | None, known: tuple[str, ...], flag: str) -> Format:
+    name = str(path).rpartition("/")[2].lower() if path else ""
     suffix = Path(name.removesuffix(".gz")).suffix
     found = chosen or _SUFFIXES.get(suffix, "")
     if found not in known:
         suffixes = ", ".join(each for each, kind in _SUFFIXES.items() if kind in known)
         hint = "; use --input-format" if flag == "--input" else ""
-        raise SettingsError(f"{flag}: expected a name that ends in one of {suffixes}, found {path}{hint}")
+        shown = without_credentials(path) if isinstance(path, str) else path
+        raise SettingsError(f"{flag}: expected a name that ends in one of {suffixes}, found {shown}{hint}")
     return Format(found, name.endswith(".gz"))

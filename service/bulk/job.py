@@ -1,26 +1,27 @@
-"""Bulk answers: answers all rows of a file or a stream, with one process for each core.
+"""Bulk answers: answers all rows of a file or a stream, with one process for each core, or with actors of Ray.
 
-reader thread:  input -> blocks -> idle worker process           (service.bulk.reading, service.bulk.pool)
+reader thread:  input -> blocks -> idle worker process           (service.bulk.reading, service.bulk.pool, service.ray)
 worker process: rows -> answers -> bytes of the output           (service.bulk.rows, service.bulk.writing)
 main thread:    blocks in the order of the input -> output       (service.bulk.output)
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from service.bulk.blocks import Input
+from service.bulk.blocks import Answered, Block, Input
 from service.bulk.formats import input_format, output_format
 from service.bulk.output import FileOutput, StreamOutput
-from service.bulk.pool import Answered, WorkerPool
+from service.bulk.pool import WorkerPool
 from service.bulk.progress import Progress
 from service.bulk.reading import open_input
 from service.bulk.rows import ANSWER_COLUMNS
@@ -28,11 +29,15 @@ from service.bulk.task import Task
 from service.bulk.writing import header
 from service.command_settings import PredictSettings
 from service.errors import InputError, SettingsError
+from service.ray.cluster import check_address, connected, cores_of_cluster
+from service.storage.connect import without_credentials
 from service.store.locations import open_store
 from service.threads import threads_or_cores
 
 # Number of blocks for each worker that are read, or answered but not written yet.
 _BLOCKS_PER_WORKER = 4
+
+_Submit = Callable[[Block], Future[Answered]]
 
 
 def predict_file(settings: PredictSettings) -> int:
@@ -46,17 +51,19 @@ def predict_file(settings: PredictSettings) -> int:
         raise SettingsError(f"--input: expected no other query, found {settings.text!r}; leave out one of them")
     source = None if settings.input is None or str(settings.input) == "-" else settings.input
     target = None if settings.output is None or str(settings.output) == "-" else settings.output
-    is_stream = target is None or (target.exists() and not target.is_file())
+    is_stream = target is None or (isinstance(target, Path) and target.exists() and not target.is_file())
     read, written = input_format(source, settings.input_format), output_format(None if is_stream else target)
     if "parquet" in (read.name, written.name) and importlib.util.find_spec("pyarrow") is None:
         raise SettingsError("Parquet files need pyarrow; pip install 'recollect[parquet]'")
+    if settings.ray is not None:
+        check_address(settings.ray)
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    with open_input(source, read) as rows:
+    with _local_input(source) as (path, name, input_facts), open_input(path, read, name) as rows:
         task = Task(
-            store=str(settings.store),
+            store=_absolute(settings.store),
             version=store.resolve(settings.version),
-            verify_key=None if settings.verify_key is None else str(settings.verify_key),
-            bundle_cache=None if settings.bundle_cache is None else str(settings.bundle_cache),
+            verify_key=None if settings.verify_key is None else _absolute(settings.verify_key),
+            bundle_cache=None if settings.bundle_cache is None else _absolute(settings.bundle_cache),
             options=settings.answer_options(),
             input_name=rows.name,
             input_format=read.name,
@@ -66,27 +73,66 @@ def predict_file(settings: PredictSettings) -> int:
             columns=_kept_columns(settings, rows, written.name),
             mark_bad_rows=settings.bad_rows == "mark",
         )
-        output: FileOutput | StreamOutput
-        if target is None or is_stream:
-            output = StreamOutput(target)
-        else:
-            facts = task.facts() | _facts(source) if source is not None and source.is_file() else None
-            output = FileOutput(target, facts, settings.overwrite, _converter(written.name))
-        with output:
+        facts = None if input_facts is None else task.facts() | input_facts
+        with _open_output(target, facts, settings.overwrite, _converter(written.name)) as output:
             if not output.complete:
-                workers = threads_or_cores(settings.workers)
-                with WorkerPool(task, workers) as pool:
+                with _answering(task, settings) as (submit, workers):
                     output.write_header(header(task, rows.empty))
-                    _answer_all(rows, task, output, pool, workers * _BLOCKS_PER_WORKER)
+                    _answer_all(rows, task, output, submit, workers * _BLOCKS_PER_WORKER)
                 output.finish()
             return output.rows
 
 
-def _answer_all(rows: Input, task: Task, output: FileOutput | StreamOutput, pool: WorkerPool, most_blocks: int) -> None:
+@contextlib.contextmanager
+def _local_input(source: Path | str | None) -> Iterator[tuple[Path | None, str, dict[str, Any] | None]]:
+    """The file of an input, its name in messages, and facts by which a later run recognises it.
+
+    The file is None for standard input. The facts are None if the input cannot be read again.
+    """
+    if isinstance(source, str):
+        from service.bulk.objects import downloaded
+
+        with downloaded(source) as (path, sha256):
+            yield path, without_credentials(source), {"input sha256": sha256}
+    elif source is None:
+        yield None, "standard input", None
+    else:
+        yield source, str(source), _facts(source) if source.is_file() else None
+
+
+def _open_output(
+    target: Path | str | None, facts: dict[str, Any] | None, overwrite: bool, convert: Any
+) -> FileOutput | StreamOutput:
+    if isinstance(target, str):
+        from service.bulk.objects import ObjectOutput
+
+        return ObjectOutput(target, facts, overwrite, convert)
+    if target is None or (target.exists() and not target.is_file()):
+        return StreamOutput(target)
+    return FileOutput(target, facts, overwrite, convert)
+
+
+@contextlib.contextmanager
+def _answering(task: Task, settings: PredictSettings) -> Iterator[tuple[_Submit, int]]:
+    """The function that lets a worker process or an actor answer a block, and the number of workers."""
+    workers = threads_or_cores(settings.workers)
+    if settings.ray is None:
+        with WorkerPool(task, workers) as pool:
+            yield pool.submit, workers
+        return
+    with connected(settings.ray, workers):
+        from service.ray.pool import ActorPool
+
+        workers = settings.workers or cores_of_cluster()
+        with ActorPool("service.bulk.worker", task.to_json(), workers) as actors:
+            yield lambda block: actors.submit(block.payload, block.first), workers
+
+
+def _answer_all(rows: Input, task: Task, output: FileOutput | StreamOutput, submit: _Submit, most_blocks: int) -> None:
     """Write the answers of all rows after those that are written already."""
     progress = Progress(output.rows, rows.share_read)
     try:
-        for answered in _in_order(rows, task, output.rows, pool, most_blocks):
+        for answered in _in_order(rows, task, output.rows, submit, most_blocks):
             output.write(answered.content, answered.rows)
             progress.update(output.rows)
             if answered.error is not None:
@@ -97,7 +143,7 @@ def _answer_all(rows: Input, task: Task, output: FileOutput | StreamOutput, pool
     progress.finish(output.rows)
 
 
-def _in_order(rows: Input, task: Task, skip: int, pool: WorkerPool, most_blocks: int) -> Iterator[Answered]:
+def _in_order(rows: Input, task: Task, skip: int, submit: _Submit, most_blocks: int) -> Iterator[Answered]:
     """The answered blocks in the order of the input.
 
     A thread reads the input, because the answers to the first lines of a pipe must not wait for the next line.
@@ -107,7 +153,7 @@ def _in_order(rows: Input, task: Task, skip: int, pool: WorkerPool, most_blocks:
     def read() -> None:
         try:
             for block in rows.blocks(skip, [task.text_column, *(task.columns or ())]):
-                waiting.put(pool.submit(block))
+                waiting.put(submit(block))
             waiting.put(None)
         except BaseException as error:  # also the pool's error if it is closed meanwhile
             waiting.put(error)
@@ -140,6 +186,11 @@ def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[s
                 f"--columns: the output has a column {name} of its own; leave {name} out, or rename it in the input"
             )
     return None if kept is None else list(dict.fromkeys(kept))
+
+
+def _absolute(location: Path | str) -> str:
+    """A location that is the same in every current folder."""
+    return str(location) if "://" in str(location) else os.path.abspath(location)
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -98,9 +98,11 @@ class FileOutput:
         self.rows, self._bytes, self._recorded = 0, 0, time.monotonic()
         self.complete = False
         state = None if overwrite or facts is None else self._read_state()
-        if state is None and path.exists() and not overwrite:
-            raise OutputError(f"{path}: expected no file, found one; choose another name, or use --overwrite")
-        self.complete = state is not None and path.exists() and not self._partial.exists()
+        exists = self._exists()
+        if state is None and exists and not overwrite:
+            name = self._shown_name()
+            raise OutputError(f"{name}: expected no file, found one; choose another name, or use --overwrite")
+        self.complete = state is not None and exists and not self._partial.exists()
         if self.complete:
             self._state.unlink()
             self.rows = state["rows"] if state else 0
@@ -145,16 +147,27 @@ class FileOutput:
     def finish(self) -> None:
         self._record()
         if self._convert is None:
-            self._partial.replace(self._path)
+            self._publish(self._partial)
         else:
             converted = Path(f"{self._path}.converted")
             with _named(str(converted)):
                 self._convert(self._partial, converted)
-            converted.replace(self._path)
+            self._publish(converted)
             self._partial.unlink()
         self._state.unlink()
         self._file.close()
         self.complete = True
+
+    def _exists(self) -> bool:
+        """Whether the output exists."""
+        return self._path.exists()
+
+    def _publish(self, file: Path) -> None:
+        """Make a complete file the output, in one step."""
+        file.replace(self._path)
+
+    def _shown_name(self) -> str:
+        return str(self._path)
 
     def _record(self) -> None:
         """Record the number of finished rows, after the bytes of these rows are on the disk."""

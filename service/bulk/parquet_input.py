@@ -22,8 +22,8 @@ class ParquetInput:
         OSError: If the file does not open.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.name, self._read = str(path), 0
+    def __init__(self, path: Path, name: str) -> None:
+        self.name, self._read = name, 0
         path.open("rb").close()  # for a missing file: the system's error instead of Arrow's
         with self._errors():
             self._file = pq.ParquetFile(path)

@@ -14,19 +14,10 @@ import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Pipe
-from typing import NamedTuple
 
-from service.bulk.blocks import Block
+from service.bulk.blocks import Answered, Block
 from service.bulk.task import Task
 from service.errors import ServiceError, WorkerError
-
-
-class Answered(NamedTuple):
-    """The output of a block: its bytes, the number of input rows up to its end, and the error of the row after it."""
-
-    content: bytes
-    rows: int
-    error: str | None
 
 
 class Worker:
@@ -64,7 +55,7 @@ class Worker:
         except ConnectionError:
             raise self._death() from None
         state = json.loads(self._receive())
-        return Answered(self._receive(), block.first + state["rows"], state["error"])
+        return Answered(self._receive(), state["rows"], state["error"])
 
     def kill(self) -> None:
         self._process.kill()

@@ -27,8 +27,13 @@ _MAX_LINE_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
-def open_input(path: Path | None, format_: Format) -> Iterator[Input]:
-    """Open an input, and close it at the end; None means standard input.
+def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]:
+    """Open an input, and close it at the end.
+
+    Args:
+        path: The file; None means standard input.
+        format_: Its format.
+        name: Its name in messages.
 
     Raises:
         InputError: If the input is not of this format.
@@ -38,12 +43,12 @@ def open_input(path: Path | None, format_: Format) -> Iterator[Input]:
         from service.bulk.parquet_input import ParquetInput
 
         assert path is not None
-        with contextlib.closing(ParquetInput(path)) as parquet:
+        with contextlib.closing(ParquetInput(path, name)) as parquet:
             yield parquet
         return
     # Unbuffered: a read returns as soon as a pipe has some bytes.
     with io.FileIO(0 if path is None else path, closefd=path is not None) as file:
-        source = _Bytes(file, "standard input" if path is None else str(path), format_.gzip)
+        source = _Bytes(file, name, format_.gzip)
         if format_.name == "csv":
             yield CsvInput(source)
         else:

@@ -1,9 +1,10 @@
-"""The program of a worker process: it opens the version, and turns blocks of rows into blocks of output.
+"""The program of a worker process or an actor: it opens the version, and turns blocks of rows into blocks of output.
 
     python -m service.bulk.worker DESCRIPTOR
 
 DESCRIPTOR is the number of the inherited socket to the main process. The first message on it is the task. The worker
-then answers each block. It ends when the main process closes its end of the socket, or dies.
+then answers each block. It ends when the main process closes its end of the socket, or dies. An actor of Ray calls
+`open_program` instead (`service.ray.actor`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.bulk.blocks import Answered
 from service.bulk.task import Task
 from service.errors import ServiceError
 from service.threads import ThreadBudget
@@ -29,10 +31,8 @@ _BLOCK_KEYS = 65_536
 
 def main(descriptor: int) -> None:
     connection = Connection(descriptor)
-    task = Task.from_json(connection.recv_bytes())
-    ThreadBudget.of(workers=1, threads=1).apply()
     try:
-        answer = _open(task)
+        answer = open_program(connection.recv_bytes())
     except (ServiceError, OSError, ModuleNotFoundError) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         connection.send_bytes(json.dumps({"error": str(error), "missing": missing}).encode())
@@ -41,18 +41,21 @@ def main(descriptor: int) -> None:
     try:
         while True:
             first = int(connection.recv_bytes())
-            content, rows, stop = answer.block(connection.recv_bytes(), first)
-            connection.send_bytes(json.dumps({"rows": rows, "error": stop}).encode())
-            connection.send_bytes(content)
+            answered = answer(connection.recv_bytes(), first)
+            connection.send_bytes(json.dumps({"rows": answered.rows, "error": answered.error}).encode())
+            connection.send_bytes(answered.content)
     except (EOFError, ConnectionError):  # the main process has ended
         return
 
 
-def _open(task: Task) -> Answerer:
+def open_program(task: bytes) -> Answerer:
+    """Open the version of a task, given as JSON."""
+    ThreadBudget.of(workers=1, threads=1).apply()
     from service.model import open_model
 
-    verify_key, bundle_cache = (Path(path) if path else None for path in (task.verify_key, task.bundle_cache))
-    return Answerer(open_model(task.store, task.version, verify_key, bundle_cache), task)
+    read = Task.from_json(task)
+    verify_key, bundle_cache = (Path(path) if path else None for path in (read.verify_key, read.bundle_cache))
+    return Answerer(open_model(read.store, read.version, verify_key, bundle_cache), read)
 
 
 class Answerer:
@@ -66,15 +69,12 @@ class Answerer:
         self._predictor, self._options, self._task = model.predictor, model.resolve(**task.options), task
         self._predictor.block_keys = _BLOCK_KEYS
 
-    def block(self, payload: bytes, first: int) -> tuple[bytes, int, str | None]:
+    def __call__(self, payload: bytes, first: int) -> Answered:
         """Answer a block.
 
         Args:
             payload: The payload of the block.
             first: Number of rows before the block.
-
-        Returns:
-            The output, the number of rows in it, and the error of the next row if that row ends the task.
         """
         from service.bulk.rows import Rows
         from service.bulk.writing import encode
@@ -86,7 +86,7 @@ class Answerer:
             found = self._predictor.predict([rows.texts[number] for number in good], self._options).answers
             for number, answer in zip(good, found, strict=True):
                 answers[number] = answer
-        return encode(rows, answers, self._task), len(rows.texts), rows.stop
+        return Answered(encode(rows, answers, self._task), first + len(rows.texts), rows.stop)
 
 
 if __name__ == "__main__":

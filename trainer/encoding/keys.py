@@ -6,7 +6,7 @@ encoder, or from the vectors of a frozen encoder, with an adapter and a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from trainer.data.split import Entries
 from trainer.distributed import ALONE, Ranks
-from trainer.encoding.encoder import Encoder, embed
+from trainer.encoding.encoder import Encoder, EncoderConfig, embed
 from trainer.encoding.tokens import Inputs, VectorTable
 from trainer.heads.adapter import Side
 from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
@@ -84,8 +84,43 @@ class KeyMaker:
         return embed(self._model, inputs[start:stop], self._model.key_dim, self._device, autocast=self._autocast)
 
 
+class KeySource:
+    """Makes the keys of a memory: those of all instances, then those of all labels."""
+
+    def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
+        """The keys of rows `start` to `stop`, which are all instances or all labels."""
+        raise NotImplementedError
+
+    def chunks(
+        self, bounds: Iterable[tuple[int, int]], progress: Callable[[int], object]
+    ) -> Iterator[Float[np.ndarray, "row dim"]]:
+        """The keys of each chunk of rows, in order. A source may compute several chunks at the same time."""
+        for start, stop in bounds:
+            yield self.keys(start, stop, progress)
+
+
 @dataclass(frozen=True)
-class EncodedTexts:
+class TextRows:
+    """The texts of instances, then of labels, and the settings that encode them."""
+
+    config: EncoderConfig
+    labels: Entries
+    instances: Entries
+
+    def between(self, start: int, stop: int) -> tuple[pa.LargeStringArray, int, Side]:
+        """The texts of some rows, their maximum length, and their side."""
+        first_label = len(self.instances)
+        if start < first_label:
+            return self.instances.texts[start:stop], self.config.max_length, "queries"
+        return self.labels.texts[start - first_label : stop - first_label], self.config.label_max_length, "labels"
+
+    def as_keys(self, start: int, vectors: Float[np.ndarray, "row dim"]) -> Float[np.ndarray, "row dim"]:
+        """The keys of rows from `start` on. Instances are encoded as queries, whose coordinates of length differ."""
+        return exchange(vectors) if self.config.longest and start < len(self.instances) else vectors
+
+
+@dataclass(frozen=True)
+class EncodedTexts(KeySource):
     """Keys that the whole encoder makes from texts.
 
     Attributes:
@@ -103,19 +138,15 @@ class EncodedTexts:
     reusable: ReusableKeys | None = None
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
-        config, first_label = self.encoder.config, len(self.instances)
-        side: Side = "queries" if start < first_label else "labels"
-        if side == "queries":
-            texts, max_length = self.instances.texts[start:stop], config.max_length
-        else:
-            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
+        rows = TextRows(self.encoder.config, self.labels, self.instances)
+        texts, max_length, side = rows.between(start, stop)
         vectors = _gather_shares(
             self.ranks,
             len(texts),
             self.encoder.device,
             lambda own: self._encode_share(texts[own], start + own.start, max_length, side, progress),
         )
-        return exchange(vectors) if config.longest and side == "queries" else vectors
+        return rows.as_keys(start, vectors)
 
     def _encode_share(
         self,
@@ -140,7 +171,7 @@ class EncodedTexts:
 
 
 @dataclass(frozen=True)
-class AdaptedKeys:
+class AdaptedKeys(KeySource):
     """Keys that an adapter and its head make from the vectors of a frozen encoder."""
 
     model: VectorDualEncoder
@@ -162,10 +193,6 @@ class AdaptedKeys:
             self.device,
             lambda own: embed(self.model, table[own], self.model.key_dim, self.device, progress),
         )
-
-
-# Makes the keys of rows `start` to `stop`, which are all instances or all labels; instances come first.
-KeySource = EncodedTexts | AdaptedKeys
 
 
 def _gather_shares(

@@ -1,0 +1,121 @@
+"""The memory of a run without training, encoded by other processes (`recollect train --epochs 0 --ray`)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect
+from tests.trainer.conftest import load
+from trainer.encoding.checkpoint import save_checkpoint
+from trainer.encoding.remote import EncodeChunks, open_program
+from trainer.errors import EncoderError, TrainingError
+from trainer.memory import memory_writer
+from trainer.run import write_run
+from trainer.train_settings import TrainSettings
+
+PATIENCE_SECONDS = 300
+SMALL_CHUNKS = "from trainer.memory import memory_writer\nmemory_writer._CHUNK_TEXTS = 4"
+
+
+@contextlib.contextmanager
+def connect(task: bytes, device: str) -> Iterator[EncodeChunks]:
+    """The program of the other processes, in this process."""
+    encode = open_program(task)
+
+    def encode_all(chunks: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+        for start, payload in chunks:
+            yield encode(payload, start)
+
+    assert device == "cpu"
+    yield encode_all
+
+
+def settings(toy: Path, encoder: Path, out: Path, **changes: Any) -> TrainSettings:
+    usual = {"epochs": 0, "max_length": 32, "label_max_length": 8, "encoder": str(encoder)}
+    return TrainSettings(dataset=toy, out=out, **usual | changes)
+
+
+def keys(run: Path) -> bytes:
+    return (run / "memory" / "keys.npy").read_bytes()
+
+
+@pytest.mark.parametrize("key_dtype", ["float32", "float16"])
+def test_other_processes_make_the_bytes_of_one_process(
+    toy: Path, tiny_bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_dtype: str
+) -> None:
+    monkeypatch.setattr(memory_writer, "_CHUNK_TEXTS", 4)
+    write_run(settings(toy, tiny_bert.folder, tmp_path / "alone", key_dtype=key_dtype))
+    write_run(settings(toy, tiny_bert.folder, tmp_path / "remote", key_dtype=key_dtype), connect)
+    assert keys(tmp_path / "remote") == keys(tmp_path / "alone")
+
+
+def test_another_encoder_on_another_machine_is_refused(tiny_bert: Any, tmp_path: Path) -> None:
+    save_checkpoint(load(tiny_bert.folder), tmp_path / "checkpoint")
+    task = {"checkpoint": str(tmp_path / "checkpoint"), "sha256": "0" * 64, "device": "cpu"}
+    with pytest.raises(EncoderError, match="expected the encoder of this run on all machines, found another one"):
+        open_program(json.dumps(task).encode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"), [({"epochs": 1}, "a training"), ({"epochs": None}, "a training"), ({"vectors": "x"}, "--vec")]
+)
+def test_ray_needs_a_run_without_training(toy: Path, tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+    with pytest.raises(TrainingError, match=f"--ray: expected --epochs 0, .*, found {found}"):
+        TrainSettings(dataset=toy, out=tmp_path, ray="local", **{"epochs": 0} | changes)
+
+
+def test_nothing_is_written_if_no_cluster_answers(
+    toy: Path, tiny_bert: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", toy, "--out", tmp_path / "run", "--encoder", tiny_bert.folder, "--epochs", 0]
+    assert recollect.main([*map(str, arguments), "--ray", "127.0.0.1:1"]) == 1
+    error = capsys.readouterr().err
+    assert "recollect train: --ray 127.0.0.1:1: expected a Ray cluster, found: Connection refused" in error
+    assert not (tmp_path / "run").exists()
+
+
+# After the second chunk, the process kills itself.
+KILLED = f"""
+{SMALL_CHUNKS}
+import os, signal
+write, chunks = memory_writer._write_progress, []
+def write_and_kill(*arguments):
+    write(*arguments)
+    chunks.append(1)
+    if len(chunks) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+memory_writer._write_progress = write_and_kill
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_actors_of_ray_continue_a_memory_whose_driver_was_killed(toy: Path, tiny_bert: Any, tmp_path: Path) -> None:
+    def train(out: str, prelude: str, *flags: str) -> subprocess.CompletedProcess[bytes]:
+        lengths = ["--max-length=32", "--label-max-length=8"]
+        program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
+        arguments = ["train", str(toy), "--out", str(tmp_path / out), "--encoder", str(tiny_bert.folder), "--epochs=0"]
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments, *lengths, *flags],
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_SECONDS,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    assert train("alone", SMALL_CHUNKS).returncode == 0
+    assert train("run", KILLED, "--ray").returncode == -signal.SIGKILL
+    assert json.loads((tmp_path / "run" / "memory" / "progress.json").read_text())["keys_done"] == 8
+    again = train("run", SMALL_CHUNKS, "--ray")
+    assert b"19 keys, 11 written now" in again.stderr
+    assert keys(tmp_path / "run") == keys(tmp_path / "alone")
