@@ -97,6 +97,7 @@ class Dataset:
         return split
 
 
+@runtime_checkable
 class DatasetFlags(Protocol):
     """Settings that name a dataset folder and state how it is read: the flags of every verb that reads one."""
 
