@@ -83,12 +83,12 @@ def measure(store: Path, additions: Path, seconds: float, threads: int) -> dict[
         "live_entries": added.instances + added.labels,
         **{
             kind: {
-                "without": without.as_json(),
-                "with": with_live.as_json(),
-                "p50_ratio": round(float(np.median(with_live.seconds) / np.median(without.seconds)), 3),
-                "cpu_ratio": round(with_live.as_json()["cpu_ms"] / without.as_json()["cpu_ms"], 3),
+                "without": before.as_json(),
+                "with": after.as_json(),
+                "p50_ratio": round(float(np.median(after.seconds) / np.median(before.seconds)), 3),
+                "cpu_ratio": round(after.cpu_seconds / before.cpu_seconds, 3) if before.cpu_seconds else None,
             }
-            for kind, (without, with_live) in measured.items()
+            for kind, (before, after) in measured.items()
         },
         "steal_seconds": round(steal_seconds() - steal_before, 2),
         "cpu": cpu_model()[0],
