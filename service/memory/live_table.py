@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from service.memory.growing import GrowingArray
-from service.memory.sealed_block import LARGE_BLOCK, SMALL_BLOCK, SealedBlock
+from service.memory.sealed_block import BLOCK_ROWS, SealedBlock
 
 # The end of a row that is present.
 PRESENT = np.iinfo(np.int64).max
@@ -125,15 +125,10 @@ class LiveTable:
         self._before.append(self._newest.get(uid, -1))
         self.uids.append(uid)
         self._newest[uid] = row
-        if len(self) % SMALL_BLOCK == 0:
-            self._seal()
+        if len(self) % BLOCK_ROWS == 0:
+            first = len(self) - BLOCK_ROWS
+            self._blocks += (SealedBlock.seal(first, self._vectors.content[first:]),)
         return row
-
-    def _seal(self) -> None:
-        """Seal the newest rows as a small block, or together with the small blocks before them as a large one."""
-        first = len(self) - (SMALL_BLOCK if len(self) % LARGE_BLOCK else LARGE_BLOCK)
-        earlier = (block for block in self._blocks if block.end <= first)
-        self._blocks = (*earlier, SealedBlock.seal(first, self._vectors.content[first:]))
 
     def find(self, uid: str) -> int | None:
         """The present row with a uid."""

@@ -14,9 +14,8 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-# Number of vectors of a small block, and of a large one, which replaces small ones. A search reads a quarter of the
-# bytes of a vector that is in a block; a large block takes hardly more time than a small one.
-SMALL_BLOCK, LARGE_BLOCK = 512, 4_096
+# Number of vectors of a block.
+BLOCK_ROWS = 2_048
 # A search asks for this number of codes, and for more if all of them may be near enough.
 _FIRST_CODES, _GROWTH = 32, 4
 # Allowance for the rounding of sums.

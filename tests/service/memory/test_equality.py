@@ -103,15 +103,12 @@ def test_search_repeats_if_most_of_the_nearest_keys_were_removed(open_tables: Op
 def test_search_of_codes_finds_the_keys_of_an_exact_search(
     open_tables: Open, top_b: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_table, "SMALL_BLOCK", 16)
-    monkeypatch.setattr(live_table, "LARGE_BLOCK", 64)
+    monkeypatch.setattr(live_table, "BLOCK_ROWS", 16)
     monkeypatch.setattr(sealed_block, "_FIRST_CODES", 2)
     live, rebuilt, _ = changed(open_tables, 13, 200)
     assert live.memory.view is not None
-    sizes = [block.end - block.first for block in live.memory.view.instances.blocks]
-    assert sizes == sorted(sizes, reverse=True)
-    assert {16, 64} == set(sizes)
-    assert live.memory.view.labels.live.blocks
+    assert len(live.memory.view.instances.blocks) > 4
+    assert len(live.memory.view.labels.live.blocks) > 1
     rng, options = np.random.default_rng(14), dataclasses.replace(OPTIONS, top_b=top_b)
     vectors = random_vectors(rng, 12)
     expected = rebuilt.answer(vectors, options)
