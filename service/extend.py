@@ -120,7 +120,7 @@ def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
     log.require_writable()
     _check_labels(additions, removals, known, settings.add)
     unknown = known.missing(list(removals))
-    encoder = QueryEncoder.of(bundle, threads_or_cores(0))
+    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(0))
     done, total = 0, len(removals) + len(additions)
     progress = Progress(0, lambda: done / max(total, 1), noun="entries")
     for entries in itertools.chain(_removals(removals), _additions(additions, encoder)):

@@ -7,7 +7,7 @@ run/   training.json   the recipe, and whether the training is finished
        checkpoint/     the best encoder so far
        state/          during training: the state for `--resume`
        tokens/         during the training of an encoder by several processes: the token ids of all texts
-       frozen/         during the training of an adapter: the frozen encoder's vectors, as a memory folder
+       frozen/         with an adapter: the frozen encoder's vectors, as a memory folder, for `--vectors`
        memory/         keys and values, after training
        query_encoder/  with `--query-encoder static`: the distilled encoder of queries, and `distillation.json`
 """
@@ -253,7 +253,7 @@ class RunFolder:
 
     def remove_unfinished(self) -> None:
         """Remove the folders that only an unfinished run needs. A killed run may have left them."""
-        for folder in (self.state, self.frozen, self.tokens):
+        for folder in (self.state, self.tokens):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_origin(self, plan: MemoryPlan | None = None) -> None:

@@ -39,7 +39,7 @@ class Methods:
             name, _, argument = part.partition(":")
             field, value = _read(name.strip(), argument.strip())
             if field in chosen:
-                raise ValueError(f"each method once, found {name} twice")
+                raise ValueError("each method once")
             chosen[field] = value
         return cls(**chosen)  # type: ignore[arg-type]
 
@@ -69,10 +69,8 @@ def _read(name: str, argument: str) -> tuple[str, float]:
             return "dim", _positive(argument)
     except ValueError:
         needs = {"merge": "a similarity above 0 and at most 1", "prune": "a number of instances from 1"}
-        raise ValueError(
-            f"{name}: {needs.get(name, 'a number of dimensions from 1, such as pca:128')}, found {argument!r}"
-        ) from None
-    raise ValueError(f"merge, prune or pca:D, several separated by commas, found {name!r}")
+        raise ValueError(f"{name}: {needs.get(name, 'a number of dimensions from 1, such as pca:128')}") from None
+    raise ValueError("merge, prune or pca:D, several separated by commas")
 
 
 def _positive(argument: str) -> int:

@@ -117,7 +117,7 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
             f"--run: expected none, because version {current} was built with --compact, so its run has other keys, "
             f"found {settings.run}; leave out --run, and the keys come from the bundle"
         )
-    encoder = QueryEncoder.of(bundle, threads)
+    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
         log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)

@@ -251,7 +251,7 @@ class MemoryRoutes:
                 uid=uid,
                 text=view.instance_texts[number],
                 labels=[view.labels.uids[label] for label in view.values.gather(row)[1].tolist()],
-                weight=float(np.exp(view.values.log_counts_of(row)).item()),
+                weight=float(f"{np.exp(view.values.log_counts_of(row)).item():.12g}"),  # the memory keeps the logarithm
             )
 
     async def apply(self, make: Change, request: Request, texts: Sequence[str] = ()) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -57,14 +58,28 @@ class Tokens:
 class QueryEncoder:
     """Encodes texts as unit vectors.
 
+    Args:
+        tokenizer: The tokenizer.
+        session: The ONNX graph.
+        info: The encoder's entry in the manifest.
+        device: Device that was requested.
+        parallel: Number of batches that are computed at the same time, each on the threads of the session. For many
+            short texts, this is faster than more threads of the session.
+
     Attributes:
         cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device = "cpu"
+        self,
+        tokenizer: Tokenizer,
+        session: onnxruntime.InferenceSession,
+        info: EncoderInfo,
+        device: Device = "cpu",
+        parallel: int = 1,
     ) -> None:
         self._tokenizer, self._session, self._pad_id, self._info = tokenizer, session, info.pad_id, info
+        self._parallel = parallel
         self._words = WordPieces(tokenizer, info.max_length) if treats_words_alone(tokenizer) else None
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
@@ -73,7 +88,7 @@ class QueryEncoder:
         self._known: dict[str, np.ndarray] = {}
 
     @classmethod
-    def of(cls, bundle: Bundle, threads: int, device: Device = "cpu") -> QueryEncoder:
+    def of(cls, bundle: Bundle, threads: int, device: Device = "cpu", parallel: int = 1) -> QueryEncoder:
         """Open the encoder of a bundle. Versions with an equal encoder share it.
 
         Raises:
@@ -82,7 +97,7 @@ class QueryEncoder:
         info, components = bundle.manifest.encoder, bundle.components
         tokenizer = components.open(open_tokenizer, TOKENIZER, info.max_length)
         session = components.open(open_session, GRAPH, info.precision, threads, device)
-        return components.open(_join, GRAPH, tokenizer, session, info, device)
+        return components.open(_join, GRAPH, tokenizer, session, info, device, parallel)
 
     @classmethod
     def open(cls, folder: Path, info: EncoderInfo, threads: int) -> QueryEncoder:
@@ -99,13 +114,22 @@ class QueryEncoder:
         return Tokens([ids or [self._pad_id] for ids, _ in rows], [truncated for _, truncated in rows])
 
     def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
-        """Encode a tokenised batch as unit vectors; `checkpoint` is called before each batch of the encoder."""
+        """Encode tokenised texts as unit vectors; `checkpoint` is called before each batch of the encoder."""
         vectors = np.empty((len(tokens.ids), self.dim), dtype=np.float32)
         order = np.argsort([len(ids) for ids in tokens.ids], kind="stable")
-        for start in range(0, len(order), self._batch_rows):
+        batches = [order[start : start + self._batch_rows] for start in range(0, len(order), self._batch_rows)]
+
+        def encode_batch(rows: Int[np.ndarray, " row"]) -> None:
             checkpoint()
-            rows = order[start : start + self._batch_rows]
             vectors[rows] = self._run([tokens.ids[row] for row in rows])
+
+        if self._parallel == 1 or len(batches) < 2:
+            for rows in batches:
+                encode_batch(rows)
+        else:
+            with ThreadPoolExecutor(self._parallel) as threads:
+                for _ in threads.map(encode_batch, batches):
+                    pass
         return vectors
 
     def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
@@ -198,10 +222,15 @@ def _ids(encoding: Encoding) -> tuple[list[int], bool]:
 
 
 def _join(
-    _: Path, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, info: EncoderInfo, device: Device
+    _: Path,
+    tokenizer: Tokenizer,
+    session: onnxruntime.InferenceSession,
+    info: EncoderInfo,
+    device: Device,
+    parallel: int,
 ) -> QueryEncoder:
     """The encoder as a component, so that two versions with an equal encoder share its known vectors."""
-    return QueryEncoder(tokenizer, session, info, device)
+    return QueryEncoder(tokenizer, session, info, device, parallel)
 
 
 def open_tokenizer(path: Path, max_length: int) -> Tokenizer:

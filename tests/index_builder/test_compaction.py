@@ -196,7 +196,7 @@ def test_build_fails_if_compaction_loses_too_much(repetitive: Built, tmp_path: P
         ("pca:0", "a number of dimensions from 1"),
         ("merge:1.5", "a similarity above 0 and at most 1"),
         ("prune:many", "a number of instances from 1"),
-        ("merge,merge:0.9", "each method once, found merge twice"),
+        ("merge,merge:0.9", "each method once; found ['merge', 'merge:0.9']"),
     ],
 )
 def test_wrong_method_is_refused(flag: str, message: str) -> None:

@@ -44,6 +44,14 @@ def test_text_gets_the_same_vector_in_a_batch_of_mixed_lengths_as_alone(encoder:
     np.testing.assert_allclose(encode(encoder, TEXTS), np.tile(alone, (5, 1)), atol=1e-5)
 
 
+def test_batches_that_are_computed_at_the_same_time_give_equal_vectors(
+    encoder: QueryEncoder, predictor: Predictor
+) -> None:
+    parallel = QueryEncoder.of(predictor.bundle, threads=1, parallel=3)
+    texts = TEXTS * 4  # several batches
+    np.testing.assert_array_equal(encode(parallel, texts), encode(encoder, texts))
+
+
 def test_encoder_returns_no_vectors_for_an_empty_batch(encoder: QueryEncoder) -> None:
     assert encode(encoder, []).shape == (0, encoder.dim)
 

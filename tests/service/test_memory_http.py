@@ -79,7 +79,7 @@ def test_new_label_answers_from_the_next_request_on_until_it_is_removed(client: 
 def test_new_instance_votes_for_its_labels_and_can_be_read_and_removed(client: httpx.Client) -> None:
     label = ask(client)["labels"][-1]["uid"]
     before = scores(client, **{"lambda": 1}).get(label, 0.0)
-    instance = {"uid": "a/b c", "text": TEXT, "labels": [label], "weight": 2.0}
+    instance = {"uid": "a/b c", "text": TEXT, "labels": [label], "weight": 3.0}
     assert client.post("/memory/instances", json={"instances": [instance]}).status_code == 200
     assert scores(client, **{"lambda": 1})[label] > before
     found = client.get("/memory/instances/a/b c").json()

@@ -53,7 +53,7 @@ class TestTraining:
         outcome = train(*more, "--validation-fraction", 0, "--learning-rate", 2e-3, "--epochs", 6)
         assert (outcome.status, outcome.out) == (0, "")
         assert f"train: {method}, {what}, 48 steps of 8 queries, 0 instances held out" in outcome.err
-        assert {path.name for path in run_folder.iterdir()} == LEFT
+        assert {path.name for path in run_folder.iterdir()} == LEFT[what]
         losses = list(metrics(run_folder, "loss").values())
         assert len(losses) == 48
         assert np.mean(losses[-8:]) < np.mean(losses[:8])
@@ -246,7 +246,7 @@ class TestVectors:
             assert train("--vectors", vectors, "--out", run_folder.with_name("given")).status == 0
         assert results(run_folder.with_name("given")) == results(run_folder)
         assert files(vectors) == before
-        assert {path.name for path in run_folder.with_name("given").iterdir()} == LEFT
+        assert {path.name for path in run_folder.with_name("given").iterdir()} == LEFT["adapter"] - {"frozen"}
 
     def refused(self, train: Train, run_folder: Path, *more: object) -> str:
         outcome = train(*more)
@@ -294,6 +294,18 @@ class TestVectors:
         assert "texts are unchanged, 4 texts to encode" in outcome.err
         keys = [open_memory(folder / "memory").keys for folder in (run_folder, run_folder.with_name("reused"))]
         np.testing.assert_allclose(*keys, atol=1e-6)
+
+    def test_run_with_an_adapter_keeps_the_vectors_for_a_later_run_that_starts_from_it(
+        self, train: Train, run_folder: Path, changed: Path, encoded: list[str]
+    ) -> None:
+        earlier, grown = run_folder, run_folder.with_name("grown")
+        assert train("--train", "adapter", "--max-steps", 2).status == 0
+        encoded.clear()
+        recollect.train(changed, out=grown, vectors=earlier, from_=earlier, max_steps=1, learning_rate=1e-12)
+        assert len(encoded) == 4
+        assert all("new" in text for text in encoded)
+        keys = load_checkpoint(grown / "checkpoint", "cpu").encode(texts(grown, "instances.jsonl"), 16)
+        np.testing.assert_allclose(open_memory(grown / "memory").instance_keys, keys, atol=1e-5)
 
     def test_labels_are_encoded_again_if_the_encoder_has_an_adapter(
         self, train: Train, run_folder: Path, encoded: list[str]

@@ -65,7 +65,7 @@ def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: 
 
 class TestRun:
     def test_training_with_a_head_writes_a_complete_run_folder(self, run: Path, method: str, what: str) -> None:
-        assert {path.name for path in run.iterdir()} == LEFT
+        assert {path.name for path in run.iterdir()} == LEFT[what]
         kept = {path.name for path in (run / "checkpoint").glob("*.safetensors")}
         adapter = {"adapter.safetensors"} if what == "adapter" else set()
         head = set() if method == "supcon" else {"head.safetensors"}
@@ -194,7 +194,7 @@ def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
     assert rates[-1] == pytest.approx(1e-3 / 9, rel=1e-2)
     assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 10]
     assert open_memory(run_folder / "memory").plan.instances == INSTANCES
-    assert {path.name for path in run_folder.iterdir()} == LEFT
+    assert {path.name for path in run_folder.iterdir()} == LEFT[what]
     assert "already done" in train(*more).err
 
 

@@ -46,8 +46,10 @@ class ReusableKeys:
 def open_earlier(given: Path, encoder: Encoder, encoder_sha256: str, key_dtype: KeyDtype) -> Memory:
     """Open the memory of an earlier run, and check that the same encoder wrote it.
 
+    A run with an adapter has two memories: `memory/` with the adapter, and `frozen/` without it.
+
     Args:
-        given: The run folder, or its memory folder.
+        given: The run folder, or a memory folder.
         encoder: The encoder that would encode the texts.
         encoder_sha256: Its digest.
         key_dtype: Data type of the new keys.
@@ -56,8 +58,9 @@ def open_earlier(given: Path, encoder: Encoder, encoder_sha256: str, key_dtype: 
         MemoryFolderError: If there is no memory, another encoder or other settings wrote it, or its keys are less
             precise than the new ones.
     """
-    folder = given / "memory" if (given / "memory").is_dir() else given
-    memory = open_memory(folder)
+    memories = [open_memory(given / name) for name in ("memory", "frozen") if (given / name).is_dir()]
+    memories = memories or [open_memory(given)]
+    memory = next((each for each in memories if each.plan.encoder_sha256 == encoder_sha256), memories[0])
     saved = memory.plan
     differs = [name for name in _ENCODER_SETTINGS if saved.encoder.get(name) != getattr(encoder.config, name)]
     differs += ["encoder_sha256"] if saved.encoder_sha256 != encoder_sha256 else []

@@ -8,17 +8,29 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import structlog
 
 from service.errors import MemoryLogError
-from service.memory.entries import Entry, PutCorrection, PutInstance, RemoveCorrection, RemoveInstance, RemoveLabel
+from service.memory.entries import (
+    Entry,
+    PutCorrection,
+    PutInstance,
+    PutLabel,
+    RemoveCorrection,
+    RemoveInstance,
+    RemoveLabel,
+)
+from service.memory_log import log as log_module
 from service.memory_log.folder_segments import FolderSegments
 from service.memory_log.groups import EncoderOfGroup
 from service.memory_log.log import MemoryLog
+from service.memory_log.summary import summarise
 from tests.service.memory_log.logs import (
     DIM,
     append,
@@ -254,6 +266,22 @@ def test_replay_of_the_same_entries_changes_nothing(tmp_path: Path) -> None:
     entries = folder_log(tmp_path / "memory").read()
     once = apply((), entries)
     assert set(apply(once, entries)) == set(once)
+
+
+def test_clock_that_jumps_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = folder_log(tmp_path / "memory")
+    for seconds, text in ((2e9, "first"), (0.0, "second"), (3e9, "third"), (1e9, "fourth")):
+        monkeypatch.setattr(log_module, "time", SimpleNamespace(time=lambda seconds=seconds: seconds))
+        append(log, label("a", text))
+    found = folder_log(tmp_path / "memory").read()
+    assert [each.entry.text for each in found if isinstance(each.entry, PutLabel)] == [
+        "first",
+        "second",
+        "third",
+        "fourth",
+    ]
+    assert [each.sequence for each in found] == [1, 2, 3, 4]
+    assert summarise(found).oldest == datetime.fromtimestamp(0, UTC)
 
 
 # Program that appends entries, and prints the uid of each entry after its acknowledgement.

@@ -1,0 +1,87 @@
+"""Failures around the live memory of a served store: a full disk, Redis away, and a replica that was away."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.service.redis_server import RedisServer, needs_redis, replica, until
+from tests.service.test_http import is_problem
+
+WRITER = "writer-0123456789abcdef"
+TEXT = "How whales sleep in the ocean"
+
+
+@pytest.fixture
+def store(light_versions: Path, tmp_path: Path) -> Path:
+    return copy_store(light_versions, tmp_path / "store")
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> tuple[str, ...]:
+    keys = tmp_path / "keys"
+    keys.write_text(f"writer {WRITER} write\n")
+    return ("--api-keys", str(keys), "--writable")
+
+
+def put_label(url: str, uid: str) -> httpx.Response:
+    body = {"labels": [{"uid": uid, "text": TEXT}]}
+    return httpx.post(f"{url}/memory/labels", json=body, headers={"X-API-Key": WRITER}, timeout=PATIENCE_SECONDS)
+
+
+def ask(url: str, **options: Any) -> httpx.Response:
+    body = {"query": TEXT, "top_k": 50, **options}
+    return httpx.post(f"{url}/predict", json=body, headers={"X-API-Key": WRITER}, timeout=PATIENCE_SECONDS)
+
+
+def labels(url: str, **options: Any) -> set[str]:
+    response = ask(url, **options)
+    assert response.status_code == 200, response.text
+    return {label["uid"] for label in response.json()["labels"]}
+
+
+def test_full_disk_refuses_changes_while_answers_continue(store: Path, flags: tuple[str, ...]) -> None:
+    with serving(store, *flags) as server:
+        assert put_label(server.url, "before").json()["sequence"] == 1
+        (segment,) = (store / "memory").glob("*.log")
+        unlimited = limit_files(server, segment.stat().st_size + 100)  # as on a full disk
+        problem = is_problem(put_label(server.url, "lost"), 503, "log_unwritable")
+        assert "this write has no effect" in problem["detail"]
+        assert server.wait_for("memory_unwritable")["level"] == "error"
+        assert ask(server.url).json()["sequence"] == 1
+        assert labels(server.url) & {"before", "lost"} == {"before"}
+        limit_files(server, unlimited)
+        assert put_label(server.url, "after").json()["sequence"] == 2
+        assert {"before", "after"} <= labels(server.url)
+
+
+def limit_files(server: Server, size: int) -> int:
+    """Limit the size of the files that a server writes, and return the limit before."""
+    soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+    return soft
+
+
+@needs_redis
+def test_changes_need_no_redis_and_reach_a_replica_that_was_away(
+    store: Path, flags: tuple[str, ...], redis_server: RedisServer
+) -> None:
+    with (
+        replica(store, redis_server, *flags) as (first, _),
+        replica(store, redis_server, *flags) as (second, _),
+    ):
+        redis_server.stop()
+        second.process.send_signal(signal.SIGSTOP)
+        sequences = [put_label(first.url, f"label {number}").json()["sequence"] for number in range(20)]
+        assert sequences == list(range(1, 21))
+        second.process.send_signal(signal.SIGCONT)
+        added = {f"label {number}" for number in range(20)}
+        assert added <= labels(second.url, min_sequence=20)
+        assert put_label(second.url, "one more").json()["sequence"] == 21
+        until(lambda: "one more" in labels(first.url))
