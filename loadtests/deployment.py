@@ -38,6 +38,10 @@ class Program:
         self._command, self.port, self._log = command, port, log
         self.start()
 
+    @property
+    def process(self) -> int:
+        return self._process.pid
+
     def start(self) -> None:
         """Start the program, and wait until it listens."""
         with self._log.open("ab") as log:
@@ -74,6 +78,7 @@ class Deployment:
     """The processes of the deployment. `address` is the address of nginx."""
 
     redis: Program
+    nginx: Program
     replicas: list[Replica]
     address: Address
     redis_url: str
@@ -105,7 +110,7 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
         nginx_command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(configuration), "-g", "daemon off;"]
         nginx = Program(nginx_command, nginx_port, folder / "nginx.log")
         stack.callback(nginx.stop)
-        yield Deployment(redis, replicas, Address("127.0.0.1", nginx_port), redis_url, redis_secret)
+        yield Deployment(redis, nginx, replicas, Address("127.0.0.1", nginx_port), redis_url, redis_secret)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # Instruction sets that change the speed of the encoder and of faiss.
 _VECTOR_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")
@@ -48,6 +49,24 @@ def cpu_seconds(process: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+class ThreadTime(NamedTuple):
+    """Seconds in which a thread ran, and in which it waited for a core that other threads used."""
+
+    cpu: float
+    queued: float
+
+
+def thread_times(process: int) -> dict[int, ThreadTime]:
+    """The times of each running thread of a process and its descendants, in nanosecond resolution."""
+    times = {}
+    for each in process_tree(process):
+        for thread in Path(f"/proc/{each}/task").glob("*"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                cpu, queued, _ = (thread / "schedstat").read_text().split()
+                times[int(thread.name)] = ThreadTime(int(cpu) / 1e9, int(queued) / 1e9)
+    return times
+
+
 def memory(process: int) -> Memory:
     """Current memory of a process and its descendants."""
     total: dict[str, int] = {}
@@ -67,6 +86,12 @@ def cpu_model(root: Path = Path("/proc")) -> tuple[str, list[str]]:
     fields = {name.strip(): value.strip() for name, _, value in lines}
     flags = fields.get("flags", "").split()
     return fields.get("model name", "unknown"), [flag for flag in _VECTOR_FLAGS if flag in flags]
+
+
+def busy_seconds(root: Path = Path("/proc")) -> float:
+    """CPU time of all programs and of the kernel, over all cores, since the start."""
+    fields = (root / "stat").read_text().split(maxsplit=9)
+    return sum(int(fields[column]) for column in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
 
 
 def steal_seconds(root: Path = Path("/proc")) -> float:

@@ -1,0 +1,119 @@
+"""`python -m benchmarks.fleet ...` measures the constants of the capacity model, tests the model, and prints its page.
+
+`table` prints docs/scaling.md from the recorded figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from service.threads import ThreadBudget
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description="Capacity of a fleet of replicas.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    def needs_store(added: argparse.ArgumentParser, seconds: float) -> None:
+        added.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is measured")
+        added.add_argument(
+            "--seconds", type=float, default=seconds, help=f"duration of each measurement; default: {seconds:g}"
+        )
+
+    compute = command("compute", _compute, "Measure a predictor on one thread, and record it.")
+    needs_store(compute, 30)
+    compute.add_argument("--name", required=True, choices=["minilm", "static"], help="name of the record")
+    needs_store(command("http", _http, "Measure the costs of HTTP, and record them."), 10)
+    service = command("service", _service, "Measure the real service at several loads, and record its figures.")
+    needs_store(service, 20)
+    service.add_argument("--replicas", type=int, required=True, choices=[1, 2], help="number of replicas")
+    indexes = command("indexes", _indexes, "Measure kinds of indexes, and record them.")
+    needs_store(indexes, 0)
+    indexes.add_argument("--keys", type=int, default=60_000, help="number of synthetic keys; default: 60000")
+    changes = command("changes", _changes, "Measure a swap, live writes and a compaction, and record them.")
+    needs_store(changes, 0)
+    changes.add_argument("--writes", type=int, default=300, help="number of live writes; default: 300")
+    command("predict", _predict, "Predict the figures of the real service, and record both.")
+    command("scenarios", _scenarios, "Simulate failures and overload of 100 replicas, and record their figures.")
+    command("table", _table, "Print docs/scaling.md.")
+    given = parser.parse_args(arguments)
+    ThreadBudget.of(1, 1).apply()  # before the libraries load
+    from loadtests.deployment import MissingProgramError
+    from loadtests.replica import ReplicaError
+    from service.errors import ServiceError
+
+    try:
+        given.run(given)
+    except (ServiceError, ReplicaError, MissingProgramError, OSError, ValueError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _compute(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.measure_compute import measure_compute
+
+    record(lambda: measure_compute(given.store, given.seconds), f"compute-{given.name}")
+
+
+def _http(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.measure_http import measure_http
+
+    record(lambda: measure_http(given.store, given.seconds), "http")
+
+
+def _service(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.validation import measure_service
+
+    record(lambda: measure_service(given.store, given.replicas, given.seconds), f"service-{given.replicas}")
+
+
+def _indexes(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.measure_indexes import measure_indexes
+
+    record(lambda: measure_indexes(given.store, given.keys), "indexes")
+
+
+def _changes(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.measure_changes import measure_changes
+
+    record(lambda: measure_changes(given.store, given.writes), "changes")
+
+
+def _predict(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import Compute, Http, read, write
+    from benchmarks.fleet.validation import ServiceFigures, validate
+
+    measured = [read(ServiceFigures, f"service-{replicas}") for replicas in (1, 2)]
+    write(validate(measured, read(Compute, "compute-minilm"), read(Http, "http")), "validation")
+
+
+def _scenarios(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import Changes, Compute, Http, read, write
+    from benchmarks.fleet.scenarios import simulate_all
+
+    compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")
+    write(simulate_all(compute, http, changes), "scenarios")
+
+
+def _table(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.report import page
+
+    print(page(), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

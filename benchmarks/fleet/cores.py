@@ -1,0 +1,94 @@
+"""The cores of a machine, which tasks share, and threads that run one task after the other."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+
+import simpy
+
+
+class Cores:
+    """Cores with processor sharing: more tasks than cores run at equal, lower speeds.
+
+    Args:
+        environment: Clock of the simulation.
+        count: Number of cores.
+        slowdown: Factor by which a task takes longer while another core is busy too.
+    """
+
+    def __init__(self, environment: simpy.Environment, count: int, slowdown: float = 1.0) -> None:
+        self._environment, self._count, self._slowdown = environment, count, slowdown
+        # All tasks run at one speed. So the CPU time that a task has had since a common origin orders their ends.
+        self._progress, self._since = 0.0, 0.0
+        self._tasks: list[tuple[float, int, simpy.Event]] = []  # a heap of the ends, in units of `_progress`
+        self._numbers = itertools.count()
+        self._timer = 0
+
+    def run(self, seconds: float) -> simpy.Event:
+        """Run a task that needs this CPU time; the event happens at its end."""
+        self._advance()
+        done = self._environment.event()
+        heapq.heappush(self._tasks, (self._progress + seconds, next(self._numbers), done))
+        self._set_timer()
+        return done
+
+    @property
+    def _speed(self) -> float:
+        tasks = len(self._tasks)
+        slowdown = self._slowdown if tasks > 1 and self._count > 1 else 1.0
+        return min(1.0, self._count / max(1, tasks)) / slowdown
+
+    def _advance(self) -> None:
+        now = self._environment.now
+        self._progress += (now - self._since) * self._speed
+        self._since = now
+
+    def _set_timer(self) -> None:
+        """Wake up at the next end. Timers that were set before are ignored, because the speed has changed."""
+        self._timer += 1
+        if self._tasks:
+            seconds = max(0.0, self._tasks[0][0] - self._progress) / self._speed
+            self._environment.timeout(seconds, self._timer).callbacks.append(self._end_first)
+
+    def _end_first(self, timer: simpy.Event) -> None:
+        if timer.value != self._timer:
+            return
+        self._advance()
+        end, _, done = heapq.heappop(self._tasks)
+        self._progress = max(self._progress, end)  # against rounding
+        done.succeed()
+        self._set_timer()
+
+
+class Thread:
+    """Runs tasks one after the other, as an event loop does.
+
+    Args:
+        environment: Clock of the simulation.
+        cores: Cores that the tasks use.
+    """
+
+    def __init__(self, environment: simpy.Environment, cores: Cores) -> None:
+        self._environment, self._cores = environment, cores
+        self._waiting: deque[tuple[float, simpy.Event]] = deque()
+        self._busy = False
+
+    def run(self, seconds: float) -> simpy.Event:
+        """Run a task after all earlier ones; the event happens at its end."""
+        done = self._environment.event()
+        self._waiting.append((seconds, done))
+        if not self._busy:
+            self._start_next()
+        return done
+
+    def _start_next(self) -> None:
+        self._busy = bool(self._waiting)
+        if self._busy:
+            seconds, done = self._waiting.popleft()
+            self._cores.run(seconds).callbacks.append(lambda _: self._end(done))
+
+    def _end(self, done: simpy.Event) -> None:
+        done.succeed()
+        self._start_next()

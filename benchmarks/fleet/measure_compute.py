@@ -1,0 +1,136 @@
+"""Measure a predictor in this process, on one thread: batches, pauses, lengths of texts, and a busy second core.
+
+Times are CPU times, because other programs change the time that passes. All kinds of work are measured in turns, so
+that a change of the machine's speed changes all of them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fleet.constants import Compute
+from loadtests.workload import sample_texts
+from service.model import open_model
+from service.predictor.encoder import Tokens
+from service.predictor.predictor import Predictor
+
+_SIZES = (1, 2, 4, 8, 16, 32)
+_PAUSES_MS = (0.0, 1.0, 3.0, 10.0, 30.0)
+_TOKENS = (8, 16, 32, 64, 128)
+_TEXTS, _SINGLES = 512, 8
+
+# A kind of work, which gets the number of its turn. It returns the milliseconds of its search, if there is one.
+Work = Callable[[int], float]
+
+
+def measure_compute(store: Path, seconds: float) -> Compute:
+    """Measure the current version of a store.
+
+    Args:
+        store: The store.
+        seconds: Duration of the measurement.
+
+    Raises:
+        ServiceError: If the store cannot be opened.
+    """
+    predictor = open_model(store, threads=1).predictor
+    texts = sample_texts(predictor.bundle.instances.texts, _TEXTS)
+    tokens = predictor.encoder.tokenise(texts).ids
+    batches = [_batch(predictor, texts, size) for size in _SIZES]
+    singles = [_batch(predictor, texts, 1)] * _SINGLES
+    paused = [_after_pause(pause, _batch(predictor, texts, 1)) for pause in _PAUSES_MS]
+    encodings = [_encoding(predictor, tokens, length) for length in _TOKENS]
+    work = [*batches, *singles, *paused, *encodings]
+    _in_turns(work, 0)  # warm up
+    times, searches = _in_turns(work, 0.8 * seconds)
+    (alone,), _ = _in_turns([batches[3]], 0.1 * seconds)
+    with _busy_core(store):
+        (together,), _ = _in_turns([batches[3]], 0.1 * seconds)
+    medians = [float(np.median(each)) for each in times]
+    after_batches = len(_SIZES) + _SINGLES
+    after_pauses = after_batches + len(_PAUSES_MS)
+    info, index, counts = predictor.manifest.encoder, predictor.manifest.index, predictor.manifest.counts
+    return Compute(
+        encoder=f"{info.name}, {info.precision}",
+        memory=f"{counts.instances:,} instances ({index.instances.factory}), {counts.labels:,} labels "
+        f"({index.labels.factory}), b = {predictor.defaults.top_b}",
+        tokens=float(np.mean([len(ids) for ids in tokens])),
+        is_faster_together=predictor.is_faster_together,
+        batch_ms=dict(zip(_SIZES, medians, strict=False)),
+        search_ms={size: float(np.median(each)) for size, each in zip(_SIZES, searches, strict=False)},
+        single_ms=np.percentile(np.concatenate(times[len(_SIZES) : after_batches]), range(101)).tolist(),
+        pause_ms=dict(zip(_PAUSES_MS, medians[after_batches:after_pauses], strict=True)),
+        encode_ms=dict(zip(_TOKENS, medians[after_pauses:], strict=True)),
+        slowdown=max(1.0, float(np.median(together) / np.median(alone))),
+    )
+
+
+def _in_turns(work: list[Work], seconds: float) -> tuple[list[list[float]], list[list[float]]]:
+    """Do all work in turns, at least once; return the CPU milliseconds of each work and those of its search."""
+    times, searches = [list[float]() for _ in work], [list[float]() for _ in work]
+    until = time.perf_counter() + seconds
+    while not times[0] or time.perf_counter() < until:
+        for number, each in enumerate(work):
+            start = time.thread_time()
+            searches[number].append(each(len(times[number]) * len(work) + number))
+            times[number].append(1e3 * (time.thread_time() - start))
+    return times, searches
+
+
+def _batch(predictor: Predictor, texts: list[str], size: int) -> Work:
+    """Answer single queries in batches of this size."""
+    options = predictor.resolve()
+
+    def work(turn: int) -> float:
+        requests = [([texts[row % len(texts)]], options) for row in range(turn * size, (turn + 1) * size)]
+        return predictor.predict_together(requests)[0].milliseconds.get("search", 0.0)
+
+    return work
+
+
+def _after_pause(pause_ms: float, work: Work) -> Work:
+    def paused(turn: int) -> float:
+        if pause_ms:
+            time.sleep(pause_ms / 1e3)
+        return work(turn)
+
+    return paused
+
+
+def _encoding(predictor: Predictor, tokens: list[list[int]], length: int) -> Work:
+    """Encode texts with exactly this number of tokens, made from the tokens of several texts."""
+
+    def work(turn: int) -> float:
+        joined = [token for row in range(length) for token in tokens[(turn + row) % len(tokens)]]
+        predictor.encoder.encode(Tokens([joined[:length]], [False]))
+        return 0.0
+
+    return work
+
+
+@contextlib.contextmanager
+def _busy_core(store: Path) -> Iterator[None]:
+    """Answer queries in another process while the `with` block runs."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=_keep_busy, args=(store, ready), daemon=True)
+    process.start()
+    ready.wait(60)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _keep_busy(store: Path, ready: multiprocessing.synchronize.Event) -> None:
+    predictor = open_model(store, threads=1).predictor
+    texts = sample_texts(predictor.bundle.instances.texts, _TEXTS)
+    ready.set()
+    _in_turns([_batch(predictor, texts, 8)], 3600)

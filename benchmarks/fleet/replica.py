@@ -1,0 +1,205 @@
+"""A simulated replica, with the rules of `service/serving`: event loop, answer cache, queue and threads.
+
+The rules are those of `service.serving.batcher`: a free thread takes its share of the queries that wait, at most
+`encode_together`; equal queries are computed once; a request that would exceed `max_queue` is refused. A request is one
+query of cost 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import simpy
+
+from benchmarks.fleet.constants import Compute, Http
+from benchmarks.fleet.cores import Cores, Thread
+
+# The status of an answer; LOST is a connection that broke.
+OK, OVERLOADED, LOST = 200, 503, 0
+Steps = Generator[simpy.Event, Any, int]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine such as Milvus, which searches the keys of a batch while its thread waits.
+
+    The time of a call has a log-normal distribution with this median and 99th percentile.
+    """
+
+    median_ms: float
+    p99_ms: float
+
+    def seconds(self, random: Random) -> float:
+        if self.p99_ms == self.median_ms:
+            return self.median_ms / 1e3
+        sigma = math.log(self.p99_ms / self.median_ms) / 2.3263  # the 99th percentile of a normal distribution
+        return random.lognormvariate(math.log(self.median_ms / 1e3), sigma)
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """Settings of `recollect serve`, with its defaults; `cached_answers` is the number of answers in the cache."""
+
+    threads: int = 1
+    encode_together: int = 32
+    max_queue: int = 256
+    cached_answers: int = 0
+
+
+class Work:
+    """The CPU times of a replica, drawn from measured distributions.
+
+    Args:
+        compute: Times of the predictor.
+        http: Times of the service beside the predictor.
+        random: Source of random numbers.
+        engine: Searches the keys; None if the replica has the keys in files.
+    """
+
+    def __init__(self, compute: Compute, http: Http, random: Random, engine: Engine | None = None) -> None:
+        self.compute, self.http, self.engine = compute, http, engine
+        self._random = random
+        mean = sum(compute.single_ms) / len(compute.single_ms)
+        self._relative = [milliseconds / mean for milliseconds in compute.single_ms]
+
+    def batch_seconds(self, queries: int, idle_seconds: float) -> float:
+        """CPU time of a batch: the mean for its size, times the mean of random queries, plus the cost of a pause."""
+        relative = sum(self._random.choices(self._relative, k=queries)) / queries
+        mean = self.compute.mean_batch_ms(queries, self.engine is not None)
+        return (mean * relative + self.compute.pause_extra_ms(1e3 * idle_seconds)) / 1e3
+
+    def engine_seconds(self) -> float:
+        return self.engine.seconds(self._random) if self.engine else 0.0
+
+
+@dataclass(eq=False)
+class _Job:
+    """A query in the queue or in a batch. `done` happens with True, or with False if the replica is lost."""
+
+    query: int
+    done: simpy.Event
+
+
+@dataclass(eq=False)
+class Replica:
+    """A replica. After `stop`, it never runs again; a restart is a new replica.
+
+    Attributes:
+        environment: Clock of the simulation.
+        cores: Cores of the replica's machine.
+        work: CPU times.
+        settings: Settings of the service.
+        version: Part of the key of a cached answer.
+        alive: Whether the replica runs.
+        refuses_connections: Whether a connection to a stopped replica fails at once, as after the end of a process. If
+            not, it gets no answer, as after a power failure.
+    """
+
+    environment: simpy.Environment
+    cores: Cores
+    work: Work
+    settings: ReplicaSettings
+    version: int = 0
+    alive: bool = True
+    refuses_connections: bool = True
+    _queue: deque[_Job] = field(default_factory=deque)
+    _joinable: dict[int, _Job] = field(default_factory=dict)
+    _idle: list[simpy.Event] = field(default_factory=list)
+    _cache: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._loop = Thread(self.environment, self.cores)
+        for _ in range(self.settings.threads):
+            self.environment.process(self._compute())
+
+    def answer(self, query: int) -> Steps:
+        """The steps of a request; their result is its status."""
+        http = self.work.http
+        # A refused request costs as much as an answer from the cache: no other thread wakes up for it.
+        short, rest = http.cached_loop_ms / 2e3, (http.loop_ms - http.cached_loop_ms / 2) / 1e3
+        yield self._loop.run(short)
+        key = (self.version, query)
+        cached = key in self._cache
+        job = None if cached else self._submit(query)
+        if job is None:
+            yield self._loop.run(short)
+            if cached and key in self._cache:
+                self._cache.move_to_end(key)
+            return LOST if not self.alive else OK if cached else OVERLOADED
+        if not (yield job.done):
+            return LOST
+        yield self.environment.timeout(http.wait_ms / 2e3)
+        yield self._loop.run(rest)
+        if not self.alive:
+            return LOST
+        self._remember(key)
+        return OK
+
+    def stop(self, refuses_connections: bool) -> None:
+        """End the replica now. All its requests are lost."""
+        self.alive, self.refuses_connections = False, refuses_connections
+        for job in self._joinable.values():
+            job.done.succeed(False)
+        self._joinable.clear()
+        self._queue.clear()
+
+    def fill_cache(self) -> None:
+        """Fill the cache with the answers to the first queries, which are the most frequent ones."""
+        self._cache.update(((self.version, query), None) for query in range(self.settings.cached_answers))
+
+    def open_version(self, version: int, cpu_seconds: float) -> Generator[simpy.Event, Any, None]:
+        """The steps of a swap: open a version on a thread of its own, then serve it."""
+        yield self.cores.run(cpu_seconds)
+        self.version = version
+
+    def _submit(self, query: int) -> _Job | None:
+        """Queue a query, or join an equal one; None if the queue is full."""
+        if (job := self._joinable.get(query)) is not None:
+            return job
+        if self._queue and len(self._queue) + 1 > self.settings.max_queue:
+            return None
+        job = self._joinable[query] = _Job(query, self.environment.event())
+        self._queue.append(job)
+        if self._idle:
+            self._idle.pop().succeed()
+        return job
+
+    def _compute(self) -> Generator[simpy.Event, Any, None]:
+        """The steps of a thread: take a batch, compute it, and give its answers to the event loop."""
+        wake_up = self.work.http.wait_ms / 2e3
+        while self.alive:
+            idle_since = self.environment.now
+            while not self._queue:
+                woken = self.environment.event()
+                self._idle.append(woken)
+                yield woken
+            idle = self.environment.now - idle_since
+            if idle:
+                yield self.environment.timeout(wake_up)
+            batch = self._take()
+            if not batch:  # another thread was faster
+                continue
+            if self.work.engine is not None:
+                yield self.environment.timeout(self.work.engine_seconds())
+            yield self.cores.run(self.work.batch_seconds(len(batch), idle))
+            for job in batch:
+                if self._joinable.get(job.query) is job:
+                    del self._joinable[job.query]
+                    job.done.succeed(True)
+
+    def _take(self) -> list[_Job]:
+        """The share of the waiting queries that a free thread takes."""
+        shares = 1 if self.work.compute.is_faster_together else self.settings.threads
+        room = min(self.settings.encode_together, math.ceil(len(self._queue) / shares))
+        return [self._queue.popleft() for _ in range(room)]
+
+    def _remember(self, key: tuple[int, int]) -> None:
+        if self.settings.cached_answers:
+            self._cache[key] = None
+            if len(self._cache) > self.settings.cached_answers:
+                self._cache.popitem(last=False)

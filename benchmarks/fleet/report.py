@@ -1,0 +1,229 @@
+"""The tables of docs/scaling.md. The text of the page is in page.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from string import Template
+
+from benchmarks.fleet import capacity
+from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
+from benchmarks.fleet.scenarios import Scenarios
+from benchmarks.fleet.validation import ServiceFigures, Validation
+
+_TEMPLATE = Path(__file__).parent / "page.md"
+_ACCEPTED = 0.15
+_UTILISATION, _CORES, _SPARE = 0.6, 4, 1
+_LARGE, _MEMORY_GB, _LINK_GB_PER_SECOND = 500e6, (64, 256), 1.25
+_FLEET = 100
+
+
+def page() -> str:
+    """The page, from the recorded figures.
+
+    Raises:
+        OSError: If a record is missing.
+    """
+    minilm, static = read(Compute, "compute-minilm"), read(Compute, "compute-static")
+    http, indexes, changes = read(Http, "http"), read(Indexes, "indexes"), read(Changes, "changes")
+    validation, scenarios = read(Validation, "validation"), read(Scenarios, "scenarios")
+    service, two = read(ServiceFigures, "service-1"), read(ServiceFigures, "service-2")
+    measured = {"compute": minilm, "http": http, "service, one replica": service, "service, two replicas": two}
+    tables = {
+        "machine": minilm.machine,
+        "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service)})),
+        "batches": _batches(minilm, static),
+        "http": _http(http),
+        "queries": _queries(minilm, static, http),
+        "replicas": _replicas(minilm, static, http),
+        "network": _network(http),
+        "indexes": _indexes(indexes),
+        "changes": _changes(changes),
+        "large": _large(indexes, changes, minilm),
+        "fleet": f"{_FLEET}",
+        "writes": _writes(changes),
+        "seconds": f"{service.seconds:g}",
+        "validation": _validation(validation),
+        "verdict": _verdict(validation),
+        "scenarios": _scenarios(scenarios),
+        "capacity": f"{scenarios.capacity:,.0f}",
+        "engine_capacity": f"{scenarios.engine_capacity:,.0f}",
+        "engine_capacity_few_threads": f"{scenarios.engine_capacity_few_threads:,.0f}",
+        "cached_capacity": f"{scenarios.cached_capacity:,.0f}",
+        "others": ", ".join(f"{each.others:.0%} ({name})" for name, each in measured.items()),
+        "slowdown": f"{minilm.slowdown:.2f}",
+    }
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(tables)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _batches(*computes: Compute) -> str:
+    sizes, pauses = sorted(computes[0].batch_ms), sorted(computes[0].pause_ms)[1:]
+    head = ["encoder", *(f"batch of {size}" for size in sizes), *(f"single, after {pause:g} ms" for pause in pauses)]
+    rows = [
+        [
+            each.encoder,
+            *(f"{each.batch_ms[size]:.2f}" for size in sizes),
+            *(f"{each.pause_ms[pause]:.2f}" for pause in pauses),
+        ]
+        for each in computes
+    ]
+    return _table(head, rows)
+
+
+def _http(http: Http) -> str:
+    rows = {
+        "event loop of the service, CPU": f"{http.loop_ms:.2f} ms",
+        "the same for an answer from the cache": f"{http.cached_loop_ms:.2f} ms",
+        "waits between client, event loop and thread": f"{http.wait_ms:.2f} ms",
+        "nginx, CPU": f"{http.proxy_ms:.2f} ms",
+        "waits for nginx": f"{http.proxy_wait_ms:.2f} ms",
+        "load generator, CPU": f"{http.client_ms:.2f} ms",
+        "bytes of a request": f"{http.request_bytes:,.0f}",
+        "bytes of an answer with ten labels": f"{http.answer_bytes:,.0f}",
+    }
+    return _table(["a request", "measured"], rows.items())
+
+
+def _queries(minilm: Compute, static: Compute, http: Http) -> str:
+    lengths = sorted(minilm.encode_ms)
+
+    def row(compute: Compute) -> list[str]:
+        times = [capacity.query_ms(compute, http, length) for length in lengths]
+        return [compute.encoder, *(f"{1e3 / each:,.0f} ({each:.1f} ms)" for each in times)]
+
+    return _table(["encoder", *(f"{length} tokens" for length in lengths)], [row(minilm), row(static)])
+
+
+def _replicas(minilm: Compute, static: Compute, http: Http) -> str:
+    rows = []
+    for rate in (100, 1_000, 10_000, 50_000):
+        row = [f"{rate:,}"]
+        for compute in (minilm, static):
+            spent = capacity.query_ms(compute, http, compute.tokens)
+            row += [
+                f"{capacity.cores(rate, spent, _UTILISATION):,.1f}",
+                f"{capacity.replicas(rate, spent, _CORES, _UTILISATION, _SPARE):,}",
+            ]
+        rows.append(row)
+    names = [f"{compute.encoder}: {figure}" for compute in (minilm, static) for figure in ("cores", "replicas")]
+    return _table(["queries/s", *names], rows)
+
+
+def _network(http: Http) -> str:
+    rows = [
+        [f"{rate:,}", *(f"{capacity.network_bits(http, rate, hops) / 1e6:,.1f}" for hops in (1, 2))]
+        for rate in (1_000, 10_000, 50_000)
+    ]
+    return _table(["queries/s", "Mbit/s at the replicas", "Mbit/s at nginx"], rows)
+
+
+def _indexes(indexes: Indexes) -> str:
+    rows = [
+        [
+            f"`{cost.index}`",
+            f"{cost.bytes_per_key:,.0f}",
+            f"{cost.recall:.3f}",
+            f"{cost.search_ms:.2f}",
+            f"{capacity.index_ms(cost, indexes):.2f}",
+            *(f"{capacity.most_keys(1e9 * memory, cost, indexes) / 1e6:,.0f}" for memory in _MEMORY_GB),
+        ]
+        for cost in indexes.costs
+    ]
+    head = ["index", "bytes a key", "recall", "ms a search", "ms of CPU a key to build"]
+    return _table([*head, *(f"million keys in {memory} GB" for memory in _MEMORY_GB)], rows)
+
+
+def _changes(changes: Changes) -> str:
+    rows = {
+        f"swap of a bundle of {changes.bundle_mb:,.0f} MB": f"{changes.swap_seconds:.1f} s, "
+        f"{changes.swap_cpu_seconds:.1f} s of CPU",
+        "swap to a version with equal files": f"{changes.shared_swap_cpu_seconds:.1f} s of CPU",
+        "checksums on one thread": f"{changes.checksum_gb_per_second:.1f} GB/s",
+        "a live instance, in the replica that writes it": f"{changes.write_cpu_ms:.1f} ms of CPU",
+        "a live instance, in each other replica": f"{changes.follow_cpu_ms:.2f} ms of CPU",
+        "a live instance in the log": f"{changes.log_bytes:,.0f} bytes",
+        "compaction, for each key, without encoding and training": f"{changes.compact_cpu_ms:.2f} ms of CPU",
+    }
+    return _table(["a change", "measured"], rows.items())
+
+
+def _large(indexes: Indexes, changes: Changes, compute: Compute) -> str:
+    rows = []
+    for cost in indexes.costs:
+        gigabytes = capacity.bundle_bytes(_LARGE, cost, indexes) / 1e9
+        hours = capacity.compaction(_LARGE, cost, indexes, changes, compute)
+        rows.append(
+            [
+                f"`{cost.index}`",
+                f"{gigabytes:,.0f} GB",
+                f"{gigabytes / _LINK_GB_PER_SECOND / 60:,.0f} min",
+                f"{gigabytes / changes.checksum_gb_per_second / 60:,.0f} min",
+                f"{hours.merge:,.0f}",
+                f"{hours.index:,.0f}",
+                "0" if cost.index == "Flat" else f"{hours.encode:,.0f}",
+            ]
+        )
+    head = ["index", "bundle", "download at 10 Gbit/s", "checksums", "merge, core hours", "index", "encoding"]
+    return _table(head, rows)
+
+
+def _writes(changes: Changes) -> str:
+    rows = []
+    for rate in (1, 10, 100):
+        cost = capacity.live_writes(rate, _FLEET, changes)
+        rows.append(
+            [f"{rate}", f"{cost.cores:.2f}", f"{cost.log_gb_per_day:,.1f} GB", f"{cost.full_after_hours:,.1f} h"]
+        )
+    return _table(["writes/s", "busy cores, of all replicas", "log a day", "compaction after"], rows)
+
+
+def _validation(validation: Validation) -> str:
+    rows = []
+    for pair in validation.pairs:
+        share = pair.figure == "refused"
+        measured, predicted, least, most = (
+            f"{100 * value:.1f}%" if share else f"{value:,.1f}"
+            for value in (pair.measured, pair.predicted, pair.least, pair.most)
+        )
+        error = f"{100 * pair.error:+.0f}%"
+        rows.append(
+            [
+                f"{pair.replicas}",
+                pair.load,
+                {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms", "refused": "refused"}[pair.figure],
+                measured,
+                f"{predicted} ({least} to {most})",
+                error if abs(pair.error) <= _ACCEPTED else f"**{error}**",
+            ]
+        )
+    return _table(["replicas", "load", "figure", "measured", "predicted", "error"], rows)
+
+
+def _verdict(validation: Validation) -> str:
+    near = sum(abs(pair.error) <= _ACCEPTED for pair in validation.pairs)
+    return f"{near} of {len(validation.pairs)}"
+
+
+def _scenarios(scenarios: Scenarios) -> str:
+    rows = [
+        [
+            row.case,
+            f"{row.load:.0%}",
+            f"{row.rate:,.0f}",
+            f"{row.before_p50:.0f} / {row.before_p99:.0f}",
+            f"{row.p50:.0f} / {row.p99:,.0f}",
+            f"{100 * row.answered:.2f}%",
+            f"{100 * row.refused:.2f}%",
+            f"{100 * row.lost:.3f}%",
+            f"{100 * row.after:.1f}%, {row.after_p99:,.0f}",
+        ]
+        for row in scenarios.rows
+    ]
+    head = ["case", "load", "requests/s", "p50 / p99 before, ms", "p50 / p99 in 4 s after, ms"]
+    return _table([*head, "answered", "refused", "lost", "later: answered, p99"], rows)

@@ -1,0 +1,83 @@
+"""The real service under load: one replica, or two replicas behind nginx, with titles of its own memory as queries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.client import Address, Reply
+from loadtests.deployment import deployed
+from loadtests.load import Exchange, Load, closed_loop, open_loop
+from loadtests.replica import replica
+from loadtests.workload import sample_texts
+from service.store.store import Store
+
+_TEXTS, _CONNECTIONS = 512, 64
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running service.
+
+    Attributes:
+        address: Its address; that of nginx for two replicas.
+        replicas: Processes of the replicas.
+        nginx: Process of nginx; None for one replica.
+        bodies: Bodies of requests to `/predict`.
+    """
+
+    address: Address
+    replicas: list[int]
+    nginx: int | None
+    bodies: list[bytes]
+
+    def closed_loop(self, clients: int, seconds: float, bodies: int = _TEXTS) -> tuple[list[Exchange], float]:
+        """Run a closed loop with this many different bodies; return its exchanges and its duration."""
+        exchanges: list[Exchange] = []
+        return exchanges, closed_loop(self._load(exchanges, bodies), clients, seconds)
+
+    def open_loop(self, rate: float, seconds: float, seed: int) -> list[Exchange]:
+        """Run an open loop with random times between the requests; return its exchanges."""
+        exchanges: list[Exchange] = []
+        unsent = open_loop(self._load(exchanges, _TEXTS), rate, seconds, _CONNECTIONS, seed)
+        return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
+
+    def _load(self, exchanges: list[Exchange], bodies: int) -> Load:
+        def request(number: int) -> tuple[str, bytes]:
+            return "/predict", self.bodies[number % min(bodies, len(self.bodies))]
+
+        return Load(self.address, request, _judge, exchanges.append)
+
+
+def _judge(number: int, reply: Reply) -> str:
+    return "" if reply.status == 200 else str(reply.status)
+
+
+@contextlib.contextmanager
+def served(store: Path, replicas: int, *flags: str) -> Iterator[Served]:
+    """Serve a store with one thread a replica while the `with` block runs.
+
+    Args:
+        store: The store.
+        replicas: 1, or 2 for two replicas behind nginx.
+        flags: Other flags of `recollect serve`.
+
+    Raises:
+        ServiceError: If the store has no version.
+        ReplicaError, MissingProgramError: If a program does not start.
+    """
+    opened = Store(store)
+    texts = sample_texts(opened.open(opened.require_current()).instances.texts, _TEXTS)
+    bodies = [json.dumps({"query": text}).encode() for text in texts]
+    given = ["--threads", "1", *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        if replicas == 1:
+            with replica(store, given) as one:
+                yield Served(one.address, [one.process], None, bodies)
+        else:
+            with deployed(store, Path(folder), given) as two:
+                yield Served(two.address, [each.process for each in two.replicas], two.nginx.process, bodies)

@@ -1,0 +1,344 @@
+"""The simulated fleet of `benchmarks.fleet`, against closed forms and against the rules of the service."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import simpy
+
+from benchmarks.fleet import __main__ as command
+from benchmarks.fleet import capacity
+from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, read
+from benchmarks.fleet.cores import Cores, Thread
+from benchmarks.fleet.fleet import Fleet, Shape, fleet_of, one_machine
+from benchmarks.fleet.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
+from benchmarks.fleet.report import page
+from benchmarks.fleet.simulation import Client, Outcome, distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.validation import Pair
+
+FREE = Http(
+    loop_ms=0,
+    client_ms=0,
+    wait_ms=0,
+    proxy_ms=0,
+    proxy_wait_ms=0,
+    cached_loop_ms=0,
+    request_bytes=300,
+    answer_bytes=1_000,
+)
+SERVICE_MS = 10.0
+
+
+def compute_of(single_ms: list[float] | None = None, **changed: Any) -> Compute:
+    """A predictor whose batches take ten milliseconds for each query."""
+    sizes = (1, 32)
+    fields: dict[str, Any] = {
+        "encoder": "test",
+        "memory": "test",
+        "tokens": 16,
+        "is_faster_together": False,
+        "batch_ms": {size: SERVICE_MS * size for size in sizes},
+        "search_ms": {size: 2.0 * size for size in sizes},
+        "single_ms": single_ms or [SERVICE_MS],
+        "pause_ms": {0: SERVICE_MS},
+        "encode_ms": {8: 4, 16: 6, 32: 10},
+        "slowdown": 1,
+    }
+    return Compute(**fields | changed)
+
+
+# Each query is computed alone, so that the replica is a queue with one server.
+ALONE = ReplicaSettings(encode_together=1, max_queue=100_000)
+
+
+def run(settings: ReplicaSettings, compute: Compute, rate: float, seconds: float, seed: int = 1) -> Outcome:
+    """The outcome of an open loop at one replica with one core."""
+    fleet = one_machine(compute, FREE, 1, settings, 1, seed)
+    fleet.environment.process(fleet.client.open_loop(poisson(rate, seconds, fleet.random), distinct_queries()))
+    fleet.environment.run()
+    return fleet.client.outcome
+
+
+def mean_ms(outcome: Outcome) -> float:
+    return 1e3 * sum(outcome.seconds) / len(outcome.seconds)
+
+
+class TestClosedForms:
+    def test_constant_service_times_give_the_mean_latency_of_an_m_d_1_queue(self) -> None:
+        outcome, load = run(ALONE, compute_of(), rate=60, seconds=200), 0.6
+
+        assert mean_ms(outcome) == pytest.approx(SERVICE_MS * (1 + load / (2 * (1 - load))), rel=0.05)
+
+    def test_exponential_service_times_give_the_mean_latency_of_an_m_m_1_queue(self) -> None:
+        random = Random(1)
+        exponential = [random.expovariate(1 / SERVICE_MS) for _ in range(4_000)]
+        mean = sum(exponential) / len(exponential)
+        compute, load = compute_of(exponential, batch_ms={1: mean, 32: 32 * mean}), 0.5
+
+        outcome = run(ALONE, compute, rate=1e3 * load / mean, seconds=200)
+
+        assert mean_ms(outcome) == pytest.approx(mean / (1 - load), rel=0.1)
+
+    def test_shared_cores_give_the_mean_latency_of_processor_sharing(self) -> None:
+        environment, random = simpy.Environment(), Random(1)
+        cores, load, seconds = Cores(environment, 1), 0.5, list[float]()
+
+        def task(size: float) -> Any:
+            start = environment.now
+            yield cores.run(size)
+            seconds.append(environment.now - start)
+
+        def arrive() -> Any:
+            for _ in range(8_000):
+                yield environment.timeout(random.expovariate(load))
+                environment.process(task(1.0))
+
+        environment.process(arrive())
+        environment.run()
+
+        assert sum(seconds) / len(seconds) == pytest.approx(1 / (1 - load), rel=0.05)
+
+
+class TestCores:
+    def test_more_tasks_than_cores_run_at_equal_lower_speeds(self) -> None:
+        environment = simpy.Environment()
+        cores = Cores(environment, 2)
+        ends = [cores.run(seconds) for seconds in (1.0, 1.0, 2.0)]
+
+        environment.run(ends[0])
+        assert environment.now == pytest.approx(1.5)
+        environment.run(ends[2])
+        assert environment.now == pytest.approx(2.5)
+
+    def test_a_second_busy_core_slows_both_down(self) -> None:
+        environment = simpy.Environment()
+        cores = Cores(environment, 2, slowdown=1.25)
+
+        environment.run(cores.run(1.0) & cores.run(1.0))
+
+        assert environment.now == pytest.approx(1.25)
+
+    def test_a_thread_runs_its_tasks_one_after_the_other(self) -> None:
+        environment = simpy.Environment()
+        thread = Thread(environment, Cores(environment, 2))
+        thread.run(1.0)
+
+        environment.run(thread.run(1.0))
+
+        assert environment.now == pytest.approx(2.0)
+
+
+class TestReplica:
+    def test_under_overload_the_excess_is_refused_and_the_latency_stays_bounded(self) -> None:
+        settings = ReplicaSettings(encode_together=1, max_queue=16)
+
+        outcome = run(settings, compute_of(), rate=200, seconds=20)
+
+        assert outcome.refused == pytest.approx(0.5, abs=0.03)
+        assert outcome.percentile_ms(100) <= SERVICE_MS * (settings.max_queue + 2)
+
+    def test_every_request_is_answered_refused_or_lost_once(self) -> None:
+        outcome = run(ReplicaSettings(max_queue=8), compute_of(), rate=300, seconds=20)
+
+        assert outcome.sent == len(outcome.status)
+        assert set(outcome.status) == {OK, OVERLOADED}
+
+    def test_an_equal_seed_gives_an_equal_outcome(self) -> None:
+        first, second, other = (run(ALONE, compute_of(), rate=60, seconds=10, seed=seed) for seed in (1, 1, 2))
+
+        assert first == second
+        assert first != other
+
+    @pytest.mark.parametrize(("is_faster_together", "answered"), [(False, 4), (True, 2)])
+    def test_a_free_thread_takes_its_share_of_the_queries_that_wait(
+        self, is_faster_together: bool, answered: int
+    ) -> None:
+        environment, compute = simpy.Environment(), compute_of(is_faster_together=is_faster_together)
+        replica = Replica(environment, Cores(environment, 2), work(compute), ReplicaSettings(threads=2))
+
+        def arrive() -> Any:
+            requests = [environment.process(replica.answer(query)) for query in range(2)]
+            yield environment.timeout(0.005)  # both threads are busy until 10 ms
+            return requests + [environment.process(replica.answer(query)) for query in range(2, 10)]
+
+        requests: Any = environment.run(environment.process(arrive()))
+        environment.run(until=0.031)
+
+        # At 10 ms, one thread takes four of the eight queries that wait, and the other two of the remaining four. The
+        # two are answered at 30 ms. If queries are faster together, the first thread takes all eight until 90 ms.
+        assert sum(request.processed for request in requests) == answered
+
+    def test_equal_queries_are_computed_once(self) -> None:
+        environment = simpy.Environment()
+        replica = Replica(environment, Cores(environment, 1), work(compute_of()), ReplicaSettings())
+
+        environment.run(simpy.AllOf(environment, [environment.process(replica.answer(7)) for _ in range(9)]))
+
+        assert environment.now == pytest.approx(SERVICE_MS / 1e3)
+
+    def test_a_cached_answer_costs_no_computation_until_a_swap(self) -> None:
+        environment = simpy.Environment()
+        replica = Replica(environment, Cores(environment, 1), work(compute_of()), ReplicaSettings(cached_answers=5))
+        replica.fill_cache()
+
+        environment.run(environment.process(replica.answer(4)))
+        assert environment.now == 0
+        environment.run(environment.process(replica.open_version(1, 1.0)))
+        environment.run(environment.process(replica.answer(4)))
+        assert environment.now == pytest.approx(1 + SERVICE_MS / 1e3)
+
+    def test_an_engine_delays_answers_without_using_a_core(self) -> None:
+        environment, settings = simpy.Environment(), ReplicaSettings(threads=2, encode_together=1)
+        members = work(compute_of(), Engine(median_ms=100, p99_ms=100))
+        replica = Replica(environment, Cores(environment, 1), members, settings)
+
+        environment.run(simpy.AllOf(environment, [environment.process(replica.answer(query)) for query in range(2)]))
+
+        # Both calls run at the same time; the rest of both computations, 8 ms each, shares the core.
+        assert environment.now == pytest.approx(0.116)
+
+
+class TestBalancer:
+    def test_a_request_to_an_ended_process_is_answered_by_another_replica(self) -> None:
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet.balancer.replicas[0].stop(refuses_connections=True)
+
+        assert statuses(fleet, 20) == [OK] * 20
+        assert fleet.client.outcome.percentile_ms(100) < 500
+
+    def test_a_request_to_a_machine_that_is_off_waits_for_the_connection_timeout(self) -> None:
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet.balancer.replicas[0].stop(refuses_connections=False)
+
+        assert statuses(fleet, 20) == [OK] * 20
+        assert fleet.client.outcome.percentile_ms(100) >= 500
+
+    def test_running_requests_of_a_lost_replica_go_to_another_one(self) -> None:
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet.environment.process(stop_later(fleet, seconds=0.005))
+
+        assert statuses(fleet, 2) == [OK] * 2
+
+    def test_without_replicas_all_requests_are_lost(self) -> None:
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        for replica in fleet.balancer.replicas:
+            replica.stop(refuses_connections=True)
+
+        assert statuses(fleet, 3) == [LOST] * 3
+
+    def test_a_refused_request_is_tried_at_one_other_replica(self) -> None:
+        settings = ReplicaSettings(encode_together=1, max_queue=1)
+        fleet = fleet_of(Shape(2, 1, settings), compute_of(), FREE, seed=1)
+
+        # Each replica computes one query, and one query waits.
+        assert sorted(statuses(fleet, 6)) == [OK] * 4 + [OVERLOADED] * 2
+
+
+def work(compute: Compute, engine: Engine | None = None) -> Work:
+    return Work(compute, FREE, Random(1), engine)
+
+
+def statuses(fleet: Fleet, requests: int) -> list[int]:
+    for query in range(requests):
+        fleet.environment.process(fleet.client.request(query))
+    fleet.environment.run()
+    return fleet.client.outcome.status
+
+
+def stop_later(fleet: Fleet, seconds: float) -> Any:
+    yield fleet.environment.timeout(seconds)
+    fleet.balancer.replicas[0].stop(refuses_connections=True)
+
+
+class TestLoads:
+    def test_a_closed_loop_keeps_one_request_a_client_in_flight(self) -> None:
+        environment = simpy.Environment()
+        running, most = 0, 0
+
+        def send(query: int) -> Any:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            yield environment.timeout(0.1)
+            running -= 1
+            return OK
+
+        client = Client(environment, send, FREE)
+        environment.process(client.closed_loop(3, 10, distinct_queries()))
+        environment.run()
+
+        assert most == 3
+        assert client.outcome.answered_per_second(0, 10) == pytest.approx(30, rel=0.02)
+
+    def test_frequent_queries_follow_zipfs_law(self) -> None:
+        queries = frequent_queries(100, seed=1)
+        drawn = [queries() for _ in range(20_000)]
+
+        assert drawn.count(0) / drawn.count(9) == pytest.approx(10, rel=0.25)
+        assert max(drawn) < 100
+
+
+class TestCapacity:
+    def test_longer_queries_cost_their_longer_encoding(self) -> None:
+        compute, http = compute_of(), FREE.model_copy(update={"loop_ms": 1})
+
+        assert capacity.query_ms(compute, http, 16) == pytest.approx(11)
+        assert capacity.query_ms(compute, http, 32) == pytest.approx(15)
+
+    def test_replicas_cover_the_rate_at_the_utilisation_with_spares(self) -> None:
+        assert capacity.replicas(rate=1_000, milliseconds=6, cores_each=4, utilisation=0.5, spare=1) == 4
+
+    def test_most_keys_is_the_inverse_of_the_size_of_two_bundles(self) -> None:
+        cost = IndexCost(index="SQ8", keys=10, bytes_per_key=400, recall=1, search_ms=1, build_cpu_seconds=1, peak_mb=1)
+        indexes = Indexes(dim=384, labels_per_instance=3, bytes_per_instance=100, costs=[cost])
+
+        assert 2 * capacity.bundle_bytes(capacity.most_keys(1e9, cost, indexes), cost, indexes) == pytest.approx(0.8e9)
+
+    def test_each_replica_applies_each_live_write(self) -> None:
+        changes = Changes(
+            bundle_mb=100,
+            swap_seconds=1,
+            swap_cpu_seconds=1,
+            shared_swap_cpu_seconds=1,
+            checksum_gb_per_second=1,
+            write_cpu_ms=10,
+            follow_cpu_ms=1,
+            log_bytes=2_000,
+            compact_cpu_ms=1,
+        )
+
+        cost = capacity.live_writes(rate=10, members=100, changes=changes)
+
+        assert cost.cores == pytest.approx(10 * (10 + 99) / 1e3)
+        assert cost.full_after_hours == pytest.approx(50_000 / 10 / 3600)
+
+
+class TestPage:
+    def test_an_error_is_relative_to_the_measured_figure(self) -> None:
+        pair = Pair(replicas=1, load="60%", figure="p50", measured=10, predicted=12, least=11, most=13)
+
+        assert pair.error == pytest.approx(0.2)
+
+    def test_docs_have_the_page_of_the_recorded_figures(self, pytestconfig: pytest.Config) -> None:
+        assert (pytestconfig.rootpath / "docs" / "scaling.md").read_text(encoding="utf-8") == page()
+
+    def test_the_records_name_their_machine(self) -> None:
+        assert read(Http, "http").machine == read(Compute, "compute-minilm").machine
+
+    def test_a_missing_store_is_one_message(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["http", "--store", "/nowhere"]) == 2
+
+        message = capsys.readouterr().err
+        assert message.startswith("python -m benchmarks.fleet: /nowhere")
+        assert message.count("\n") == 1
+
+
+def test_work_follows_the_measured_mean_of_each_batch_size() -> None:
+    batches = {1: 10, 2: 18, 32: 200}
+    times = work(compute_of(pause_ms={0: 10, 5: 15}, batch_ms=batches, search_ms=dict.fromkeys(batches, 2)))
+
+    assert times.batch_seconds(2, 0) == pytest.approx(0.018)
+    assert times.batch_seconds(64, 0) == pytest.approx(0.4)
+    assert times.batch_seconds(1, 0.005) == pytest.approx(0.015)
