@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,8 +26,6 @@ import torch
 from jaxtyping import Float
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from index_builder.static_table import with_table
@@ -116,22 +114,12 @@ def _export_graph(model: UnitVectorModel, path: Path) -> None:
         )
 
 
-class _Half(nn.Module):
-    """A transformer in half precision with single-precision output."""
-
-    def __init__(self, transformer: PreTrainedModel) -> None:
-        super().__init__()
-        self.config = transformer.config
-        self.transformer: nn.Module = copy.deepcopy(transformer)
-        for weights in self.transformer.parameters():
-            weights.data = weights.data.half()
-
-    def forward(self, **inputs: Tensor) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=self.transformer(**inputs).last_hidden_state.float())
-
-
 def _in_half(model: UnitVectorModel) -> UnitVectorModel:
-    half = cast(PreTrainedModel, _Half(model.transformer))
+    """A copy with a transformer in half precision, whose output has single precision."""
+    half = copy.deepcopy(model.transformer)
+    for weights in half.parameters():
+        weights.data = weights.data.half()
+    half.register_forward_hook(lambda _, inputs, output: BaseModelOutput(output.last_hidden_state.float()))
     return UnitVectorModel(half, model.pooling, model.adapter, model.head, model.longest).eval()
 
 

@@ -34,7 +34,7 @@ def test_learning_curve_ends_at_the_rebuilt_bundle_and_new_labels_are_found(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--queries", "0"], "argument --queries: expected a number of at least 1, found 0"),
+        (["--queries", "0"], "argument --queries: expected a whole number of at least 1, found 0"),
         ([], "expected a bundle store, found none"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import recollect
 from service.errors import MemoryLogError
 from service.memory.entries import LoggedEntry, PutLabel
-from service.memory_log import segments as segments_module
+from service.memory_log import object_segments
 from service.memory_log.copying import copy_log
 from service.memory_log.folder_segments import FolderSegments
 from service.memory_log.log import MemoryLog
@@ -190,10 +190,10 @@ def test_log_in_an_object_store_is_copied_and_pruned(
         monkeypatch.setattr(RemoteStore, "versions", lambda _: ["new"])
         monkeypatch.setattr(RemoteStore, "manifest", lambda *_: manifest.model_copy(update={"memory_sequence": 5}))
         assert names(list(prune_log(target))) == []  # too new: a writer without a lock may be at work
-        monkeypatch.setattr(segments_module, "_MIN_AGE_SECONDS", -3_600.0)
+        monkeypatch.setattr(object_segments, "_MIN_AGE_SECONDS", -3_600.0)
         assert names(list(prune_log(target))) == [1, 4]
         assert away.read() == []  # at most a minute later, it is told
-        monkeypatch.setattr(segments_module, "_CHECK_SECONDS", 0.0)
+        monkeypatch.setattr(object_segments, "_CHECK_SECONDS", 0.0)
         with pytest.raises(MemoryLogError, match="found that older segments were removed"):
             away.read()
         with pytest.raises(MemoryLogError, match="found that older segments were removed"):

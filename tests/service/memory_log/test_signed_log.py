@@ -10,7 +10,7 @@ import pytest
 from service.bundle.signing import read_verify_keys
 from service.bundle.signing_key import SigningKey, read_signing_key
 from service.errors import KeyFileError, MemoryLogError
-from service.memory_log import segments as segments_module
+from service.memory_log.folder_segments import FolderSegments
 from service.memory_log.log import MemoryLog
 from service.memory_log.log_keys import LogKeys
 from service.memory_log.segments import segment_name
@@ -21,7 +21,7 @@ from tests.service.memory_log.logs import append, folder_log, label, uids
 
 @pytest.fixture(autouse=True)
 def one_group_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module.FolderSegments, "max_bytes", 1)
+    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
 
 
 @pytest.fixture(scope="module")
