@@ -191,7 +191,7 @@ def test_build_fails_if_compaction_loses_too_much(repetitive: Built, tmp_path: P
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("zip", "expected merge, prune or pca:D, several separated by commas, found 'zip'"),
+        ("zip", "expected merge, prune or pca:D, several separated by commas; found ['zip']"),
         ("pca", "a number of dimensions from 1"),
         ("pca:0", "a number of dimensions from 1"),
         ("merge:1.5", "a similarity above 0 and at most 1"),
