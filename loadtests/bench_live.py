@@ -70,9 +70,10 @@ def measure(store: Path, additions: Path, seconds: float, threads: int) -> dict[
         shutil.copytree(bundle_alone.root, with_live)
         added = extend(ExtendSettings(store=str(with_live), add=additions), None)
         texts = sample_texts(bundle_alone.open(versions[0]).instances.texts, _TEXTS)
+        batches = [texts[row : row + _BATCH] for row in range(0, len(texts), _BATCH)]
         bodies = {
             "query": [json.dumps({"query": text}).encode() for text in texts],
-            "batch": [json.dumps({"queries": texts[row : row + _BATCH]}).encode() for row in range(0, _TEXTS, _BATCH)],
+            "batch": [json.dumps({"queries": batch}).encode() for batch in batches],
         }
         with (
             replica(bundle_alone.root, cache_mb=0, threads=threads) as first,
