@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import SecretStr
 
+from benchmarks.arguments import positive_int
 from index_builder.choose_index import Target
 from index_builder.compaction.served_memory import ServedMemory
 from index_builder.console import print_status
@@ -125,10 +126,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("run", type=Path, help="run folder of `recollect train`")
     parser.add_argument("dataset", type=Path, help="dataset folder; its test texts are the queries")
-    parser.add_argument("--queries", type=int, default=256, help="number of test texts; default: 256")
+    parser.add_argument("--queries", type=positive_int, default=256, help="number of test texts; default: 256")
     given = parser.parse_args(arguments)
-    if given.queries < 1:
-        parser.error(f"--queries: expected 1 or more, found {given.queries}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = measure(given.run, given.dataset, given.queries, Path(folder))

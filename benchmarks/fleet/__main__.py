@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.arguments import positive_int
 from service.threads import ThreadBudget
 
 
@@ -37,10 +38,10 @@ def main(arguments: list[str]) -> int:
     service.add_argument("--replicas", type=int, required=True, choices=[1, 2], help="number of replicas")
     indexes = command("indexes", _indexes, "Measure kinds of indexes, and record them.")
     needs_store(indexes, 0)
-    indexes.add_argument("--keys", type=int, default=60_000, help="number of synthetic keys; default: 60000")
+    indexes.add_argument("--keys", type=positive_int, default=60_000, help="number of synthetic keys; default: 60000")
     changes = command("changes", _changes, "Measure a swap, live writes and a compaction, and record them.")
     needs_store(changes, 0)
-    changes.add_argument("--writes", type=int, default=300, help="number of live writes; default: 300")
+    changes.add_argument("--writes", type=positive_int, default=300, help="number of live writes; default: 300")
     command("predict", _predict, "Predict the figures of the real service, and record both.")
     command("scenarios", _scenarios, "Simulate failures and overload of 100 replicas, and record their figures.")
     command("table", _table, "Print docs/scaling.md.")

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 # Why a call failed. `wrong_call`: Milvus refuses its arguments. `refused`: another error of Milvus.
 Failure = Literal["unreachable", "timeout", "not_loaded", "wrong_call", "refused"]
 
-# Failures that open the breaker at once, and the number of others in a row that open it.
+# These failures open the breaker at once. Of other failures, this number in a row opens it.
 _AT_ONCE, _FAILED_CALLS = ("unreachable", "not_loaded"), 3
 _PROBE_SECONDS = 1.0
 

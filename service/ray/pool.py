@@ -39,7 +39,7 @@ class _Job:
 
 
 class ActorPool:
-    """Some actors of the connected cluster, which have the same program.
+    """Actors of the connected cluster. All of them run the same program.
 
     Args:
         module: Name of the module of the program; see `service.ray.actor`.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.bundle.manifest import Engine
 from service.errors import EngineError
 from service.http.app import create_app
 from service.milvus.breaker import Breaker
@@ -32,6 +33,16 @@ def server(tmp_path: Path) -> Iterator[LiteServer]:
     server = LiteServer(tmp_path / "milvus")
     yield server
     server.stop()
+
+
+def open_in_milvus(built: Any, server: LiteServer, folder: Path) -> tuple[Model, Any, Engine]:
+    """Move the built version into Milvus, and open it."""
+    shutil.copytree(Store(built.store).path(built.version), folder / "bundle")
+    model = Model(move_to_milvus(folder / "bundle", server.uri))
+    keys, engine = model.predictor.keys, model.manifest.engine
+    assert keys is not None
+    assert engine is not None
+    return model, keys, engine
 
 
 def test_replica_answers_503_while_milvus_is_away_and_recovers_by_itself(
@@ -66,11 +77,7 @@ def test_replica_answers_503_while_milvus_is_away_and_recovers_by_itself(
 def test_collection_that_was_released_is_loaded_again_by_the_breaker(
     built: Any, server: LiteServer, tmp_path: Path
 ) -> None:
-    shutil.copytree(Store(built.store).path(built.version), tmp_path / "bundle")
-    model = Model(move_to_milvus(tmp_path / "bundle", server.uri))
-    keys, engine = model.predictor.keys, model.manifest.engine
-    assert keys is not None
-    assert engine is not None
+    model, keys, engine = open_in_milvus(built, server, tmp_path)
     before = model.predict("bread")
     keys.connection.call("release_collection", engine.labels.name)
     with pytest.raises(EngineError, match="Milvus loads the collection; try again shortly"):
@@ -85,11 +92,7 @@ def test_collection_that_was_released_is_loaded_again_by_the_breaker(
 def test_breaker_stays_open_while_milvus_answers_but_a_collection_does_not(
     built: Any, server: LiteServer, tmp_path: Path
 ) -> None:
-    shutil.copytree(Store(built.store).path(built.version), tmp_path / "bundle")
-    model = Model(move_to_milvus(tmp_path / "bundle", server.uri))
-    keys, engine = model.predictor.keys, model.manifest.engine
-    assert keys is not None
-    assert engine is not None
+    model, keys, engine = open_in_milvus(built, server, tmp_path)
     metrics = Metrics(with_engine=True)
     keys.connection.observer = metrics.engine
     assert keys.connection._answers()
