@@ -25,8 +25,8 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 # Share of the tokens that a training step leaves out of a text. A text then depends less on single tokens.
 _TOKEN_DROPOUT = 0.1
 # The constant c. AdamW changes a number by about the learning rate in a step, so c lets the weight of a place change by
-# 3% in a step with the learning rate 1e-3.
-_PLACE_RATE = 30.0
+# 10% in a step with the learning rate 1e-3.
+_PLACE_RATE = 100.0
 
 
 class StaticConfig(PretrainedConfig):
