@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from service.bundle.manifest import Precision
 from trainer.encoding.encoder import UnitVectorModel
-from trainer.static.model import StaticModel, TextVectors, at_places
+from trainer.static.model import StaticModel, TextVectors, at_positions
 
 _MAX_INT8 = 127
 
@@ -21,31 +21,31 @@ _MAX_INT8 = 127
 class _Table(PreTrainedModel, TextVectors):  # type: ignore[no-untyped-call]
     """A table whose rows are summed.
 
-    One matrix product applies the scales of the rows and the weights of the places, and leaves out the padding.
+    One matrix product applies the scales of the rows and the weights of the positions, and leaves out the padding.
     """
 
     rows: Tensor
     scales: Tensor | None
-    places: Tensor | None
+    positions: Tensor | None
 
     def __init__(
         self,
         config: PretrainedConfig,
         rows: Tensor,
-        places: Float[Tensor, " place"] | None,
+        positions: Float[Tensor, " position"] | None,
         scales: Float[Tensor, "token 1"] | None = None,
     ) -> None:
         super().__init__(config)
         self.register_buffer("rows", rows)
         self.register_buffer("scales", scales)
-        self.register_buffer("places", places)
+        self.register_buffer("positions", positions)
 
     def forward(
         self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch dim"]:
         factors = attention_mask.float()
-        if self.places is not None:
-            factors = factors * at_places(self.places, input_ids)
+        if self.positions is not None:
+            factors = factors * at_positions(self.positions, input_ids)
         if self.scales is not None:
             factors = factors * nn.functional.embedding(input_ids, self.scales).squeeze(-1)
         vectors = nn.functional.embedding(input_ids, self.rows).float()
@@ -57,14 +57,14 @@ def with_table(model: UnitVectorModel, precision: Precision) -> UnitVectorModel:
     """A static model with a finished table in this precision. It has the same adapter and head."""
     assert isinstance(model.transformer, StaticModel)
     static, config = model.transformer, model.transformer.config
-    rows, places = static.folded(), static.place_weights()
-    places = None if places is None else places.detach()
+    rows, positions = static.folded(), static.position_weights()
+    positions = None if positions is None else positions.detach()
     match precision:
         case "fp32":
-            table = _Table(config, rows, places)
+            table = _Table(config, rows, positions)
         case "fp16":
-            table = _Table(config, rows.half(), places)
+            table = _Table(config, rows.half(), positions)
         case "int8":
             scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / _MAX_INT8
-            table = _Table(config, (rows / scales).round().to(torch.int8), places, scales)
+            table = _Table(config, (rows / scales).round().to(torch.int8), positions, scales)
     return UnitVectorModel(table, model.pooling, model.adapter, model.head, model.longest).eval()
