@@ -110,6 +110,8 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         call, name = self.connection.call, f"{PREFIX}unfinished_{_digest(served, part, index)}_{part}"
         self._created.append(name)
         first = self._create(name, part, keys.shape[1], index)
+        if 0 < first < len(keys) - _BLOCK_ROWS:  # rows were missing; it is loaded again when all rows are indexed
+            call("release_collection", name)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:
             for block in _blocks(served, part, keys, first):
                 call("upsert", name, data=block)
@@ -125,7 +127,6 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         if call("has_collection", name):
             call("load_collection", name)
             (found,) = call("query", name, filter="", output_fields=["count(*)"], consistency_level="Strong")
-            call("release_collection", name)  # it is loaded again when all rows are indexed
             first = max(0, int(found["count(*)"]) - _BLOCK_ROWS)  # the last call may have written a part of its rows
             print_status(f"milvus: continues an interrupted build at row {first:,} of the {part}")
             return first
