@@ -99,7 +99,7 @@ def measure(run: Path, dataset: Path, queries: int, folder: Path, server: Engine
 
 def _engines(memory: Memory, kind: str, folder: Path, server: EngineSettings | None) -> dict[str, Opened]:
     lite = EngineSettings(engine_uri=SecretStr(str(folder / f"{kind}.db")), engine_token=None, engine_ca=None)
-    engines = {"faiss": _faiss(memory, kind, folder), "milvus-lite": _milvus(memory, kind, lite)}
+    engines: dict[str, Opened] = {"faiss": _faiss(memory, kind, folder), "milvus-lite": _milvus(memory, kind, lite)}
     return engines if server is None else engines | {"milvus": _milvus(memory, kind, server)}
 
 
