@@ -95,11 +95,12 @@ def _changes(given: argparse.Namespace) -> None:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import Compute, Http, read, write
+    from benchmarks.fleet.constants import Changes, Compute, Http, read, write
     from benchmarks.fleet.validation import ServiceFigures, validate
 
     measured = [read(ServiceFigures, f"service-{replicas}") for replicas in (1, 2)]
-    write(validate(measured, read(Compute, "compute-minilm"), read(Http, "http")), "validation")
+    compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")
+    write(validate(measured, compute, http, changes), "validation")
 
 
 def _scenarios(given: argparse.Namespace) -> None:

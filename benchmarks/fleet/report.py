@@ -186,7 +186,7 @@ def _writes(changes: Changes) -> str:
 def _validation(validation: Validation) -> str:
     rows = []
     for pair in validation.pairs:
-        share = pair.figure == "refused"
+        share = pair.figure in ("refused", "lost")
         measured, predicted, least, most = (
             f"{100 * value:.1f}%" if share else f"{value:,.1f}"
             for value in (pair.measured, pair.predicted, pair.least, pair.most)
@@ -196,7 +196,7 @@ def _validation(validation: Validation) -> str:
             [
                 f"{pair.replicas}",
                 pair.load,
-                {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms", "refused": "refused"}[pair.figure],
+                {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms"}.get(pair.figure, pair.figure),
                 measured,
                 f"{predicted} ({least} to {most})",
                 error if abs(pair.error) <= _ACCEPTED else f"**{error}**",

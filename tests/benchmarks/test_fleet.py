@@ -16,7 +16,7 @@ from benchmarks.fleet.fleet import Fleet, Shape, fleet_of, one_machine
 from benchmarks.fleet.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation import Client, Outcome, distinct_queries, frequent_queries, poisson
-from benchmarks.fleet.validation import Pair
+from benchmarks.fleet.validation import Event, Figures, Pair, predict
 
 FREE = Http(
     loop_ms=0,
@@ -278,6 +278,24 @@ class TestLoads:
 
         assert drawn.count(0) / drawn.count(9) == pytest.approx(10, rel=0.25)
         assert max(drawn) < 100
+
+
+class TestEvents:
+    """The figures of the seconds after an event, for 80 requests a second that take ten milliseconds each."""
+
+    def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
+        none, swap = self.predicted("swap", swap_cpu_seconds=0), self.predicted("swap")
+        killed = self.predicted("one replica is killed")
+        assert swap.p99 > 1.5 * none.p99
+        assert killed.p50 > 1.2 * none.p50
+        assert (swap.lost, killed.lost) == (0, 0)
+
+    def predicted(self, event: Event, swap_cpu_seconds: float = 1) -> Figures:
+        measured = Figures(
+            load="", rate=80, seed=1, max_queue=256, answered=80, p50=1, p99=1, refused=0, lost=0, event=event
+        )
+        fleet = one_machine(compute_of(), FREE, 2, ALONE, 2, seed=1)
+        return predict(measured, fleet, 20, swap_cpu_seconds)
 
 
 class TestCapacity:
