@@ -46,7 +46,7 @@ class Row(BaseModel):
         answered: Share of the requests after the event with status 200.
         refused: Share with status 503.
         lost: Share without an answer.
-        after: Share with status 200 in the last second, of the simulation.
+        after: Share with status 200 in the last second of the simulation.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -55,9 +55,10 @@ class Figures(BaseModel):
 
 
 class ServiceFigures(Recorded):
-    """Measured figures of the real service; each load lasts `seconds`."""
+    """Measured figures of the real service; each load lasts `seconds`. `cores` is the number of the machine's cores."""
 
     replicas: int
+    cores: int
     seconds: float
     figures: list[Figures]
 
@@ -105,7 +106,7 @@ def measure_service(store: Path, replicas: int, seconds: float) -> ServiceFigure
         service.closed_loop(1, min(_WARM_SECONDS, seconds))
         rate = _OVERLOAD * saturated.answered
         figures.append(_open_loop(service, f"{_OVERLOAD:.0%}", rate, _SHORT_QUEUE, seconds, len(LOADS)))
-    return ServiceFigures(replicas=replicas, seconds=seconds, figures=figures)
+    return ServiceFigures(replicas=replicas, cores=usable_cores(), seconds=seconds, figures=figures)
 
 
 def _open_loop(service: Served, load: str, rate: float, max_queue: int, seconds: float, seed: int) -> Figures:
@@ -157,7 +158,7 @@ def validate(measured: list[ServiceFigures], compute: Compute, http: Http) -> Va
         for figures in service.figures:
             settings = ReplicaSettings(max_queue=figures.max_queue)
             fleets = [
-                one_machine(compute, http, service.replicas, settings, usable_cores(), seed)
+                one_machine(compute, http, service.replicas, settings, service.cores, seed)
                 for seed in range(_REPETITIONS)
             ]
             pairs += pairs_of(service.replicas, figures, [predict(figures, fleet, service.seconds) for fleet in fleets])

@@ -221,6 +221,14 @@ class TestBalancer:
 
         assert statuses(fleet, 2) == [OK] * 2
 
+    def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
+        http = FREE.model_copy(update={"loop_ms": 20.0, "cached_loop_ms": 20.0})
+        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), compute_of(), http, seed=1)
+        fleet.environment.process(stop_later(fleet, seconds=0.015))
+
+        # The thread computes the first query, and the event loop reads the second one.
+        assert statuses(fleet, 2) == [LOST] * 2
+
     def test_without_replicas_all_requests_are_lost(self) -> None:
         fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
         for replica in fleet.balancer.replicas:
