@@ -8,7 +8,7 @@ from string import Template
 
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
-from benchmarks.fleet.scenarios import Scenarios
+from benchmarks.fleet.simulation.scenarios import Scenarios
 from benchmarks.fleet.validation import ServiceFigures, Validation
 
 _TEMPLATE = Path(__file__).parent / "page.md"

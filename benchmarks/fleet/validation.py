@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Compute, Http, Recorded
-from benchmarks.fleet.fleet import Fleet, one_machine
-from benchmarks.fleet.replica import OK, ReplicaSettings
-from benchmarks.fleet.service_load import Served, served
-from benchmarks.fleet.simulation import distinct_queries
+from benchmarks.fleet.measurements.service_load import Served, served
+from benchmarks.fleet.simulation.fleet import Fleet, one_machine
+from benchmarks.fleet.simulation.loads import distinct_queries
+from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import Exchange, arrivals, latency_percentiles
 from service.threads import usable_cores
 

@@ -11,11 +11,11 @@ import simpy
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, read
-from benchmarks.fleet.cores import Cores, Thread
-from benchmarks.fleet.fleet import Fleet, Shape, fleet_of, one_machine
-from benchmarks.fleet.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.report import page
-from benchmarks.fleet.simulation import Client, Outcome, distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.cores import Cores, Thread
+from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
+from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.validation import Pair
 
 FREE = Http(

@@ -17,7 +17,7 @@ from typing import Any
 import simpy
 
 from benchmarks.fleet.constants import Compute, Http
-from benchmarks.fleet.cores import Cores, Thread
+from benchmarks.fleet.simulation.cores import Cores, Thread
 
 # The status of an answer; LOST is a connection that broke.
 OK, OVERLOADED, LOST = 200, 503, 0
