@@ -5,8 +5,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # pip prefers this index's CPU build of PyTorch if the index is in PIP_EXTRA_INDEX_URL.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
-# Number of test files that run at the same time. Each needs its own core; otherwise its threads wait for each other.
-JOBS ?= 2
+# Number of processes that run tests at the same time. Tests often wait, for example for a server, so three keep two cores
+# busy.
+JOBS ?= 3
 BIN := .venv/bin
 
 .PHONY: demo test test-slow test-all lint docs rules schema lock clean
@@ -14,7 +15,11 @@ BIN := .venv/bin
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS)
+# Tests write and remove thousands of small files. In memory, this takes a fifth less time than on a disk.
+MEMORY_FOLDER := /dev/shm
+FREE_MB := $(shell df --output=avail --block-size=1M $(MEMORY_FOLDER) 2> /dev/null | tail -1)
+IN_MEMORY := $(if $(FREE_MB),$(shell [ $(FREE_MB) -gt 8000 ] && echo PYTEST_DEBUG_TEMPROOT=$(MEMORY_FOLDER)))
+PYTEST = OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/pytest --numprocesses $(JOBS)
 
 test: .venv/dev.stamp
 	$(PYTEST) --dist worksteal -m "not slow"

@@ -101,7 +101,8 @@ def build(settings: BuildSettings) -> str:
     if settings.engine == "milvus":
         check_settings(memory, settings)
     elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
-        check_factory(factory_string(settings.index, memory.plan.labels), memory.plan.dim)
+        stored_dim = memory.plan.dim - memory.added_coordinates
+        check_factory(factory_string(settings.index, memory.plan.labels), stored_dim)
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
@@ -271,7 +272,15 @@ def write_indexes(
         )
         path = folder / f"{part[:-1]}_keys.faiss"
         infos[part], points[part], curves[part] = build_chosen_index(
-            keys, first_row, path, settings.index, queries, target, functools.partial(_progress_bar, part), device
+            keys,
+            first_row,
+            path,
+            settings.index,
+            queries,
+            target,
+            functools.partial(_progress_bar, part),
+            device,
+            memory.added_coordinates,
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

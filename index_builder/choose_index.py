@@ -23,6 +23,7 @@ from index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_shar
 from service.bundle.manifest import IndexInfo, Point
 from service.predictor.searcher import KeyIndex, OpenIndex
 from service.settings import Device
+from trainer.heads.lengths import exchange
 
 # Number of keys in the sample, and number of queries in every measurement.
 _SAMPLE_KEYS, QUERIES = 50_000, 256
@@ -88,6 +89,7 @@ def build_chosen_index(
     target: Target,
     progress: Progress,
     device: Device = "cpu",
+    left_out: int = 0,
 ) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose, build and write the fastest index that meets the requirements.
 
@@ -102,6 +104,7 @@ def build_chosen_index(
         target: Requirements of the index.
         progress: Opens a progress bar for each index.
         device: Device that trains and fills indexes. Measurements always run on the CPU.
+        left_out: Number of last coordinates that an index need not store, as in `build_index`.
 
     Returns:
         The manifest entry of the index, its chosen measurement, and all measurements: first the measurements on the
@@ -111,14 +114,14 @@ def build_chosen_index(
         BuildError: If a key is not a unit vector, or faiss rejects the kind.
     """
     measured: list[Point] = []
-    families = [kind] if kind != "auto" else candidate_factories(*keys.shape) if len(keys) >= _FEW_KEYS else ["Flat"]
-    if len(families) > 1:
-        measured += compare_families(keys, first_row, target, progress)
-        families = rank_families(measured, target, *keys.shape)
+    families = [kind] if kind != "auto" else ["Flat"]
+    if kind == "auto" and len(keys) >= _FEW_KEYS:
+        measured += compare_families(keys, first_row, target, progress, left_out)
+        families = rank_families(measured, target, len(keys), keys.shape[1] - left_out)
     built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
     for family in families:
-        info = _build_and_write(keys, family, first_row, trial_path, progress, device)
+        info = _build_and_write(keys, family, first_row, trial_path, progress, device, left_out)
         trial = Trial(trial_path, info, keys, queries, target.top_b)
         points = list(measure_curve(trial))
         points += bisect_effort(trial, points, target)
@@ -133,11 +136,11 @@ def build_chosen_index(
     return built[best], best, measured
 
 
-def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress) -> list[Point]:
+def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress, left_out: int = 0) -> list[Point]:
     """Measure the recall and speed of every index family on a sample of the keys.
 
-    The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are
-    not measured.
+    The queries are keys outside the sample, or the queries of the same texts if these differ from their keys. If exact
+    search over all keys would be fast enough, the other families are not measured.
 
     Raises:
         BuildError: If a key of the sample or of the queries is not a unit vector.
@@ -146,13 +149,16 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
     held_out = evenly_spaced_rows(len(rows), QUERIES)
     units = select_units(keys, rows, first_row)
     queries, sample = units[held_out], np.delete(units, held_out, axis=0)
+    if left_out:
+        queries = exchange(queries)
+    dim = keys.shape[1] - left_out
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.faiss"
-        for factory in candidate_factories(*sample.shape):
-            info = _build_and_write(sample, factory, first_row, path, progress)
+        for factory in candidate_factories(len(sample), dim):
+            info = _build_and_write(sample, factory, first_row, path, progress, left_out=left_out)
             points += measure_curve(Trial(path, info, sample, queries, target.top_b))
-            expected = meeting([_expected(point, *keys.shape) for point in points], target)
+            expected = meeting([_expected(point, len(keys), dim) for point in points], target)
             if any(_exact_and_fast(point, target) for point in expected):
                 break
     return points
@@ -227,11 +233,17 @@ def bisect_effort(trial: Trial, points: list[Point], target: Target) -> Iterator
 
 
 def _build_and_write(
-    keys: Keys, factory: str, first_row: int, path: Path, progress: Progress, device: Device = "cpu"
+    keys: Keys,
+    factory: str,
+    first_row: int,
+    path: Path,
+    progress: Progress,
+    device: Device = "cpu",
+    left_out: int = 0,
 ) -> IndexInfo:
     """Build an index, write it to a file, and free its memory. The measurements open the file, as the service does."""
     with progress(factory, len(keys)) as advance:
-        index, info = build_index(keys, factory, first_row, advance, device)
+        index, info = build_index(keys, factory, first_row, advance, device, left_out)
     write_index(index, path)
     return info
 

@@ -78,7 +78,12 @@ def lists(keys: int) -> int:
 
 
 def build_index(
-    keys: Keys, kind: str, first_row: int, progress: Callable[[int], object], device: Device = "cpu"
+    keys: Keys,
+    kind: str,
+    first_row: int,
+    progress: Callable[[int], object],
+    device: Device = "cpu",
+    left_out: int = 0,
 ) -> tuple[Any, IndexInfo]:
     """Build an index over keys. The keys are read and added block by block.
 
@@ -89,9 +94,11 @@ def build_index(
         progress: Called after each block with its number of keys.
         device: Device that trains and fills the index. If faiss has no GPU version of an index, the CPU fills the
             index, and a message on standard error states this.
+        left_out: Number of last coordinates that the index does not store, because they do not change an inner product
+            of a query and a key (`service.bundle.lengths`). A flat index stores them.
 
     Returns:
-        The faiss index and its manifest entry.
+        The faiss index, which accepts vectors with all coordinates, and its manifest entry.
 
     Raises:
         BuildError: If a key is not a finite unit vector (the message names its row), or faiss rejects the factory
@@ -100,11 +107,11 @@ def build_index(
     factory = factory_string(kind, len(keys))
     if device == "cuda":
         try:
-            index = _build_on_gpu(factory, keys, first_row, progress)
+            index = _build_on_gpu(factory, keys, first_row, progress, left_out)
             return index, _describe(index, factory)
         except (NoGpuError, RuntimeError) as error:
             print_status(f"{factory}: built on the CPU: {reason(error)}")
-    index = empty_index(factory, keys.shape[1])
+    index = empty_index(factory, keys.shape[1], left_out)
     if not index.is_trained:
         _train(index, factory, select_units(keys, _training_rows(len(keys), index), first_row))
     _reserve_codes(index, len(keys))
@@ -113,9 +120,9 @@ def build_index(
     return index, _describe(index, factory)
 
 
-def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[int], object]) -> Any:
+def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[int], object], left_out: int) -> Any:
     """Build an index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
-    resources, index = gpu_resources(), empty_index(factory, keys.shape[1])
+    resources, index = gpu_resources(), empty_index(factory, keys.shape[1], left_out)
     inner = unwrapped(index)
     if not index.is_trained:
         centroids = None
@@ -174,22 +181,30 @@ def check_factory(factory: str, dim: int) -> None:
         )
 
 
-def empty_index(factory: str, dim: int) -> Any:
+def empty_index(factory: str, dim: int, left_out: int = 0) -> Any:
     """Create an empty index from a factory string.
+
+    Args:
+        factory: The factory string.
+        dim: Dimensions of the vectors that the index accepts.
+        left_out: Number of last coordinates that an index other than `Flat` does not store.
 
     Raises:
         BuildError: If faiss does not support an index of this string for inner products.
     """
+    stored = dim if factory == "Flat" else dim - left_out
     try:
-        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(stored, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise BuildError(
-            f"--index {factory!r}: expected auto, flat, ivf, hnsw or a faiss factory string for keys of {dim} "
+            f"--index {factory!r}: expected auto, flat, ivf, hnsw or a faiss factory string for keys of {stored} "
             f"dimensions, faiss says: {reason(error)}"
         ) from None
     inner = unwrapped(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efConstruction = _HNSW_CONSTRUCTION_EFFORT
+    if stored < dim:
+        return faiss.IndexPreTransform(faiss.RemapDimensionsTransform(dim, stored, False), index)
     return index
 
 

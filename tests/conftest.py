@@ -19,10 +19,16 @@ from jaxtyping import install_import_hook
 import trainer
 from tests import type_checks
 
-# The methods cannot be checked: they import torch's types for mypy only.
-_TRAINER = [f"trainer.{module.name}" for module in pkgutil.iter_modules(trainer.__path__) if module.name != "methods"]
-_METHODS = ["trainer.methods.losses", "trainer.methods.scored"]
-install_import_hook([*_TRAINER, *_METHODS, "service.bundle", "service.predictor"], f"{type_checks.__name__}.checked")
+# Functions of these modules are called for each row or each query. Checks would take most of the time of a test. The
+# methods cannot be checked, except for two modules: they import torch's types for mypy only.
+_UNCHECKED = ("trainer.data.", "trainer.memory.inference", "trainer.memory.tune", "trainer.metrics", "trainer.report.")
+_METHODS = ("trainer.methods.losses", "trainer.methods.scored")
+_TRAINER = [
+    module.name
+    for module in pkgutil.walk_packages(trainer.__path__, "trainer.")
+    if module.name in _METHODS or not (module.ispkg or module.name.startswith((*_UNCHECKED, "trainer.methods")))
+]
+install_import_hook([*_TRAINER, "service.bundle", "service.predictor"], f"{type_checks.__name__}.checked")
 
 # Labels with their sentences: four training instances and one test query for each label. The last label has none.
 TOPICS: dict[str, tuple[str, ...]] = {

@@ -31,6 +31,7 @@ def test_each_program_is_short_and_starts_with_its_command(path: Path) -> None:
     assert f"python examples/{path.name}" in text.split('"""')[1]
 
 
+@pytest.mark.slow
 def test_train_and_ask_answers_the_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

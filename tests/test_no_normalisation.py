@@ -216,6 +216,14 @@ def test_compacted_memory_answers_as_the_live_memory(trained: Trained, tmp_path:
         np.testing.assert_allclose(compacted, live, **CLOSE)
 
 
+def test_graph_of_the_first_coordinates_gives_the_same_scores(trained: Trained, tmp_path: Path) -> None:
+    run_recollect("build", trained.run, "--store", tmp_path, "--index", "HNSW8,Flat", "--lexical", "off", "--activate")
+    model = recollect.open(tmp_path)
+    assert model.manifest.index.instances.factory == "HNSW8,Flat"
+    assert model.manifest.dim == 34
+    np.testing.assert_allclose(served_scores(model, list(TOPICS), lambda_=0.3), expected_scores(trained, 0.3), **CLOSE)
+
+
 @pytest.mark.parametrize("precision", ["fp16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_exported_encoder_of_lower_precision_keeps_lengths(trained: Trained, tmp_path: Path, precision: str) -> None:
     run_recollect("build", trained.run, "--store", tmp_path, "--precision", precision, "--activate", "--force")

@@ -6,8 +6,10 @@ leaves its rows there, and the next build of the same memory continues after the
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -38,6 +40,8 @@ _BLOCK_ROWS, _BLOCK_BYTES = 2_000, 16 << 20
 _STRING_BYTES, _MOST_LABELS = 65_535, 4_096
 # Least time limit of a call of a build: it writes, loads or searches more than the call of a query.
 _CALL_SECONDS = 600.0
+# An index under construction is looked at so often. Only rows that were written before the time stamp count.
+_POLL_SECONDS, _END_OF_TIME = 0.5, 2**63 - 1
 
 
 class NewCollections(AbstractContextManager["NewCollections"]):
@@ -106,11 +110,14 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         call, name = self.connection.call, f"{PREFIX}unfinished_{_digest(served, part, index)}_{part}"
         self._created.append(name)
         first = self._create(name, part, keys.shape[1], index)
+        if 0 < first < len(keys) - _BLOCK_ROWS:  # rows were missing; it is loaded again when all rows are indexed
+            call("release_collection", name)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:
             for block in _blocks(served, part, keys, first):
                 call("upsert", name, data=block)
                 bar.update(len(block))
         call("flush", name)
+        self._wait_for_index(name, part, index, len(keys))
         call("load_collection", name)
         return Collection(name=name, rows=len(keys))
 
@@ -129,8 +136,27 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             self._index_field(name, field)
         return 0
 
+    def _wait_for_index(self, name: str, part: str, index: IndexType, rows: int) -> None:
+        """Wait until Milvus has indexed the vectors of all rows, which may take hours.
+
+        A server searches other rows with a temporary index, whose recall is another one.
+        """
+        describe = functools.partial(
+            self.connection.call, "describe_index", name, index_name=VECTOR, timestamp=_END_OF_TIME
+        )
+        with progress_bar(rows, "key", f"milvus {part} (building {index.name})") as bar:
+            while (found := describe())["state"] != "Finished":
+                if found["state"] == "Failed":
+                    raise BuildError(
+                        f"{name}: expected Milvus to build the index {index.name}, but it failed; read the log of "
+                        "Milvus, or build with another --index"
+                    )
+                bar.update(found["indexed_rows"] - bar.n)
+                time.sleep(_POLL_SECONDS)
+            bar.update(rows - bar.n)
+
     def _index_field(self, name: str, field: str) -> None:
-        """Index a field for filters. milvus-lite has no index of arrays; its filters then read all rows."""
+        """Index a field for filters. milvus-lite and Milvus 2.4.0 cannot index arrays: filters then read all rows."""
         from pymilvus import MilvusClient
 
         params = MilvusClient.prepare_index_params()

@@ -37,7 +37,7 @@ class Connection:
     """A connection to Milvus; thread-safe.
 
     Attributes:
-        name: The address, without credentials, for messages.
+        name: The address and the database, without credentials, for messages.
         observer: Gets the calls that answers make; None if nothing does.
 
     Raises:
@@ -196,7 +196,7 @@ def _public_name(uri: str) -> str:
     if uri.endswith(".db"):
         return uri
     parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
 def _check_address(settings: EngineSettings, uri: str) -> None:

@@ -70,6 +70,7 @@ def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_memory.multiprocessing, "get_context", lambda _: CHILDREN)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_process")
 def test_gradient_cache_needs_less_than_a_third_of_the_memory_of_kept_graphs() -> None:
     small, large = cache_memory.prove((4_000, 8_000), most_direct=4_000)

@@ -21,6 +21,7 @@ from index_builder.faiss_index import (
     write_index,
 )
 from index_builder.recall import exact_neighbours
+from service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
 
 
@@ -86,6 +87,27 @@ def test_manifest_entry_states_kind_and_effort_for_any_factory_string(
     _, info = build_index(random_keys(3_000), factory, 0, silent)
     expected = {"kind": kind, "factory": factory, "keys": 3_000, "effort": effort, "refine": refine}
     assert info.model_dump() == expected
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "PQ7x4fs,Refine(SQ8)", "PCA8,IVF16,Flat", "HNSW16"])
+def test_coordinates_that_do_not_change_a_product_are_left_out_of_the_index(tmp_path: Path, factory: str) -> None:
+    """The last two of 16 coordinates: one is 0 in each query, the other is 0 in each key."""
+    lengths = np.random.default_rng(0).uniform(0.1, 1, (3_000, 1)).astype(np.float32)
+    vectors, rest, none = lengths * random_keys(3_000, 14), np.sqrt(1 - lengths**2), np.zeros_like(lengths)
+    keys, queries = np.hstack([vectors, none, rest]), np.hstack([vectors, rest, none])
+    index, info = build_index(keys, factory, 0, silent, left_out=2)
+    write_index(index, tmp_path / "keys.faiss")
+    written = OpenIndex(tmp_path / "keys.faiss")
+    plain = faiss.index_factory(14, factory, faiss.METRIC_INNER_PRODUCT)
+    if isinstance(plain, faiss.IndexHNSW):
+        plain.hnsw.efConstruction = 100
+    plain.train(vectors)
+    plain.add(vectors)
+    assert (written.faiss.d, written.faiss.ntotal, info.factory) == (16, 3_000, factory)
+    found, expected = written.faiss.search(queries[:50], 5), plain.search(vectors[:50], 5)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    one_key = KeyIndex(written, info).similarities(queries[0], np.sort(found[1][0]))
+    np.testing.assert_allclose(np.sort(one_key), np.sort(found[0][0]), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

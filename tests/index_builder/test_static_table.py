@@ -25,10 +25,11 @@ TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽", "two  spaces\tand\
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    """A static encoder with a random projection and a classifier head."""
+    """A static encoder with random weights of positions, a random projection and a classifier head."""
     source = write_tiny_encoder(tmp_path_factory.mktemp("source"), "bert")
     made = make_static(load_pretrained(str(source), "mean", 16, 16, "cpu"), "static", 64, 16, [TEXTS])
     torch.manual_seed(7)
+    nn.init.normal_(made.model.transformer.positions, std=0.05)
     nn.init.normal_(made.model.transformer.projection.weight, std=0.2)
     adapter = Adapter(made.dim, 8)
     nn.init.normal_(adapter.queries.narrow.weight, std=0.1)

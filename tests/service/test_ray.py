@@ -82,6 +82,7 @@ def answers_of_one_process(source: Path, *flags: object) -> bytes:
     return target.read_bytes()
 
 
+@pytest.mark.slow
 def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(source: Path) -> None:
     target = source.with_name("out.jsonl")
     flags = ("--input", source, "--output", target, "--ray")

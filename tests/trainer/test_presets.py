@@ -21,6 +21,8 @@ from trainer.train_settings import TrainSettings
 
 RAE = "rae/lf-amazontitles-131k"
 PRIME = "prime/lf-amazontitles-131k"
+# One preset of each paper; the others differ in numbers.
+QUICK = ("dexml/lf-wikipedia-500k", PRIME, RAE, "unidec/lf-amazontitles-131k")
 
 
 def settings(**given: Any) -> TrainSettings:
@@ -198,7 +200,9 @@ def test_scale_leaves_given_flags_unchanged() -> None:
     assert {name: getattr(small, name) for name in given} == given
 
 
-@pytest.mark.parametrize("name", all_presets())
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in all_presets()]
+)
 def test_each_preset_trains_and_tunes_if_it_is_scaled_down(
     name: str, lesson: Path, tiny_bert: TinyEncoder, run_folder: Path
 ) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.trainer.conftest import TEXTS, TinyEncoder, load
 from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, training, weights
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from trainer.encoding.encoder import Encoder
+from trainer.static import model as model_file
 from trainer.static.model import StaticModel
 from trainer.static.pretrained import make_static
 
@@ -23,9 +26,11 @@ NEWEST = ["--validation-fraction", 0]
 
 @pytest.fixture
 def model() -> StaticModel:
-    """A model with random vectors, weights and projection."""
+    """A model with random vectors, weights and projection, and with three positions that weigh 1, 4 and 2."""
     torch.manual_seed(7)
-    made = StaticModel.of(torch.randn(TOKENS, DIM), torch.rand(TOKENS))
+    made = StaticModel.of(torch.randn(TOKENS, DIM), torch.rand(TOKENS), positions=3)
+    assert made.positions is not None
+    made.positions.data = torch.tensor([1.0, 4.0, 2.0]).log() / model_file._POSITION_RATE
     torch.nn.init.normal_(made.projection.weight)
     return made
 
@@ -42,13 +47,17 @@ class TestStaticModel:
         e, w, p = (
             each.detach().double().numpy() for each in (model.tokens.weight, model.weights, model.projection.weight)
         )
-        expected = np.stack([p @ sum(w[t] * e[t] for t in (3, 5, 5, 1)), p @ (w[7] * e[7])])
+        placed = zip(
+            (3, 5, 5, 1), (1, 4, 2, 2), strict=True
+        )  # the last position has the weight of the position before it
+        expected = np.stack([p @ sum(position * w[t] * e[t] for t, position in placed), p @ (w[7] * e[7])])
         np.testing.assert_allclose(model(ids, mask).detach().numpy(), expected, atol=1e-5)
 
-    def test_sum_of_the_rows_of_the_folded_table_is_the_vector(self, model: StaticModel) -> None:
+    def test_sum_of_the_rows_of_the_folded_table_weighted_by_position_is_the_vector(self, model: StaticModel) -> None:
         ids = torch.tensor([[3, 5, 5, 1]])
+        placed = torch.tensor([1.0, 4.0, 2.0, 2.0])
         np.testing.assert_allclose(
-            model.folded()[ids[0]].sum(0), model(ids, torch.ones_like(ids))[0].detach(), atol=1e-5
+            placed @ model.folded()[ids[0]], model(ids, torch.ones_like(ids))[0].detach(), atol=1e-5
         )
 
     def test_training_leaves_out_some_tokens_and_evaluation_none(self, model: StaticModel) -> None:
@@ -64,6 +73,8 @@ class TestStaticModel:
         used = model.tokens.weight.grad.abs().sum(1).nonzero()[:, 0].tolist()  # type: ignore[union-attr]
         assert used == [3, 5]
         assert model.weights.grad is not None
+        assert model.positions is not None
+        assert model.positions.grad is not None
         assert model.projection.weight.grad is not None
 
 
@@ -91,6 +102,20 @@ class TestUntrainedStaticEncoder:
         assert loaded.config == static.config
         assert encoder_digest(loaded) == encoder_digest(static)
         np.testing.assert_array_equal(loaded.encode(TEXTS, 32), static.encode(TEXTS, 32))
+
+    def test_checkpoint_of_an_older_release_without_weights_of_positions_gives_the_same_vectors(
+        self, static: Encoder, tmp_path: Path
+    ) -> None:
+        save_checkpoint(static, tmp_path / "checkpoint")
+        config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+        del config["positions"]
+        (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
+        weights = load_file(tmp_path / "checkpoint" / "model.safetensors")
+        del weights["positions"]
+        save_file(weights, tmp_path / "checkpoint" / "model.safetensors", {"format": "pt"})
+        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
+        assert loaded.model.transformer.positions is None
+        np.testing.assert_allclose(loaded.encode(TEXTS, 32), static.encode(TEXTS, 32), atol=1e-6)
 
     def test_encoder_with_a_case_sensitive_tokenizer_or_other_special_tokens_can_be_the_source(
         self, request: pytest.FixtureRequest
@@ -127,13 +152,13 @@ class TestTraining:
         assert results(tmp_path / "run") == results(tmp_path / "never")
 
     @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
-    def test_methods_train_table_weights_and_projection(
+    def test_methods_train_table_weights_positions_and_projection(
         self, run: Callable[..., int], tmp_path: Path, method: str
     ) -> None:
         assert run("--out", tmp_path / "zero", "--epochs", 0) == 0, (tmp_path / "log").read_text()
         assert run("--out", tmp_path / "run", "--method", method, *NEWEST) == 0, (tmp_path / "log").read_text()
         before, after = weights(tmp_path / "zero"), weights(tmp_path / "run")
-        for name in ("tokens.weight", "weights", "projection.weight"):
+        for name in ("tokens.weight", "weights", "positions", "projection.weight"):
             assert not torch.equal(before[name], after[name]), name
 
     def test_static_encoder_is_trained_as_a_whole_with_its_own_defaults(

@@ -350,6 +350,7 @@ def assert_same(one: Path, two: Path) -> None:
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_training_with_two_ranks_killed_under_torchrun_resumes_to_the_same_weights(
     two: Path, folder: Path, lesson: Path, steady_encoder: Path
 ) -> None:

@@ -33,7 +33,7 @@ from trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
 from trainer.encoding.encoder import Encoder
 from trainer.errors import MemoryFolderError
 from trainer.files import write_json
-from trainer.heads.lengths import exchange
+from trainer.heads.lengths import ADDED, exchange
 from trainer.memory.label_keys import LabelKeys
 
 FORMAT_VERSION = 1
@@ -112,6 +112,11 @@ class Memory:
     def is_normalised(self) -> bool:
         """Whether the encoder normalises its vectors. Otherwise, keys have two more coordinates than its vectors."""
         return self.plan.encoder.get("longest") is None
+
+    @property
+    def added_coordinates(self) -> int:
+        """Number of last coordinates that do not change an inner product of a query and a key."""
+        return 0 if self.is_normalised else ADDED
 
     def queries(self, rows: slice | Int[np.ndarray, " query"]) -> Float[np.ndarray, "query dim"]:
         """The vectors of some instances as queries: those of their keys, unless queries have a distilled encoder."""

@@ -43,7 +43,7 @@ def make_static(source: Encoder, name: str, max_length: int, label_max_length: i
     weights = _weigh_tokens(_count_tokens(source, texts, max_length, len(vectors)))
     weights[special] = _SPECIAL_WEIGHT
     config = EncoderConfig(name, "mean", max_length, label_max_length)
-    model = UnitVectorModel(StaticModel.of(vectors, weights), config.pooling)
+    model = UnitVectorModel(StaticModel.of(vectors, weights, max_length), config.pooling)
     return Encoder(config, model, source.tokenizer, source.pad_id, source.device)
 
 

@@ -18,6 +18,7 @@ from index_builder.milvus.collections import NewCollections
 from index_builder.milvus.index_types import IndexType, index_type
 from index_builder.milvus.measure import check_rows, choose_effort
 from service.milvus.collection import KeyCollection
+from service.milvus.connection import Connection
 from service.milvus.removal import Removal
 from service.model import open_model
 from service.store.store import Store
@@ -65,6 +66,45 @@ def test_collection_has_the_rows_of_the_memory_and_a_measured_recall(
         )
         check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
     assert (found.rows, info.factory, point.recall) == (28, index.name, 1.0)
+    assert unfinished(uri) == []
+
+
+def answer_index_states(monkeypatch: pytest.MonkeyPatch, *states: str) -> list[str]:
+    """Milvus reports these states of an index, and then the true ones. Gives the methods that are called."""
+    called, left, call = [], [*states], Connection.call
+
+    def counted(connection: Connection, method: str, *arguments: Any, **options: Any) -> Any:
+        called.append(method)
+        found = call(connection, method, *arguments, **options)
+        return found | {"state": left.pop(0), "indexed_rows": 7} if method == "describe_index" and left else found
+
+    monkeypatch.setattr(Connection, "call", counted)
+    monkeypatch.setattr(new_collections, "_POLL_SECONDS", 0.0)
+    return called
+
+
+def test_collection_is_loaded_and_measured_only_when_milvus_has_built_its_index(
+    served: ServedMemory, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = answer_index_states(monkeypatch, "Unissued", "InProgress", "InProgress")
+    with NewCollections(engine_at(uri)) as collections:
+        write(collections, served, index_type("hnsw", 28))
+        written = called[called.index("upsert") :]
+    assert written[:3] == ["upsert", "flush", "describe_index"]
+    assert written.count("describe_index") >= 4
+    assert written.index("load_collection") > len(written) - 1 - written[::-1].index("describe_index")
+
+
+def test_index_that_milvus_cannot_build_fails_the_build(
+    served: ServedMemory, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_index_states(monkeypatch, "InProgress", "Failed")
+    with (
+        pytest.raises(BuildError, match="expected Milvus to build the index HNSW, but it failed; read the log"),
+        NewCollections(engine_at(uri)) as collections,
+    ):
+        write(collections, served, index_type("hnsw", 28))
+    monkeypatch.undo()
     assert unfinished(uri) == []
 
 

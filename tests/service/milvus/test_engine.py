@@ -236,6 +236,7 @@ def test_collection_that_was_changed_later_gives_no_answers(
     (row,) = connection.call("query", name, filter="row == 3", output_fields=["*"])
     connection.call("delete", name, ids=[3])
     connection.call("upsert", name, data=[dict(row) | change])
+    connection.call("query", name, filter="row == 0", consistency_level="Strong")  # waits for the change
     with pytest.raises(EngineError, match=expected):
         Model(moved).predict(QUERIES, top_b=100)
 

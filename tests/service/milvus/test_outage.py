@@ -123,8 +123,8 @@ def test_breaker_opens_only_after_several_failures_in_a_row() -> None:
 
 
 def test_unreachable_server_is_named_without_the_credentials_of_its_uri() -> None:
-    with pytest.raises(EngineError, match=r"^http://127\.0\.0\.1:9: expected Milvus to answer, found: ") as error:
-        Connection(engine_at("http://someone:secret@127.0.0.1:9", engine_seconds=1))
+    with pytest.raises(EngineError, match=r"^http://127\.0\.0\.1:9/texts: expected Milvus to answer, found: ") as error:
+        Connection(engine_at("http://someone:secret@127.0.0.1:9/texts", engine_seconds=1))
     assert "secret" not in str(error.value)
 
 
