@@ -8,7 +8,7 @@ from string import Template
 
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
-from benchmarks.fleet.scenarios import Scenarios
+from benchmarks.fleet.simulation.scenarios import Scenarios
 from benchmarks.fleet.validation import ServiceFigures, Validation
 
 _TEMPLATE = Path(__file__).parent / "page.md"
@@ -31,7 +31,7 @@ def page() -> str:
     measured = {"compute": minilm, "http": http, "service, one replica": service, "service, two replicas": two}
     tables = {
         "machine": minilm.machine,
-        "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service)})),
+        "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service, two)})),
         "batches": _batches(minilm, static),
         "http": _http(http),
         "queries": _queries(minilm, static, http),

@@ -20,10 +20,10 @@ import simpy
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Changes, Compute, Http, Recorded
-from benchmarks.fleet.fleet import Fleet, one_machine
-from benchmarks.fleet.replica import OK, ReplicaSettings
-from benchmarks.fleet.service_load import Served, served
-from benchmarks.fleet.simulation import distinct_queries
+from benchmarks.fleet.measurements.service_load import Served, served
+from benchmarks.fleet.simulation.fleet import Fleet, one_machine
+from benchmarks.fleet.simulation.loads import distinct_queries
+from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import Exchange, arrivals, latency_percentiles
 from loadtests.swaps import add_changed_version, copied_versions
 from service.threads import usable_cores
@@ -38,7 +38,6 @@ _EVENT_LOAD, _EVENT_SHARE, _AFTER_SECONDS = 0.5, 0.3, 4.0
 _POLL_SECONDS = 0.1
 # A load is simulated this often, with other random service times.
 _REPETITIONS = 9
-
 
 # What happens during a load: nothing, a replica is killed, or the service swaps to a version without equal files.
 Event = Literal["", "one replica is killed", "swap"]
@@ -75,9 +74,10 @@ class Figures(BaseModel):
 
 
 class ServiceFigures(Recorded):
-    """Measured figures of the real service; each load lasts `seconds`."""
+    """Measured figures of the real service; each load lasts `seconds`. `cores` is the number of the machine's cores."""
 
     replicas: int
+    cores: int
     seconds: float
     figures: list[Figures]
 
@@ -135,7 +135,7 @@ def measure_service(store: Path, replicas: int, seconds: float) -> ServiceFigure
                 killed = service.replicas[0]
                 event: Event = "one replica is killed"
                 figures.append(_during(service, event, lambda: os.kill(killed, signal.SIGKILL), rate, seconds))
-    return ServiceFigures(replicas=replicas, seconds=seconds, figures=figures)
+    return ServiceFigures(replicas=replicas, cores=usable_cores(), seconds=seconds, figures=figures)
 
 
 def _open_loop(service: Served, load: str, rate: float, max_queue: int, seconds: float, seed: int) -> Figures:
@@ -221,7 +221,7 @@ def validate(measured: list[ServiceFigures], compute: Compute, http: Http, chang
         for figures in service.figures:
             settings = ReplicaSettings(max_queue=figures.max_queue)
             fleets = [
-                one_machine(compute, http, service.replicas, settings, usable_cores(), seed)
+                one_machine(compute, http, service.replicas, settings, service.cores, seed)
                 for seed in range(_REPETITIONS)
             ]
             predicted = [predict(figures, fleet, service.seconds, swap) for fleet in fleets]

@@ -11,11 +11,11 @@ import simpy
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, read
-from benchmarks.fleet.cores import Cores, Thread
-from benchmarks.fleet.fleet import Fleet, Shape, fleet_of, one_machine
-from benchmarks.fleet.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.report import page
-from benchmarks.fleet.simulation import Client, Outcome, distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.cores import Cores, Thread
+from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
+from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.validation import Event, Figures, Pair, predict
 
 FREE = Http(
@@ -220,6 +220,14 @@ class TestBalancer:
         fleet.environment.process(stop_later(fleet, seconds=0.005))
 
         assert statuses(fleet, 2) == [OK] * 2
+
+    def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
+        http = FREE.model_copy(update={"loop_ms": 20.0, "cached_loop_ms": 20.0})
+        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), compute_of(), http, seed=1)
+        fleet.environment.process(stop_later(fleet, seconds=0.015))
+
+        # The thread computes the first query, and the event loop reads the second one.
+        assert statuses(fleet, 2) == [LOST] * 2
 
     def test_without_replicas_all_requests_are_lost(self) -> None:
         fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)

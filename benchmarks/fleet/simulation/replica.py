@@ -17,7 +17,7 @@ from typing import Any
 import simpy
 
 from benchmarks.fleet.constants import Compute, Http
-from benchmarks.fleet.cores import Cores, Thread
+from benchmarks.fleet.simulation.cores import Cores, Thread
 
 # The status of an answer; LOST is a connection that broke.
 OK, OVERLOADED, LOST = 200, 503, 0
@@ -123,6 +123,8 @@ class Replica:
         # A refused request costs as much as an answer from the cache: no other thread wakes up for it.
         short, rest = http.cached_loop_ms / 2e3, (http.loop_ms - http.cached_loop_ms / 2) / 1e3
         yield self._loop.run(short)
+        if not self.alive:
+            return LOST
         key = (self.version, query)
         cached = key in self._cache
         job = None if cached else self._submit(query)
