@@ -55,7 +55,20 @@ def write_and_kill(self, content, rows):
         print(len(started), os.environ.get("RAY_AUTH_MODE"), flush=True)
 output.FileOutput.write = write_and_kill
 """
-# The same, but the process also kills the process of Ray that manages this machine.
+# After the third block, the process prints a line, and waits for a line.
+WAITING = f"""
+{SMALL_BLOCKS}
+import sys
+from service.bulk import output
+write = output.FileOutput.write
+def write_and_wait(self, content, rows):
+    write(self, content, rows)
+    if rows == 12:
+        print("written", flush=True)
+        sys.stdin.readline()
+output.FileOutput.write = write_and_wait
+"""
+# The same as `KILLING`, but the process also kills the process of Ray that manages this machine.
 LOSING = KILLING.replace(
     "        os.kill(ray",
     """
@@ -135,6 +148,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 yield f"127.0.0.1:{port}"
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_a_task_continues_on_another_machine_if_one_is_lost(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    for name, value in QUICK_CHECKS.items():
+        monkeypatch.setenv(f"RAY_{name}", value)
+    one_core = {"num_cpus": 1, "object_store_memory": 128 << 20, "include_dashboard": False}
+    cluster, target = Cluster(initialize_head=True, head_node_args=one_core), tmp_path / "out.jsonl"
+    try:
+        other = cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
+        flags = ("--input", source, "--output", target, "--ray", cluster.address, "--workers", 2)
+        process = start(*flags, prelude=WAITING, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        cluster.remove_node(other, allow_graceful=False)
+        process.communicate(b"continue\n", timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0
+    finally:
+        cluster.shutdown()
+    assert target.read_bytes() == answers_of_one_process(source)
 
 
 @pytest.mark.slow
