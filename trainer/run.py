@@ -15,7 +15,7 @@ from trainer.distributed import process_group
 from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from trainer.encoding.encoder import Encoder, choose_device
 from trainer.encoding.keys import AdaptedKeys
-from trainer.encoding.lora import add_lora, require_peft
+from trainer.encoding.lora import add_lora, require_linear_layers, require_peft
 from trainer.encoding.remote import Connect
 from trainer.encoding.tokens import VectorTable
 from trainer.errors import TrainingError
@@ -106,9 +106,12 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
     """Make the recipe, and a mask of the held-out instances.
 
     Raises:
-        TrainingError: If the dataset is too small, or if the method's head does not fit into memory.
+        TrainingError: If the dataset is too small, the method's head does not fit into memory, or --lora finds no
+            layers.
     """
     settings, labels = run.settings, len(run.dataset.labels)
+    if settings.lora:
+        require_linear_layers(run.encoder.model.transformer, settings.lora)
     pairs = len(run.instances.labels.indices)
     if labels < 2 or pairs == 0:
         found = f"{labels} label" if labels < 2 else "no instance with a label"

@@ -61,14 +61,14 @@ def main(arguments: list[str]) -> int:
 
 def _compute(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
-    from benchmarks.fleet.measure_compute import measure_compute
+    from benchmarks.fleet.measurements.compute import measure_compute
 
     record(lambda: measure_compute(given.store, given.seconds), f"compute-{given.name}")
 
 
 def _http(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
-    from benchmarks.fleet.measure_http import measure_http
+    from benchmarks.fleet.measurements.http import measure_http
 
     record(lambda: measure_http(given.store, given.seconds), "http")
 
@@ -82,29 +82,30 @@ def _service(given: argparse.Namespace) -> None:
 
 def _indexes(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
-    from benchmarks.fleet.measure_indexes import measure_indexes
+    from benchmarks.fleet.measurements.indexes import measure_indexes
 
     record(lambda: measure_indexes(given.store, given.keys), "indexes")
 
 
 def _changes(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
-    from benchmarks.fleet.measure_changes import measure_changes
+    from benchmarks.fleet.measurements.changes import measure_changes
 
     record(lambda: measure_changes(given.store, given.writes), "changes")
 
 
 def _predict(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import Compute, Http, read, write
+    from benchmarks.fleet.constants import Changes, Compute, Http, read, write
     from benchmarks.fleet.validation import ServiceFigures, validate
 
     measured = [read(ServiceFigures, f"service-{replicas}") for replicas in (1, 2)]
-    write(validate(measured, read(Compute, "compute-minilm"), read(Http, "http")), "validation")
+    compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")
+    write(validate(measured, compute, http, changes), "validation")
 
 
 def _scenarios(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import Changes, Compute, Http, read, write
-    from benchmarks.fleet.scenarios import simulate_all
+    from benchmarks.fleet.simulation.scenarios import simulate_all
 
     compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")
     write(simulate_all(compute, http, changes), "scenarios")

@@ -8,7 +8,7 @@ from string import Template
 
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
-from benchmarks.fleet.scenarios import Scenarios
+from benchmarks.fleet.simulation.scenarios import Scenarios
 from benchmarks.fleet.validation import ServiceFigures, Validation
 
 _TEMPLATE = Path(__file__).parent / "page.md"
@@ -31,7 +31,7 @@ def page() -> str:
     measured = {"compute": minilm, "http": http, "service, one replica": service, "service, two replicas": two}
     tables = {
         "machine": minilm.machine,
-        "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service)})),
+        "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service, two)})),
         "batches": _batches(minilm, static),
         "http": _http(http),
         "queries": _queries(minilm, static, http),
@@ -186,7 +186,7 @@ def _writes(changes: Changes) -> str:
 def _validation(validation: Validation) -> str:
     rows = []
     for pair in validation.pairs:
-        share = pair.figure == "refused"
+        share = pair.figure in ("refused", "lost")
         measured, predicted, least, most = (
             f"{100 * value:.1f}%" if share else f"{value:,.1f}"
             for value in (pair.measured, pair.predicted, pair.least, pair.most)
@@ -196,7 +196,7 @@ def _validation(validation: Validation) -> str:
             [
                 f"{pair.replicas}",
                 pair.load,
-                {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms", "refused": "refused"}[pair.figure],
+                {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms"}.get(pair.figure, pair.figure),
                 measured,
                 f"{predicted} ({least} to {most})",
                 error if abs(pair.error) <= _ACCEPTED else f"**{error}**",

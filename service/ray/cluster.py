@@ -79,21 +79,30 @@ def connected(address: str, cores: int) -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except ConnectionError:
-            raise ClusterError(
-                f"--ray {address}: expected a Ray cluster with a node on this machine, found none; start one with "
-                "`ray start`, or use --ray without an address"
-            ) from None
         except Exception as error:  # Ray raises errors of many classes
-            reason = " ".join(str(error).split())[:300]
-            raise ClusterError(
-                f"--ray {address}: expected Ray to accept this program, found: {reason}; compare the address, and the "
-                "versions of Ray and Python, with those of the cluster"
-            ) from None
+            raise _not_connected(address, error) from None
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _not_connected(address: str, error: Exception) -> ClusterError:
+    reason = " ".join(str(error).split())[:300]
+    if address == LOCAL:
+        return ClusterError(
+            f"--ray: expected Ray to start on this machine, found: {reason}; is there enough memory, and enough space "
+            "in /tmp?"
+        )
+    if isinstance(error, ConnectionError):
+        return ClusterError(
+            f"--ray {address}: expected a Ray cluster with a node on this machine, found none; start one with "
+            "`ray start`, or use --ray without an address"
+        )
+    return ClusterError(
+        f"--ray {address}: expected Ray to accept this program, found: {reason}; compare the address, and the "
+        "versions of Ray and Python, with those of the cluster"
+    )
 
 
 def cores_of_cluster() -> int:
@@ -104,6 +113,22 @@ def cores_of_cluster() -> int:
 def gpus_of_cluster() -> int:
     """Number of GPUs of all machines of the connected cluster."""
     return int(_resources().get("GPU", 0))
+
+
+def require_own_machine() -> None:
+    """Check that Ray still runs on this machine. Without it, this process gets no results, and starts no actors.
+
+    Raises:
+        ClusterError: If Ray's processes on this machine have ended.
+    """
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == own):  # type: ignore[no-untyped-call]
+        raise ClusterError(
+            "--ray: expected Ray to run on this machine, found that its processes have ended; is there enough memory? "
+            "Start the command again"
+        )
 
 
 def _resources() -> dict[str, float]:

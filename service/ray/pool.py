@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
+import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,10 +20,13 @@ from ray.exceptions import RayError, RayTaskError
 
 from service.errors import ServiceError, WorkerError
 from service.ray.actor import Actor
+from service.ray.cluster import require_own_machine
 
 # An actor that dies is often the victim of another program, so its block is tried again. If so many actors die with the
 # same block, or before they are open, then the block or the program needs more memory than there is.
 _ATTEMPTS = 3
+# Seconds between two checks of the cluster while an actor waits for a core.
+_CHECK_SECONDS = 10.0
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -49,6 +53,7 @@ class ActorPool:
 
     Raises:
         ServiceError: If the program does not open.
+        ClusterError: If Ray's processes on this machine have ended.
     """
 
     def __init__(self, module: str, task: bytes, count: int, gpus: float = 0) -> None:
@@ -57,7 +62,7 @@ class ActorPool:
         self._actors = set[Any]()
         self._waiting: list[_Job] = []
         self._numbers = itertools.count()
-        self._serving, self._opened = count, False
+        self._serving, self._opened, self._noted = count, False, False
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
@@ -131,12 +136,22 @@ class ActorPool:
         ray.kill(actor)
 
     def _open(self, actor: Any) -> None:
+        self._wait_for_core(actor)
         problem = ray.get(actor.open.remote(self._module, self._task))
         if problem is not None:
             raise ServiceError(problem)
         with self._changed:
             self._opened = True
             self._changed.notify_all()
+
+    def _wait_for_core(self, actor: Any) -> None:
+        started = actor.__ray_ready__.remote()
+        while not ray.wait([started], timeout=_CHECK_SECONDS)[0]:
+            require_own_machine()
+            with self._changed:
+                if not self._opened and not self._noted:
+                    self._noted = True
+                    print("waiting for a free core of the Ray cluster; see `ray status`", file=sys.stderr)  # noqa: T201
 
     def _compute(self, actor: Any, job: _Job) -> None:
         try:

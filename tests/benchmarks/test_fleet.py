@@ -11,12 +11,12 @@ import simpy
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, read
-from benchmarks.fleet.cores import Cores, Thread
-from benchmarks.fleet.fleet import Fleet, Shape, fleet_of, one_machine
-from benchmarks.fleet.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.report import page
-from benchmarks.fleet.simulation import Client, Outcome, distinct_queries, frequent_queries, poisson
-from benchmarks.fleet.validation import Pair
+from benchmarks.fleet.simulation.cores import Cores, Thread
+from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
+from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
+from benchmarks.fleet.validation import Event, Figures, Pair, predict
 
 FREE = Http(
     loop_ms=0,
@@ -221,6 +221,14 @@ class TestBalancer:
 
         assert statuses(fleet, 2) == [OK] * 2
 
+    def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
+        http = FREE.model_copy(update={"loop_ms": 20.0, "cached_loop_ms": 20.0})
+        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), compute_of(), http, seed=1)
+        fleet.environment.process(stop_later(fleet, seconds=0.015))
+
+        # The thread computes the first query, and the event loop reads the second one.
+        assert statuses(fleet, 2) == [LOST] * 2
+
     def test_without_replicas_all_requests_are_lost(self) -> None:
         fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
         for replica in fleet.balancer.replicas:
@@ -278,6 +286,24 @@ class TestLoads:
 
         assert drawn.count(0) / drawn.count(9) == pytest.approx(10, rel=0.25)
         assert max(drawn) < 100
+
+
+class TestEvents:
+    """The figures of the seconds after an event, for 80 requests a second that take ten milliseconds each."""
+
+    def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
+        none, swap = self.predicted("swap", swap_cpu_seconds=0), self.predicted("swap")
+        killed = self.predicted("one replica is killed")
+        assert swap.p99 > 1.5 * none.p99
+        assert killed.p50 > 1.2 * none.p50
+        assert (swap.lost, killed.lost) == (0, 0)
+
+    def predicted(self, event: Event, swap_cpu_seconds: float = 1) -> Figures:
+        measured = Figures(
+            load="", rate=80, seed=1, max_queue=256, answered=80, p50=1, p99=1, refused=0, lost=0, event=event
+        )
+        fleet = one_machine(compute_of(), FREE, 2, ALONE, 2, seed=1)
+        return predict(measured, fleet, 20, swap_cpu_seconds)
 
 
 class TestCapacity:

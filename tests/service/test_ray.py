@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -52,6 +55,13 @@ def write_and_kill(self, content, rows):
         print(len(started), os.environ.get("RAY_AUTH_MODE"), flush=True)
 output.FileOutput.write = write_and_kill
 """
+# The same, but the process also kills the process of Ray that manages this machine.
+LOSING = KILLING.replace(
+    "        os.kill(ray",
+    """
+        next(each for each in psutil.Process().children() if each.name() == "raylet").kill()
+        os.kill(ray""",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +97,23 @@ def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_th
 
 # ---- A cluster ----
 
+# Ray notices a lost machine after three seconds.
+QUICK_CHECKS = {"health_check_period_ms": "1000", "health_check_failure_threshold": "3"}
+
+
+@contextlib.contextmanager
+def ray_process(*flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs Ray's part of a machine: `ray start`."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--object-store-memory={128 << 20}"]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        assert any("Ray runtime started" in line for line in process.stdout)
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_SECONDS)
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -95,23 +122,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     Its actors have the niceness of other programs.
     """
     variables = {"USAGE_STATS_ENABLED": "0", "ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "AUTH_MODE": "disabled"}
+    variables |= {"worker_niceness": "0"} | QUICK_CHECKS
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as free:
-        for name, value in (variables | {"worker_niceness": "0"}).items():
+        for name, value in variables.items():
             patch.setenv(f"RAY_{name}", value)
         port = free.getsockname()[1]
         free.close()
-        command = ["ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
-        memory = f"--object-store-memory={128 << 20}"
         folder = Path(f"/tmp/ray-{os.getpid()}")  # not in a folder of pytest: the path of a socket must be short
-        flags = [f"--port={port}", memory, f"--temp-dir={folder}"]
-        process = subprocess.Popen([sys.executable, "-m", *command, *flags], stdout=subprocess.PIPE, text=True)
+        flags = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={folder}"]
         try:
-            assert process.stdout is not None
-            assert any("Ray runtime started" in line for line in process.stdout)
-            yield f"127.0.0.1:{port}"
+            with ray_process(*flags):
+                yield f"127.0.0.1:{port}"
         finally:
-            process.terminate()
-            process.communicate(timeout=PATIENCE_SECONDS)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow
@@ -176,6 +199,40 @@ def test_a_block_is_tried_again_three_times_and_then_named(cluster: str, tmp_pat
             ActorPool("tests.service.ray_programs", b"refuse", 2)
         with pytest.raises(WorkerError, match="ended 3 times before it answered a block; is there enough memory"):
             ActorPool("tests.service.ray_programs", b"die", 1)
+
+
+@pytest.mark.slow
+def test_task_stops_if_ray_on_this_machine_is_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICK_CHECKS.items():
+        monkeypatch.setenv(f"RAY_{name}", value)
+    target = source.with_name("out.jsonl")
+    flags = ("--input", source, "--output", target, "--ray")
+    process = start(*flags, prelude=LOSING, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert b"--ray: expected Ray to run on this machine, found that its processes have ended" in errors
+    assert input_changed(target)
+
+
+@pytest.mark.slow
+def test_command_says_that_it_waits_for_a_core(
+    cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connected(cluster, 2):
+        from service.ray import pool
+
+        monkeypatch.setattr(pool, "_CHECK_SECONDS", 0.1)
+        with pool.ActorPool("tests.service.ray_programs", b"", 2) as first:
+            assert first.submit(b"a", 0).result(PATIENCE_SECONDS) == b"A"
+            assert first.submit(b"b", 0).result(PATIENCE_SECONDS) == b"B"
+            waiting = threading.Thread(target=lambda: pool.ActorPool("tests.service.ray_programs", b"", 1).close())
+            waiting.start()
+            capsys.readouterr()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while "waiting for a free core of the Ray cluster; see `ray status`\n" not in capsys.readouterr().err:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        waiting.join()
 
 
 @pytest.mark.slow

@@ -31,19 +31,36 @@ def require_peft(rank: int) -> None:
         )
 
 
+def require_linear_layers(transformer: nn.Module, rank: int) -> None:
+    """Refuse LoRA for an encoder without linear layers, such as GPT-2, whose layers are of another class.
+
+    Raises:
+        TrainingError: If the encoder has none.
+    """
+    if not _linear_layers(transformer):
+        raise TrainingError(
+            f"--lora {rank}: expected an encoder with linear layers (torch.nn.Linear), found none in "
+            f"{type(transformer).__name__}; omit --lora, or choose another --encoder"
+        )
+
+
 def add_lora(transformer: nn.Module, rank: int, seed: int) -> None:
     """Add matrices to all linear layers that influence the vectors of tokens. Only these matrices have gradients."""
     import peft
 
-    layers = [
-        name
-        for name, layer in transformer.named_modules()
-        if isinstance(layer, nn.Linear) and not name.startswith("pooler.")
-    ]
+    layers = _linear_layers(transformer)
     torch.manual_seed(seed)  # all ranks have the same matrices
     peft.inject_adapter_in_model(
         peft.LoraConfig(r=rank, lora_alpha=_SCALE * rank, target_modules=layers, lora_dropout=0.0), transformer
     )
+
+
+def _linear_layers(transformer: nn.Module) -> list[str]:
+    return [
+        name
+        for name, layer in transformer.named_modules()
+        if isinstance(layer, nn.Linear) and not name.startswith("pooler.")
+    ]
 
 
 def merged_weights(transformer: nn.Module) -> dict[str, Tensor] | None:

@@ -11,8 +11,8 @@ import numpy as np
 import simpy
 
 from benchmarks.fleet.constants import Http
-from benchmarks.fleet.cores import Cores, Thread
-from benchmarks.fleet.replica import OK, OVERLOADED, Steps
+from benchmarks.fleet.simulation.cores import Cores, Thread
+from benchmarks.fleet.simulation.replica import OK, OVERLOADED, Steps
 
 Send = Callable[[int], Steps]
 

@@ -15,8 +15,8 @@ from typing import Any
 import simpy
 
 from benchmarks.fleet.constants import Http
-from benchmarks.fleet.cores import Cores, Thread
-from benchmarks.fleet.replica import LOST, OK, Replica, Steps
+from benchmarks.fleet.simulation.cores import Cores, Thread
+from benchmarks.fleet.simulation.replica import LOST, OK, Replica, Steps
 
 _TRIES = 2
 _CONNECT_TIMEOUT_SECONDS, _REFUSED_SECONDS = 0.5, 0.001

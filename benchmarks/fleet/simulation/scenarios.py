@@ -12,9 +12,9 @@ import simpy
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Changes, Compute, Http, Recorded
-from benchmarks.fleet.fleet import Fleet, Shape, fleet_of
-from benchmarks.fleet.replica import Engine, ReplicaSettings
-from benchmarks.fleet.simulation import distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of
+from benchmarks.fleet.simulation.loads import distinct_queries, frequent_queries, poisson
+from benchmarks.fleet.simulation.replica import Engine, ReplicaSettings
 from service.threads import usable_cores
 
 REPLICAS, CORES, THREADS, RACK = 100, 2, 1, 10
@@ -46,7 +46,7 @@ class Row(BaseModel):
         answered: Share of the requests after the event with status 200.
         refused: Share with status 503.
         lost: Share without an answer.
-        after: Share with status 200 in the last second, of the simulation.
+        after: Share with status 200 in the last second of the simulation.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import simpy
 
 from benchmarks.fleet.constants import Compute, Http
-from benchmarks.fleet.cores import Cores, Thread
+from benchmarks.fleet.simulation.cores import Cores, Thread
 
 # The status of an answer; LOST is a connection that broke.
 OK, OVERLOADED, LOST = 200, 503, 0
@@ -123,6 +123,8 @@ class Replica:
         # A refused request costs as much as an answer from the cache: no other thread wakes up for it.
         short, rest = http.cached_loop_ms / 2e3, (http.loop_ms - http.cached_loop_ms / 2) / 1e3
         yield self._loop.run(short)
+        if not self.alive:
+            return LOST
         key = (self.version, query)
         cached = key in self._cache
         job = None if cached else self._submit(query)
@@ -130,15 +132,17 @@ class Replica:
             yield self._loop.run(short)
             if cached and key in self._cache:
                 self._cache.move_to_end(key)
-            return LOST if not self.alive else OK if cached else OVERLOADED
+            return self._unless_lost(OK if cached else OVERLOADED)
         if not (yield job.done):
             return LOST
         yield self.environment.timeout(http.wait_ms / 2e3)
         yield self._loop.run(rest)
-        if not self.alive:
-            return LOST
         self._remember(key)
-        return OK
+        return self._unless_lost(OK)
+
+    def _unless_lost(self, status: int) -> int:
+        """The status of a finished answer, whose connection broke if the replica ended meanwhile."""
+        return status if self.alive else LOST
 
     def stop(self, refuses_connections: bool) -> None:
         """End the replica now. All its requests are lost."""

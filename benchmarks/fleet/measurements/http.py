@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fleet.constants import Http
-from benchmarks.fleet.service_load import Served, served
+from benchmarks.fleet.measurements.service_load import Served, served
 from loadtests.client import Connection
 from loadtests.processes import ThreadTime, thread_times
 

@@ -7,11 +7,11 @@ from random import Random
 
 import simpy
 
-from benchmarks.fleet.balancer import Balancer
 from benchmarks.fleet.constants import Compute, Http
-from benchmarks.fleet.cores import Cores
-from benchmarks.fleet.replica import Engine, Replica, ReplicaSettings, Work
-from benchmarks.fleet.simulation import Client
+from benchmarks.fleet.simulation.balancer import Balancer
+from benchmarks.fleet.simulation.cores import Cores
+from benchmarks.fleet.simulation.loads import Client
+from benchmarks.fleet.simulation.replica import Engine, Replica, ReplicaSettings, Work
 
 
 @dataclass(frozen=True)
