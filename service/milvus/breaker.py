@@ -1,7 +1,8 @@
 """A circuit breaker: while Milvus does not answer, calls fail at once instead of waiting.
 
-The breaker opens after a call that could not reach Milvus, or needs a collection that is not loaded, and after several
-failed calls in a row. A thread then asks Milvus every second. The breaker closes when Milvus answers.
+The breaker opens after a call that could not reach Milvus, whose token Milvus refuses, or which needs a collection that
+is not loaded, and after several failed calls in a row. A thread then asks Milvus every second. The breaker closes when
+Milvus answers.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-# Why a call failed. `wrong_call`: Milvus refuses its arguments. `refused`: another error of Milvus.
-Failure = Literal["unreachable", "timeout", "not_loaded", "wrong_call", "refused"]
+# Why a call failed. `unauthenticated`: Milvus refuses the token. `wrong_call`: Milvus refuses the call's arguments.
+# `refused`: another error of Milvus.
+Failure = Literal["unreachable", "unauthenticated", "timeout", "not_loaded", "wrong_call", "refused"]
 
 # These failures open the breaker at once. Of other failures, this number in a row opens it.
-_AT_ONCE, _FAILED_CALLS = ("unreachable", "not_loaded"), 3
+_AT_ONCE, _FAILED_CALLS = ("unreachable", "unauthenticated", "not_loaded"), 3
 _PROBE_SECONDS = 1.0
 
 

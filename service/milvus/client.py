@@ -14,9 +14,9 @@ from service.settings import EngineSettings
 
 # Errors of a call.
 CALL_ERRORS = (MilvusException, grpc.RpcError)
-# Milvus's codes of errors: the server does not answer, a collection is not loaded (at all, or not completely), and a
-# parameter of the call is wrong.
-_CONNECT_FAILED, _NOT_LOADED, _WRONG_PARAMETERS = 2, (101, 103), range(1100, 1200)
+# Milvus's codes of errors: the server does not answer, a collection is not loaded (at all, or not completely), a
+# parameter of the call is wrong, and the user or the password is wrong.
+_CONNECT_FAILED, _NOT_LOADED, _WRONG_PARAMETERS, _UNAUTHENTICATED = 2, (101, 103), range(1100, 1200), 1400
 _CONNECT_SECONDS = 10.0
 
 
@@ -35,7 +35,12 @@ def open_client(settings: EngineSettings) -> MilvusClient:
     token = "" if settings.engine_token is None else settings.engine_token.get_secret_value()
     uri = settings.engine_uri.get_secret_value()
     seconds = min(settings.engine_seconds, _CONNECT_SECONDS)
-    return MilvusClient(uri, token=token, timeout=seconds, dedicated=True, **options)
+    try:
+        return MilvusClient(uri, token=token, timeout=seconds, dedicated=True, **options)
+    except MilvusException as error:
+        if isinstance(error.__cause__, grpc.RpcError) and failure(error.__cause__) == "unauthenticated":
+            raise error.__cause__ from None  # pymilvus says that Milvus is away
+        raise
 
 
 def failure(error: Exception) -> Failure:
@@ -45,11 +50,15 @@ def failure(error: Exception) -> Failure:
             return "unreachable"
         if error.code in _NOT_LOADED:
             return "not_loaded"
+        if error.code == _UNAUTHENTICATED:
+            return "unauthenticated"
         return "wrong_call" if error.is_input_error or error.code in _WRONG_PARAMETERS else "refused"
     assert isinstance(error, grpc.RpcError), "CALL_ERRORS has these two kinds"
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return "unreachable"
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return "unauthenticated"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return "timeout"
     return "refused"

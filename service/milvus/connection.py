@@ -59,11 +59,13 @@ class Connection:
         _check_address(settings, uri)
         self._seconds, self._breaker = settings.engine_seconds, Breaker(self.name, self._answers)
         self._in_use: list[str] = []
-        from service.milvus.client import CALL_ERRORS, open_client, reason
+        from service.milvus.client import CALL_ERRORS, failure, open_client, reason
 
         try:
             self._client = open_client(settings)
         except (*CALL_ERRORS, OSError, ValueError) as error:
+            if isinstance(error, CALL_ERRORS) and failure(error) == "unauthenticated":
+                raise EngineError(self._refused_token(error)) from None
             advice = "check --engine-uri, --engine-token and --engine-ca"
             if self.name.endswith(".db"):
                 advice = "a file .db can be open in one process only, so several processes need milvus-lite server"
@@ -161,6 +163,8 @@ class Connection:
         match kind:
             case "unreachable":
                 message = f"{self.name}: Milvus does not answer; try again shortly"
+            case "unauthenticated":
+                message = self._refused_token(error)
             case "timeout":
                 message = f"{self.name}: {called} took longer than {limit:g} s (--engine-seconds); try again shortly"
             case "not_loaded":
@@ -171,6 +175,14 @@ class Connection:
             self.observer.failed(method, kind)
         self._breaker.failed(message, kind)
         return EngineError(message)
+
+    def _refused_token(self, error: Exception) -> str:
+        from service.milvus.client import reason
+
+        return (
+            f"{self.name}: expected Milvus to accept the token of --engine-token, found: {reason(error)}; set "
+            "RECOLLECT_ENGINE_TOKEN to USER:PASSWORD or an API key"
+        )
 
     def _answers(self) -> bool:
         """Whether Milvus reads a row of each collection in use. A collection that is not loaded is loaded first."""

@@ -25,7 +25,7 @@ class EngineMetrics:
         self.up.set(1)
         for method in ("search", "query"):  # starts at 0, so that Prometheus sees the first increase
             self.seconds.labels(method)
-            for reason in ("unreachable", "timeout", "not_loaded", "wrong_call", "refused"):
+            for reason in ("unreachable", "unauthenticated", "timeout", "not_loaded", "wrong_call", "refused"):
                 self.errors.labels(method, reason)
 
     def called(self, method: str, seconds: float) -> None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from service.bundle.manifest import Engine
@@ -33,6 +35,25 @@ def server(tmp_path: Path) -> Iterator[LiteServer]:
     server = LiteServer(tmp_path / "milvus")
     yield server
     server.stop()
+
+
+@pytest.fixture
+def refusing_server() -> Iterator[str]:
+    """A server of gRPC that refuses the token of all calls, as Milvus does."""
+    import grpc
+
+    class Refusal(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, handler_call_details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
+            )
+
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads, handlers=[Refusal()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"http://127.0.0.1:{port}"
+        server.stop(grace=None).wait()
 
 
 def open_in_milvus(built: Any, server: LiteServer, folder: Path) -> tuple[Model, Any, Engine]:
@@ -107,6 +128,37 @@ def test_breaker_stays_open_while_milvus_answers_but_a_collection_does_not(
     assert 'recollect_engine_errors_total{method="search",reason="refused"} 3.0' in exposed
     assert 'recollect_engine_errors_total{method="search",reason="timeout"} 0.0' in exposed
     keys.close()
+
+
+def test_replica_whose_token_is_refused_gives_the_reason_at_once_and_recovers_by_itself(
+    built: Any, server: LiteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pymilvus import MilvusException
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MilvusException(code=1400, message="not authenticated")
+
+    model, keys, _ = open_in_milvus(built, server, tmp_path)
+    before = model.predict("bread")
+    with monkeypatch.context() as changed:
+        for method in ("search", "list_collections"):
+            changed.setattr(keys.connection._client, method, refuse)
+        with pytest.raises(EngineError, match="expected Milvus to accept the token of --engine-token, found: not auth"):
+            model.predict("bread")
+        assert keys.problem is not None
+        assert not keys.connection._answers()
+    while keys.problem is not None:
+        time.sleep(0.05)
+    assert model.predict("bread") == before
+    keys.close()
+
+
+@pytest.mark.parametrize("token", [None, SecretStr("root:secret")])
+def test_refused_token_is_named_instead_of_an_outage(refusing_server: str, token: SecretStr | None) -> None:
+    expected = "expected Milvus to accept the token of --engine-token, found: auth check failure; set RECOLLECT_ENGINE"
+    with pytest.raises(EngineError, match=f"^{refusing_server}: {expected}") as error:
+        Connection(engine_at(refusing_server, engine_token=token))
+    assert "secret" not in str(error.value)
 
 
 def test_breaker_opens_only_after_several_failures_in_a_row() -> None:
