@@ -271,16 +271,9 @@ def write_indexes(
             settings.recall_target, top_b, size_bytes * share, most_milliseconds, _EXACT_MILLISECONDS[encoder.kind]
         )
         path = folder / f"{part[:-1]}_keys.faiss"
+        bar = functools.partial(_progress_bar, part)
         infos[part], points[part], curves[part] = build_chosen_index(
-            keys,
-            first_row,
-            path,
-            settings.index,
-            queries,
-            target,
-            functools.partial(_progress_bar, part),
-            device,
-            memory.added_coordinates,
+            keys, first_row, path, settings.index, queries, target, bar, device, memory.added_coordinates
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves
