@@ -181,6 +181,7 @@ def _figures(
 def predict(measured: Figures, fleet: Fleet, seconds: float, swap_cpu_seconds: float) -> Figures:
     """Simulate a measured load."""
     environment, client, start, end = fleet.environment, fleet.client, 0.0, math.inf
+    duration = _AFTER_SECONDS if measured.event else seconds
     if measured.rate is None:
         start = _WARM_SECONDS
         environment.process(client.closed_loop(_CLIENTS, start + seconds, distinct_queries()))
@@ -189,13 +190,13 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_cpu_seconds: f
         environment.process(client.open_loop(due, distinct_queries()))
     if measured.event:
         start = _EVENT_SHARE * seconds
-        end = start + _AFTER_SECONDS
+        end = start + duration
         environment.process(_happen(measured.event, fleet, start, swap_cpu_seconds))
     environment.run()
     outcome = client.outcome.between(start, end)
     return measured.model_copy(
         update={
-            "answered": outcome.share(OK) * outcome.sent / seconds,
+            "answered": outcome.share(OK) * outcome.sent / duration,
             "p50": outcome.percentile_ms(50),
             "p99": outcome.percentile_ms(99),
             "refused": outcome.refused,

@@ -289,7 +289,7 @@ class TestLoads:
 
 
 class TestEvents:
-    """The figures of the seconds after an event, for 80 requests a second that take ten milliseconds each."""
+    """Figures after an event. 80 requests arrive in each second, and each of them takes ten milliseconds."""
 
     def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
         none, swap = self.predicted("swap", swap_cpu_seconds=0), self.predicted("swap")

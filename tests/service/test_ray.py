@@ -110,7 +110,7 @@ def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_th
 
 # ---- A cluster ----
 
-# Ray notices a lost machine after three seconds.
+# With these settings, Ray notices a lost machine after three seconds.
 QUICK_CHECKS = {"health_check_period_ms": "1000", "health_check_failure_threshold": "3"}
 
 

@@ -6,7 +6,7 @@ The token vectors e, the weights w, the numbers a and the projection P are train
 text costs one look-up for each token. The dual encoder divides v by its length. The weighted mean and the weighted sum
 then give the same unit vector.
 
-The weights of positions let a training find out that a title at the start of a text tells more than the words after it.
+With these weights, a training can learn that a title at the start of a text says more than the words after it.
 All a_i start at 0. A token at a position without a weight has the weight of the last position.
 
 The projection changes the vectors of all tokens, also of tokens that training does not see.
@@ -110,7 +110,7 @@ class StaticModel(PreTrainedModel, TextVectors):
 def at_positions(
     weights: Float[Tensor, " position"], input_ids: Int[Tensor, "batch token"]
 ) -> Float[Tensor, "batch token"]:
-    """The weight of the position of each token. Positions after the last weight have the last weight."""
+    """Return the weight of each token, by its position. A position beyond the weights has the last weight."""
     positions = torch.arange(input_ids.shape[1], device=input_ids.device).clamp_max(len(weights) - 1)
     return weights[positions].expand_as(input_ids)
 
