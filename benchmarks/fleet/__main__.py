@@ -75,7 +75,7 @@ def _http(given: argparse.Namespace) -> None:
 
 def _service(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
-    from benchmarks.fleet.validation import measure_service
+    from benchmarks.fleet.measurements.service import measure_service
 
     record(lambda: measure_service(given.store, given.replicas, given.seconds), f"service-{given.replicas}")
 
@@ -96,7 +96,8 @@ def _changes(given: argparse.Namespace) -> None:
 
 def _predict(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import Changes, Compute, Http, read, write
-    from benchmarks.fleet.validation import ServiceFigures, validate
+    from benchmarks.fleet.measurements.service import ServiceFigures
+    from benchmarks.fleet.validation import validate
 
     measured = [read(ServiceFigures, f"service-{replicas}") for replicas in (1, 2)]
     compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")

@@ -88,10 +88,10 @@ class Compute(Recorded):
         memory: Number of keys, and their indexes.
         tokens: Mean number of tokens of the queries.
         is_faster_together: Whether a free thread of the service takes all queries that wait, instead of its share.
-        batch_ms: Median time of a batch, by its number of queries; each batch follows the work before directly.
-        search_ms: Part of `batch_ms` in which the keys are searched.
-        single_ms: The percentiles 0 to 100 of the time of a single query.
-        pause_ms: Median time of a single query after a pause of so many milliseconds, in which the machine is idle.
+        reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
+        batch_ms: The percentiles 0 to 100 of the time of a batch of random queries, by its number of queries; each
+            batch follows the work before directly.
+        search_ms: Median of the part of these times in which the keys are searched.
         encode_ms: Time to encode a text, by its number of tokens.
         slowdown: Time of a batch while another process keeps another core busy, divided by its time without.
     """
@@ -100,55 +100,113 @@ class Compute(Recorded):
     memory: str
     tokens: float
     is_faster_together: bool
-    batch_ms: dict[int, float]
+    reference_ms: float
+    batch_ms: dict[int, list[float]]
     search_ms: dict[int, float]
-    single_ms: list[float]
-    pause_ms: dict[float, float]
     encode_ms: dict[int, float]
     slowdown: float
 
-    def mean_batch_ms(self, queries: int, in_engine: bool = False) -> float:
-        """Mean time of a batch; between two measured sizes, the time is interpolated.
+    @property
+    def largest(self) -> int:
+        """The largest measured number of queries in a batch."""
+        return max(self.batch_ms)
+
+    def batch_time_ms(self, queries: int, percent: float = 50.0, in_engine: bool = False) -> float:
+        """A percentile of the time of a batch; between two measured sizes, the time is interpolated.
 
         Args:
             queries: Number of queries.
+            percent: The percentile.
             in_engine: Whether an engine such as Milvus searches the keys, so that the search costs no time here.
         """
         sizes = sorted(self.batch_ms)
-        times = [self.batch_ms[size] - in_engine * self.search_ms[size] for size in sizes]
+        times = [
+            float(np.interp(percent, np.linspace(0, 100, len(self.batch_ms[size])), self.batch_ms[size]))
+            - in_engine * self.search_ms[size]
+            for size in sizes
+        ]
         if queries > sizes[-1]:
             return times[-1] * queries / sizes[-1]
         return float(np.interp(queries, sizes, times))
 
-    def pause_extra_ms(self, pause_ms: float) -> float:
-        """Time that a batch takes longer after a pause, because caches are cold and the core has to wake up."""
-        pauses = sorted(self.pause_ms)
-        times = [self.pause_ms[pause] for pause in pauses]
-        return max(0.0, float(np.interp(pause_ms, pauses, times)) - times[0])
+    def at(self, reference_ms: float) -> Compute:
+        """The times while the reference takes this long."""
+        factor = reference_ms / self.reference_ms
+        return self.model_copy(
+            update={
+                "reference_ms": reference_ms,
+                "batch_ms": {size: [factor * each for each in times] for size, times in self.batch_ms.items()},
+                "search_ms": {size: factor * each for size, each in self.search_ms.items()},
+                "encode_ms": {length: factor * each for length, each in self.encode_ms.items()},
+            }
+        )
+
+
+class ThreadCost(BaseModel):
+    """CPU time of a request on a thread, in milliseconds.
+
+    Attributes:
+        idle_ms: The time if the thread was idle before: it wakes up, and caches are cold.
+        busy_ms: The time directly after other requests.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    idle_ms: float
+    busy_ms: float
+
+    def times(self, factor: float) -> ThreadCost:
+        return ThreadCost(idle_ms=factor * self.idle_ms, busy_ms=factor * self.busy_ms)
+
+    def without(self, part: ThreadCost) -> ThreadCost:
+        """The cost of the rest of a request, after this part."""
+        return ThreadCost(idle_ms=self.idle_ms - part.idle_ms, busy_ms=self.busy_ms - part.busy_ms)
 
 
 class Http(Recorded):
-    """Costs of a request to `/predict` beside the computation of its answer, with one client.
+    """Costs of a request to `/predict` beside the computation of its answer.
 
     Attributes:
-        loop_ms: CPU time of the service's event loop.
-        client_ms: CPU time of the load generator.
+        clients: Number of clients that keep the threads busy.
+        reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
+        loop: CPU time of the service's event loop.
+        cached_loop: The same for an answer from the cache.
+        alone_ms: CPU time of the thread that computes a single query, with one client, so after a pause.
+        client: CPU time of the load generator.
+        proxy: CPU time of nginx.
         wait_ms: Latency without the CPU times of client, event loop and computation: threads wake up, data is copied.
-        proxy_ms: CPU time of nginx.
         proxy_wait_ms: Latency that nginx adds, without its CPU time.
-        cached_loop_ms: CPU time of the event loop for an answer from the cache.
         request_bytes: Size of a request, with its headers.
         answer_bytes: Size of an answer, with its headers.
     """
 
-    loop_ms: float
-    client_ms: float
+    clients: int
+    reference_ms: float
+    loop: ThreadCost
+    cached_loop: ThreadCost
+    alone_ms: float
+    client: ThreadCost
+    proxy: ThreadCost
     wait_ms: float
-    proxy_ms: float
     proxy_wait_ms: float
-    cached_loop_ms: float
     request_bytes: float
     answer_bytes: float
+
+    def at(self, reference_ms: float) -> Http:
+        """The costs while the reference takes this long."""
+        factor = reference_ms / self.reference_ms
+        return self.model_copy(
+            update={
+                "reference_ms": reference_ms,
+                "loop": self.loop.times(factor),
+                "cached_loop": self.cached_loop.times(factor),
+                "alone_ms": factor * self.alone_ms,
+                "client": self.client.times(factor),
+                "proxy": self.proxy.times(factor),
+                "wait_ms": factor * self.wait_ms,
+                "proxy_wait_ms": factor * self.proxy_wait_ms,
+            }
+        )
 
 
 class IndexCost(BaseModel):

@@ -8,8 +8,9 @@ from string import Template
 
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
+from benchmarks.fleet.measurements.service import ServiceFigures
 from benchmarks.fleet.simulation.scenarios import Scenarios
-from benchmarks.fleet.validation import ServiceFigures, Validation
+from benchmarks.fleet.validation import Validation
 
 _TEMPLATE = Path(__file__).parent / "page.md"
 _ACCEPTED = 0.15
@@ -43,6 +44,9 @@ def page() -> str:
         "fleet": f"{_FLEET}",
         "writes": _writes(changes),
         "seconds": f"{service.seconds:g}",
+        "constant_ms": f"{minilm.reference_ms:.0f}",
+        "speeds": _range([figures.reference_ms for each in (service, two) for figures in each.figures]),
+        "saturated": f"{service.figures[0].answered:.0f}",
         "validation": _validation(validation),
         "verdict": _verdict(validation),
         "scenarios": _scenarios(scenarios),
@@ -62,32 +66,33 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _range(numbers: Iterable[float]) -> str:
+    ordered = sorted(numbers)
+    return f"{ordered[0]:.0f} to {ordered[-1]:.0f}"
+
+
 def _batches(*computes: Compute) -> str:
-    sizes, pauses = sorted(computes[0].batch_ms), sorted(computes[0].pause_ms)[1:]
-    head = ["encoder", *(f"batch of {size}" for size in sizes), *(f"single, after {pause:g} ms" for pause in pauses)]
-    rows = [
-        [
-            each.encoder,
-            *(f"{each.batch_ms[size]:.2f}" for size in sizes),
-            *(f"{each.pause_ms[pause]:.2f}" for pause in pauses),
-        ]
-        for each in computes
-    ]
+    sizes = sorted(computes[0].batch_ms)
+    head = ["encoder", *(f"batch of {size}" for size in sizes)]
+    rows = [[each.encoder, *(f"{each.batch_time_ms(size):.2f}" for size in sizes)] for each in computes]
     return _table(head, rows)
 
 
 def _http(http: Http) -> str:
-    rows = {
-        "event loop of the service, CPU": f"{http.loop_ms:.2f} ms",
-        "the same for an answer from the cache": f"{http.cached_loop_ms:.2f} ms",
-        "waits between client, event loop and thread": f"{http.wait_ms:.2f} ms",
-        "nginx, CPU": f"{http.proxy_ms:.2f} ms",
-        "waits for nginx": f"{http.proxy_wait_ms:.2f} ms",
-        "load generator, CPU": f"{http.client_ms:.2f} ms",
-        "bytes of a request": f"{http.request_bytes:,.0f}",
-        "bytes of an answer with ten labels": f"{http.answer_bytes:,.0f}",
+    costs = {
+        "event loop of the service, CPU": http.loop,
+        "the same for an answer from the cache": http.cached_loop,
+        "nginx, CPU": http.proxy,
+        "load generator, CPU": http.client,
     }
-    return _table(["a request", "measured"], rows.items())
+    rows = {name: (f"{cost.idle_ms:.2f} ms", f"{cost.busy_ms:.2f} ms") for name, cost in costs.items()}
+    rows["thread that computes a single title"] = (f"{http.alone_ms:.2f} ms", "")
+    rows["waits between client, event loop and thread"] = (f"{http.wait_ms:.2f} ms", "")
+    rows["waits for nginx"] = (f"{http.proxy_wait_ms:.2f} ms", "")
+    rows["bytes of a request"] = (f"{http.request_bytes:,.0f}", "")
+    rows["bytes of an answer with ten labels"] = (f"{http.answer_bytes:,.0f}", "")
+    head = ["a request", "one client", f"{http.clients} clients"]
+    return _table(head, [[name, *figures] for name, figures in rows.items()])
 
 
 def _queries(minilm: Compute, static: Compute, http: Http) -> str:

@@ -10,28 +10,33 @@ import simpy
 
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
-from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, read
+from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, ThreadCost, read
+from benchmarks.fleet.measurements.service import Event, Figures
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
 from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
-from benchmarks.fleet.validation import Event, Figures, Pair, predict
+from benchmarks.fleet.validation import Pair, predict
 
+NOTHING = ThreadCost(idle_ms=0, busy_ms=0)
 FREE = Http(
-    loop_ms=0,
-    client_ms=0,
+    clients=32,
+    reference_ms=80,
+    loop=NOTHING,
+    cached_loop=NOTHING,
+    alone_ms=0,
+    client=NOTHING,
+    proxy=NOTHING,
     wait_ms=0,
-    proxy_ms=0,
     proxy_wait_ms=0,
-    cached_loop_ms=0,
     request_bytes=300,
     answer_bytes=1_000,
 )
 SERVICE_MS = 10.0
 
 
-def compute_of(single_ms: list[float] | None = None, **changed: Any) -> Compute:
+def compute_of(**changed: Any) -> Compute:
     """A predictor whose batches take ten milliseconds for each query."""
     sizes = (1, 32)
     fields: dict[str, Any] = {
@@ -39,10 +44,9 @@ def compute_of(single_ms: list[float] | None = None, **changed: Any) -> Compute:
         "memory": "test",
         "tokens": 16,
         "is_faster_together": False,
-        "batch_ms": {size: SERVICE_MS * size for size in sizes},
+        "reference_ms": 80,
+        "batch_ms": {size: [SERVICE_MS * size] for size in sizes},
         "search_ms": {size: 2.0 * size for size in sizes},
-        "single_ms": single_ms or [SERVICE_MS],
-        "pause_ms": {0: SERVICE_MS},
         "encode_ms": {8: 4, 16: 6, 32: 10},
         "slowdown": 1,
     }
@@ -74,8 +78,8 @@ class TestClosedForms:
     def test_exponential_service_times_give_the_mean_latency_of_an_m_m_1_queue(self) -> None:
         random = Random(1)
         exponential = [random.expovariate(1 / SERVICE_MS) for _ in range(4_000)]
-        mean = sum(exponential) / len(exponential)
-        compute, load = compute_of(exponential, batch_ms={1: mean, 32: 32 * mean}), 0.5
+        mean, load = sum(exponential) / len(exponential), 0.5
+        compute = compute_of(batch_ms={1: sorted(exponential)}, search_ms={1: 0})
 
         outcome = run(ALONE, compute, rate=1e3 * load / mean, seconds=200)
 
@@ -120,14 +124,15 @@ class TestCores:
 
         assert environment.now == pytest.approx(1.25)
 
-    def test_a_thread_runs_its_tasks_one_after_the_other(self) -> None:
+    def test_a_thread_runs_its_tasks_one_after_the_other_and_is_faster_while_it_is_busy(self) -> None:
         environment = simpy.Environment()
-        thread = Thread(environment, Cores(environment, 2))
-        thread.run(1.0)
+        thread, cost = Thread(environment, Cores(environment, 2)), ThreadCost(idle_ms=1, busy_ms=0.4)
+        thread.run(cost)
 
-        environment.run(thread.run(1.0))
-
-        assert environment.now == pytest.approx(2.0)
+        environment.run(thread.run(cost))
+        assert environment.now == pytest.approx(0.0014)
+        environment.run(thread.run(cost))
+        assert environment.now == pytest.approx(0.0024)
 
 
 class TestReplica:
@@ -222,7 +227,8 @@ class TestBalancer:
         assert statuses(fleet, 2) == [OK] * 2
 
     def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
-        http = FREE.model_copy(update={"loop_ms": 20.0, "cached_loop_ms": 20.0})
+        cost = ThreadCost(idle_ms=20, busy_ms=20)
+        http = FREE.model_copy(update={"loop": cost, "cached_loop": cost})
         fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), compute_of(), http, seed=1)
         fleet.environment.process(stop_later(fleet, seconds=0.015))
 
@@ -300,15 +306,34 @@ class TestEvents:
 
     def predicted(self, event: Event, swap_cpu_seconds: float = 1) -> Figures:
         measured = Figures(
-            load="", rate=80, seed=1, max_queue=256, answered=80, p50=1, p99=1, refused=0, lost=0, event=event
+            load="",
+            reference_ms=80,
+            rate=80,
+            seed=1,
+            max_queue=256,
+            answered=80,
+            p50=1,
+            p99=1,
+            refused=0,
+            lost=0,
+            event=event,
         )
         fleet = one_machine(compute_of(), FREE, 2, ALONE, 2, seed=1)
         return predict(measured, fleet, 20, swap_cpu_seconds)
 
 
+def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
+    compute, cost = compute_of(), ThreadCost(idle_ms=2, busy_ms=1)
+    http = FREE.model_copy(update={"loop": cost})
+
+    assert compute.at(100).batch_time_ms(8) == pytest.approx(1.25 * compute.batch_time_ms(8))
+    assert http.at(40).loop == ThreadCost(idle_ms=1, busy_ms=0.5)
+    assert compute.at(80) == compute
+
+
 class TestCapacity:
     def test_longer_queries_cost_their_longer_encoding(self) -> None:
-        compute, http = compute_of(), FREE.model_copy(update={"loop_ms": 1})
+        compute, http = compute_of(), FREE.model_copy(update={"loop": ThreadCost(idle_ms=2, busy_ms=1)})
 
         assert capacity.query_ms(compute, http, 16) == pytest.approx(11)
         assert capacity.query_ms(compute, http, 32) == pytest.approx(15)
@@ -361,10 +386,13 @@ class TestPage:
         assert message.count("\n") == 1
 
 
-def test_work_follows_the_measured_mean_of_each_batch_size() -> None:
-    batches = {1: 10, 2: 18, 32: 200}
-    times = work(compute_of(pause_ms={0: 10, 5: 15}, batch_ms=batches, search_ms=dict.fromkeys(batches, 2)))
+def test_work_follows_the_measured_times_of_each_batch_size() -> None:
+    batches = {1: [10], 2: [18], 32: [150, 200, 250]}
+    compute = compute_of(batch_ms=batches, search_ms=dict.fromkeys(batches, 2))
+    times = Work(compute, FREE.model_copy(update={"alone_ms": 15}), Random(1))
 
-    assert times.batch_seconds(2, 0) == pytest.approx(0.018)
-    assert times.batch_seconds(64, 0) == pytest.approx(0.4)
-    assert times.batch_seconds(1, 0.005) == pytest.approx(0.015)
+    assert times.batch_seconds(2, after_pause=False) == pytest.approx(0.018)
+    assert times.batch_seconds(1, after_pause=True) == pytest.approx(0.015)
+    full = [times.batch_seconds(64, after_pause=False) for _ in range(2_000)]
+    assert sum(full) / len(full) == pytest.approx(0.4, rel=0.02)
+    assert (min(full), max(full)) == pytest.approx((0.3, 0.5), rel=0.02)

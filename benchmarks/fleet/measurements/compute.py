@@ -1,4 +1,4 @@
-"""Measure a predictor in this process, on one thread: batches, pauses, lengths of texts, and a busy second core.
+"""Measure a predictor in this process, on one thread: batches, lengths of texts, and a busy second core.
 
 Times are CPU times, because other programs change the time that passes. All kinds of work are measured in turns, so
 that a change of the machine's speed changes all of them alike.
@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fleet.constants import Compute
+from benchmarks.fleet.measurements.reference import Reference
 from loadtests.workload import sample_texts
 from service.model import open_model
 from service.predictor.encoder import Tokens
 from service.predictor.predictor import Predictor
 
 _SIZES = (1, 2, 4, 8, 16, 32)
-_PAUSES_MS = (0.0, 1.0, 3.0, 10.0, 30.0)
 _TOKENS = (8, 16, 32, 64, 128)
-_TEXTS, _SINGLES = 512, 8
+_TEXTS = 512
 
 # A kind of work, which gets the number of its turn. It returns the milliseconds of its search, if there is one.
 Work = Callable[[int], float]
@@ -43,18 +43,14 @@ def measure_compute(store: Path, seconds: float) -> Compute:
     texts = sample_texts(predictor.bundle.instances.texts, _TEXTS)
     tokens = predictor.encoder.tokenise(texts).ids
     batches = [_batch(predictor, texts, size) for size in _SIZES]
-    singles = [_batch(predictor, texts, 1)] * _SINGLES
-    paused = [_after_pause(pause, _batch(predictor, texts, 1)) for pause in _PAUSES_MS]
     encodings = [_encoding(predictor, tokens, length) for length in _TOKENS]
-    work = [*batches, *singles, *paused, *encodings]
+    work = [*batches, *encodings, _reference(predictor)]
     _in_turns(work, 0)  # warm up
     times, searches = _in_turns(work, 0.8 * seconds)
     (alone,), _ = _in_turns([batches[3]], 0.1 * seconds)
     with _busy_core(store):
         (together,), _ = _in_turns([batches[3]], 0.1 * seconds)
     medians = [float(np.median(each)) for each in times]
-    after_batches = len(_SIZES) + _SINGLES
-    after_pauses = after_batches + len(_PAUSES_MS)
     info, index, counts = predictor.manifest.encoder, predictor.manifest.index, predictor.manifest.counts
     return Compute(
         encoder=f"{info.name}, {info.precision}",
@@ -62,11 +58,10 @@ def measure_compute(store: Path, seconds: float) -> Compute:
         f"({index.labels.factory}), b = {predictor.defaults.top_b}",
         tokens=float(np.mean([len(ids) for ids in tokens])),
         is_faster_together=predictor.is_faster_together,
-        batch_ms=dict(zip(_SIZES, medians, strict=False)),
+        reference_ms=float(np.mean(times[-1])),
+        batch_ms={size: np.percentile(each, range(101)).tolist() for size, each in zip(_SIZES, times, strict=False)},
         search_ms={size: float(np.median(each)) for size, each in zip(_SIZES, searches, strict=False)},
-        single_ms=np.percentile(np.concatenate(times[len(_SIZES) : after_batches]), range(101)).tolist(),
-        pause_ms=dict(zip(_PAUSES_MS, medians[after_batches:after_pauses], strict=True)),
-        encode_ms=dict(zip(_TOKENS, medians[after_pauses:], strict=True)),
+        encode_ms=dict(zip(_TOKENS, medians[len(_SIZES) : -1], strict=True)),
         slowdown=max(1.0, float(np.median(together) / np.median(alone))),
     )
 
@@ -94,13 +89,14 @@ def _batch(predictor: Predictor, texts: list[str], size: int) -> Work:
     return work
 
 
-def _after_pause(pause_ms: float, work: Work) -> Work:
-    def paused(turn: int) -> float:
-        if pause_ms:
-            time.sleep(pause_ms / 1e3)
-        return work(turn)
+def _reference(predictor: Predictor) -> Work:
+    reference = Reference(predictor)
 
-    return paused
+    def work(turn: int) -> float:
+        reference.work(turn)
+        return 0.0
+
+    return work
 
 
 def _encoding(predictor: Predictor, tokens: list[list[int]], length: int) -> Work:

@@ -1,51 +1,92 @@
-"""Measure the costs of HTTP with one client: the event loop, the load generator, nginx, and the waits between them."""
+"""Measure the costs of HTTP: the event loop, the load generator, nginx, and the waits between them.
+
+With one client, the threads are idle between the requests, so their caches are cold. With many clients, a thread
+handles several requests after each other, and some work, such as the call that wakes up the event loop, is shared.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fleet.constants import Http
-from benchmarks.fleet.measurements.service_load import Served, served
+from benchmarks.fleet.constants import Http, ThreadCost
+from benchmarks.fleet.measurements.reference import Reference, Speed
+from benchmarks.fleet.measurements.service_load import BODIES, Served, served
 from loadtests.client import Connection
 from loadtests.processes import ThreadTime, thread_times
 
 _WARM_SECONDS = 2.0
+_CLIENTS = 32
 
 
-class _Light:
-    """One client, which sends its next request when the last one is answered. Times are milliseconds for each request.
+@dataclass(frozen=True)
+class _Costs:
+    """CPU times of a request, in milliseconds.
 
     Attributes:
-        client: CPU time of the client.
-        compute: CPU time of the threads that compute the answers: the busiest thread of each replica.
-        loop: CPU time of all other threads of the replicas.
-        nginx: CPU time of nginx; 0 without nginx.
-        wait: Latency without these CPU times, and without the times in which threads wait for a core.
+        client: Of the load generator.
+        compute: Of the threads that compute the answers: the busiest thread of each replica.
+        loop: Of all other threads of the replicas.
+        nginx: Of nginx; 0 without nginx.
+        wait: Latency without these times, and without the times in which threads wait for a core. Only with one client.
     """
 
-    def __init__(self, service: Served, seconds: float, bodies: int = 512) -> None:
-        connection = Connection(service.address)
-        _send(connection, service.bodies[:bodies], min(_WARM_SECONDS, seconds))
-        processes = [*service.replicas, *([service.nginx] if service.nginx else [])]
-        own, before = _own(), [thread_times(process) for process in processes]
-        count, latency = _send(connection, service.bodies[:bodies], seconds)
-        after, last = [thread_times(process) for process in processes], _own()
-        connection.close()
-        unit = 1e3 / count
-        spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
-        replicas = spent[: len(service.replicas)]
-        self.client = unit * (last.cpu - own.cpu)
-        self.compute = unit * sum(max(thread.cpu for thread in threads) for threads in replicas)
-        self.loop = unit * sum(thread.cpu for threads in replicas for thread in threads) - self.compute
-        self.nginx = unit * sum(thread.cpu for threads in spent[len(replicas) :] for thread in threads)
-        queued = last.queued - own.queued + sum(thread.queued for threads in spent for thread in threads)
-        self.wait = unit * (latency - queued) - self.client - self.compute - self.loop - self.nginx
+    client: float
+    compute: float
+    loop: float
+    nginx: float
+    wait: float = 0.0
+
+
+def _idle(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
+    """Measure with one client, which sends its next request when the last one is answered."""
+    connection = Connection(service.address)
+    _send(connection, service.bodies[:bodies], min(_WARM_SECONDS, seconds))
+    own, before = _own(), _thread_times(service)
+    count, latency = _send(connection, service.bodies[:bodies], seconds)
+    after, last = _thread_times(service), _own()
+    connection.close()
+    spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
+    costs = _costs(service, last.cpu - own.cpu, spent, count)
+    queued = last.queued - own.queued + sum(thread.queued for threads in spent for thread in threads)
+    cpu = costs.client + costs.compute + costs.loop + costs.nginx
+    return dataclasses.replace(costs, wait=1e3 * (latency - queued) / count - cpu)
+
+
+def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
+    """Measure with many clients."""
+    service.closed_loop(_CLIENTS, min(_WARM_SECONDS, seconds), bodies)
+    own, before = time.process_time(), _thread_times(service)
+    exchanges, _ = service.closed_loop(_CLIENTS, seconds, bodies)
+    after, last = _thread_times(service), time.process_time()
+    spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
+    return _costs(service, last - own, spent, len(exchanges))
+
+
+def _thread_times(service: Served) -> list[dict[int, ThreadTime]]:
+    """The times of the threads of each replica, then those of nginx."""
+    return [thread_times(process) for process in [*service.replicas, *([service.nginx] if service.nginx else [])]]
+
+
+def _costs(service: Served, client: float, spent: list[list[ThreadTime]], requests: int) -> _Costs:
+    """The costs of a request from the seconds of the load generator and of all threads."""
+    unit = 1e3 / requests
+    replicas, nginx = spent[: len(service.replicas)], spent[len(service.replicas) :]
+    compute = sum(max(thread.cpu for thread in threads) for threads in replicas)
+    total = sum(thread.cpu for threads in replicas for thread in threads)
+    return _Costs(
+        client=unit * client,
+        compute=unit * compute,
+        loop=unit * (total - compute),
+        nginx=unit * sum(thread.cpu for threads in nginx for thread in threads),
+    )
 
 
 def _send(connection: Connection, bodies: list[bytes], seconds: float) -> tuple[int, float]:
@@ -75,25 +116,34 @@ def measure_http(store: Path, seconds: float) -> Http:
 
     Args:
         store: The store.
-        seconds: Duration of each of the three loads.
+        seconds: Duration of each of the six loads.
 
     Raises:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
     """
+    speed = Speed(Reference.of(store))
+    speed.look()
     with served(store, 1, "--cache-mb", "0") as service:
-        direct = _Light(service, seconds)
+        direct, direct_busy = _idle(service, seconds), _busy(service, seconds)
         request, answer = _sizes(service)
+        speed.look()
     with served(store, 1) as service:
-        cached = _Light(service, seconds, bodies=1)
+        # The same query always: all answers come from the cache, and the event loop is the busiest thread.
+        cached, cached_busy = (measure(service, seconds, bodies=1) for measure in (_idle, _busy))
     with served(store, 2, "--cache-mb", "0") as service:
-        proxied = _Light(service, seconds)
+        speed.look()
+        proxied, proxied_busy = _idle(service, seconds), _busy(service, seconds)
+        speed.look()
     return Http(
-        loop_ms=direct.loop,
-        client_ms=direct.client,
+        clients=_CLIENTS,
+        reference_ms=speed.reference_ms,
+        loop=ThreadCost(idle_ms=direct.loop, busy_ms=direct_busy.loop),
+        cached_loop=ThreadCost(idle_ms=cached.compute + cached.loop, busy_ms=cached_busy.compute + cached_busy.loop),
+        alone_ms=direct.compute,
+        client=ThreadCost(idle_ms=direct.client, busy_ms=direct_busy.client),
+        proxy=ThreadCost(idle_ms=proxied.nginx, busy_ms=proxied_busy.nginx),
         wait_ms=max(0.0, direct.wait),
-        proxy_ms=proxied.nginx,
         proxy_wait_ms=max(0.0, proxied.wait - direct.wait),
-        cached_loop_ms=cached.compute + cached.loop,
         request_bytes=request,
         answer_bytes=answer,
     )

@@ -16,7 +16,7 @@ from loadtests.replica import replica
 from loadtests.workload import sample_texts
 from service.store.store import Store
 
-_TEXTS, _CONNECTIONS = 512, 64
+BODIES, _CONNECTIONS = 512, 64
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Served:
     nginx: int | None
     bodies: list[bytes]
 
-    def closed_loop(self, clients: int, seconds: float, bodies: int = _TEXTS) -> tuple[list[Exchange], float]:
+    def closed_loop(self, clients: int, seconds: float, bodies: int = BODIES) -> tuple[list[Exchange], float]:
         """Run a closed loop with this many different bodies; return its exchanges and its duration."""
         exchanges: list[Exchange] = []
         return exchanges, closed_loop(self._load(exchanges, bodies), clients, seconds)
@@ -43,7 +43,7 @@ class Served:
     def open_loop(self, rate: float, seconds: float, seed: int) -> list[Exchange]:
         """Run an open loop with random times between the requests; return its exchanges."""
         exchanges: list[Exchange] = []
-        unsent = open_loop(self._load(exchanges, _TEXTS), rate, seconds, _CONNECTIONS, seed)
+        unsent = open_loop(self._load(exchanges, BODIES), rate, seconds, _CONNECTIONS, seed)
         return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
 
     def _load(self, exchanges: list[Exchange], bodies: int) -> Load:
@@ -71,7 +71,7 @@ def served(store: Path, replicas: int, *flags: str) -> Iterator[Served]:
         ReplicaError, MissingProgramError: If a program does not start.
     """
     opened = Store(store)
-    texts = sample_texts(opened.open(opened.require_current()).instances.texts, _TEXTS)
+    texts = sample_texts(opened.open(opened.require_current()).instances.texts, BODIES)
     bodies = [json.dumps({"query": text}).encode() for text in texts]
     given = ["--threads", "1", *flags]
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,8 @@ from collections import deque
 
 import simpy
 
+from benchmarks.fleet.constants import ThreadCost
+
 
 class Cores:
     """Cores with processor sharing: more tasks than cores run at equal, lower speeds.
@@ -63,7 +65,7 @@ class Cores:
 
 
 class Thread:
-    """Runs tasks one after the other, as an event loop does.
+    """Runs tasks one after the other, as an event loop does. A task costs less directly after another one.
 
     Args:
         environment: Clock of the simulation.
@@ -72,22 +74,23 @@ class Thread:
 
     def __init__(self, environment: simpy.Environment, cores: Cores) -> None:
         self._environment, self._cores = environment, cores
-        self._waiting: deque[tuple[float, simpy.Event]] = deque()
+        self._waiting: deque[tuple[ThreadCost, simpy.Event]] = deque()
         self._busy = False
 
-    def run(self, seconds: float) -> simpy.Event:
+    def run(self, cost: ThreadCost) -> simpy.Event:
         """Run a task after all earlier ones; the event happens at its end."""
         done = self._environment.event()
-        self._waiting.append((seconds, done))
+        self._waiting.append((cost, done))
         if not self._busy:
             self._start_next()
         return done
 
     def _start_next(self) -> None:
-        self._busy = bool(self._waiting)
+        was_busy, self._busy = self._busy, bool(self._waiting)
         if self._busy:
-            seconds, done = self._waiting.popleft()
-            self._cores.run(seconds).callbacks.append(lambda _: self._end(done))
+            cost, done = self._waiting.popleft()
+            milliseconds = cost.busy_ms if was_busy else cost.idle_ms
+            self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
 
     def _end(self, done: simpy.Event) -> None:
         done.succeed()

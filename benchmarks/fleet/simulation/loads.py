@@ -85,10 +85,10 @@ class Client:
         due = self._environment.now
         self.outcome.sent += 1
         if self._thread:
-            yield self._thread.run(self._http.client_ms / 2e3)
+            yield self._thread.run(self._http.client.times(0.5))
         status = yield from self._send(query)
         if self._thread:
-            yield self._thread.run(self._http.client_ms / 2e3)
+            yield self._thread.run(self._http.client.times(0.5))
         self.outcome.record(due, self._environment.now, status)
 
     def open_loop(self, due: Iterable[float], queries: Callable[[], int]) -> Generator[simpy.Event, Any, None]:

@@ -64,14 +64,16 @@ class Work:
     def __init__(self, compute: Compute, http: Http, random: Random, engine: Engine | None = None) -> None:
         self.compute, self.http, self.engine = compute, http, engine
         self._random = random
-        mean = sum(compute.single_ms) / len(compute.single_ms)
-        self._relative = [milliseconds / mean for milliseconds in compute.single_ms]
+        alone = compute.batch_ms[1]
+        self._idle_ms = max(0.0, http.alone_ms - sum(alone) / len(alone))
 
-    def batch_seconds(self, queries: int, idle_seconds: float) -> float:
-        """CPU time of a batch: the mean for its size, times the mean of random queries, plus the cost of a pause."""
-        relative = sum(self._random.choices(self._relative, k=queries)) / queries
-        mean = self.compute.mean_batch_ms(queries, self.engine is not None)
-        return (mean * relative + self.compute.pause_extra_ms(1e3 * idle_seconds)) / 1e3
+    def batch_seconds(self, queries: int, after_pause: bool) -> float:
+        """CPU time of a batch: a random one of the times for its size.
+
+        After a pause, the time that a query takes longer in an idle service than in a busy process is added.
+        """
+        time_ms = self.compute.batch_time_ms(queries, self._random.uniform(0, 100), self.engine is not None)
+        return (time_ms + after_pause * self._idle_ms) / 1e3
 
     def engine_seconds(self) -> float:
         return self.engine.seconds(self._random) if self.engine else 0.0
@@ -121,7 +123,7 @@ class Replica:
         """The steps of a request; their result is its status."""
         http = self.work.http
         # A refused request costs as much as an answer from the cache: no other thread wakes up for it.
-        short, rest = http.cached_loop_ms / 2e3, (http.loop_ms - http.cached_loop_ms / 2) / 1e3
+        short = http.cached_loop.times(0.5)
         yield self._loop.run(short)
         if not self.alive:
             return LOST
@@ -136,7 +138,7 @@ class Replica:
         if not (yield job.done):
             return LOST
         yield self.environment.timeout(http.wait_ms / 2e3)
-        yield self._loop.run(rest)
+        yield self._loop.run(http.loop.without(short))
         self._remember(key)
         return self._unless_lost(OK)
 
@@ -177,20 +179,19 @@ class Replica:
         """The steps of a thread: take a batch, compute it, and give its answers to the event loop."""
         wake_up = self.work.http.wait_ms / 2e3
         while self.alive:
-            idle_since = self.environment.now
+            was_idle = not self._queue
             while not self._queue:
                 woken = self.environment.event()
                 self._idle.append(woken)
                 yield woken
-            idle = self.environment.now - idle_since
-            if idle:
+            if was_idle:
                 yield self.environment.timeout(wake_up)
             batch = self._take()
             if not batch:  # another thread was faster
                 continue
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
-            yield self.cores.run(self.work.batch_seconds(len(batch), idle))
+            yield self.cores.run(self.work.batch_seconds(len(batch), was_idle))
             for job in batch:
                 if self._joinable.get(job.query) is job:
                     del self._joinable[job.query]
