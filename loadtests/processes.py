@@ -6,7 +6,6 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 # Instruction sets that change the speed of the encoder and of faiss.
 _VECTOR_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")
@@ -49,21 +48,13 @@ def cpu_seconds(process: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-class ThreadTime(NamedTuple):
-    """Seconds in which a thread ran, and in which it waited for a core that other threads used."""
-
-    cpu: float
-    queued: float
-
-
-def thread_times(process: int) -> dict[int, ThreadTime]:
-    """The times of each running thread of a process and its descendants, in nanosecond resolution."""
+def thread_times(process: int) -> dict[int, float]:
+    """CPU seconds of each running thread of a process and its descendants, in nanosecond resolution."""
     times = {}
     for each in process_tree(process):
         for thread in Path(f"/proc/{each}/task").glob("*"):
             with contextlib.suppress(OSError):  # the thread has ended
-                cpu, queued, _ = (thread / "schedstat").read_text().split()
-                times[int(thread.name)] = ThreadTime(int(cpu) / 1e9, int(queued) / 1e9)
+                times[int(thread.name)] = int((thread / "schedstat").read_text().split()[0]) / 1e9
     return times
 
 

@@ -146,8 +146,8 @@ class ThreadCost(BaseModel):
     """CPU time of a request on a thread, in milliseconds.
 
     Attributes:
-        idle_ms: The time if the thread was idle before: it wakes up, and caches are cold.
-        busy_ms: The time directly after other requests.
+        idle_ms: The time if the thread and a core were idle before: they wake up, and caches are cold.
+        busy_ms: The time under load.
     """
 
     model_config = ConfigDict(frozen=True)

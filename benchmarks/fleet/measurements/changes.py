@@ -109,7 +109,7 @@ def _write(store: Store, writes: int) -> tuple[float, float, float]:
 
 
 def _cpu(server: Replica) -> float:
-    return sum(thread.cpu for thread in thread_times(server.process).values())
+    return sum(thread_times(server.process).values())
 
 
 def _child_seconds() -> float:

@@ -1,15 +1,12 @@
 """Measure the costs of HTTP: the event loop, the load generator, nginx, and the waits between them.
 
-With one client, the threads are idle between the requests, so their caches are cold. With many clients, a thread
+One client waits before each request, so all threads are idle, and their caches are cold. With many clients, a thread
 handles several requests after each other, and some work, such as the call that wakes up the event loop, is shared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +17,12 @@ from benchmarks.fleet.constants import Http, ThreadCost
 from benchmarks.fleet.measurements.reference import Reference, Speed
 from benchmarks.fleet.measurements.service_load import BODIES, Served, served
 from loadtests.client import Connection
-from loadtests.processes import ThreadTime, thread_times
+from loadtests.processes import thread_times
 
 _WARM_SECONDS = 2.0
 _CLIENTS = 32
+# Without load, a client waits so long before each request.
+_PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class _Costs:
         compute: Of the threads that compute the answers: the busiest thread of each replica.
         loop: Of all other threads of the replicas.
         nginx: Of nginx; 0 without nginx.
-        wait: Latency without these times, and without the times in which threads wait for a core. Only with one client.
+        wait: Latency without these times; only with one client.
     """
 
     client: float
@@ -46,18 +45,17 @@ class _Costs:
 
 
 def _idle(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
-    """Measure with one client, which sends its next request when the last one is answered."""
+    """Measure with one client, which waits before each request."""
     connection = Connection(service.address)
     _send(connection, service.bodies[:bodies], min(_WARM_SECONDS, seconds))
-    own, before = _own(), _thread_times(service)
+    own, before = time.thread_time(), _thread_times(service)
     count, latency = _send(connection, service.bodies[:bodies], seconds)
-    after, last = _thread_times(service), _own()
+    after, last = _thread_times(service), time.thread_time()
     connection.close()
     spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
-    costs = _costs(service, last.cpu - own.cpu, spent, count)
-    queued = last.queued - own.queued + sum(thread.queued for threads in spent for thread in threads)
+    costs = _costs(service, last - own, spent, count)
     cpu = costs.client + costs.compute + costs.loop + costs.nginx
-    return dataclasses.replace(costs, wait=1e3 * (latency - queued) / count - cpu)
+    return dataclasses.replace(costs, wait=1e3 * latency / count - cpu)
 
 
 def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
@@ -70,45 +68,40 @@ def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
     return _costs(service, last - own, spent, len(exchanges))
 
 
-def _thread_times(service: Served) -> list[dict[int, ThreadTime]]:
+def _thread_times(service: Served) -> list[dict[int, float]]:
     """The times of the threads of each replica, then those of nginx."""
     return [thread_times(process) for process in [*service.replicas, *([service.nginx] if service.nginx else [])]]
 
 
-def _costs(service: Served, client: float, spent: list[list[ThreadTime]], requests: int) -> _Costs:
+def _costs(service: Served, client: float, spent: list[list[float]], requests: int) -> _Costs:
     """The costs of a request from the seconds of the load generator and of all threads."""
     unit = 1e3 / requests
     replicas, nginx = spent[: len(service.replicas)], spent[len(service.replicas) :]
-    compute = sum(max(thread.cpu for thread in threads) for threads in replicas)
-    total = sum(thread.cpu for threads in replicas for thread in threads)
+    compute = sum(max(threads) for threads in replicas)
+    total = sum(map(sum, replicas))
     return _Costs(
         client=unit * client,
         compute=unit * compute,
         loop=unit * (total - compute),
-        nginx=unit * sum(thread.cpu for threads in nginx for thread in threads),
+        nginx=unit * sum(map(sum, nginx)),
     )
 
 
 def _send(connection: Connection, bodies: list[bytes], seconds: float) -> tuple[int, float]:
     """Send requests for some seconds; return their number and the sum of their latencies in seconds."""
-    start = time.perf_counter()
-    for number in itertools.count(1):
-        connection.post("/predict", bodies[number % len(bodies)])
-        if (spent := time.perf_counter() - start) > seconds:
-            return number, spent
-    raise AssertionError("unreachable")
+    until, count, latency = time.perf_counter() + seconds, 0, 0.0
+    while not count or time.perf_counter() < until:
+        time.sleep(_PAUSE_SECONDS)
+        start = time.perf_counter()
+        connection.post("/predict", bodies[count % len(bodies)])
+        latency += time.perf_counter() - start
+        count += 1
+    return count, latency
 
 
-def _own() -> ThreadTime:
-    return thread_times(os.getpid())[threading.get_native_id()]
-
-
-def _difference(old: dict[int, ThreadTime], new: dict[int, ThreadTime]) -> list[ThreadTime]:
-    none = ThreadTime(0.0, 0.0)
-    return [
-        ThreadTime(spent.cpu - old.get(thread, none).cpu, spent.queued - old.get(thread, none).queued)
-        for thread, spent in new.items()
-    ]
+def _difference(old: dict[int, float], new: dict[int, float]) -> list[float]:
+    """CPU seconds of each thread between two moments."""
+    return [seconds - old.get(thread, 0.0) for thread, seconds in new.items()]
 
 
 def measure_http(store: Path, seconds: float) -> Http:

@@ -191,7 +191,7 @@ class Replica:
                 continue
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
-            yield self.cores.run(self.work.batch_seconds(len(batch), was_idle))
+            yield self.cores.run(self.work.batch_seconds(len(batch), was_idle and self.cores.has_idle))
             for job in batch:
                 if self._joinable.get(job.query) is job:
                     del self._joinable[job.query]
