@@ -204,6 +204,19 @@ class TestReplica:
         # Both calls run at the same time; the rest of both computations, 8 ms each, shares the core.
         assert environment.now == pytest.approx(0.116)
 
+    @pytest.mark.parametrize(("queries", "seconds"), [(0, 0.1), (1, 0.5)])
+    def test_a_version_opens_slowly_while_the_thread_is_busy(self, queries: int, seconds: float) -> None:
+        environment, long = simpy.Environment(), compute_of(batch_ms={1: [10_000]}, search_ms={1: 0})
+        replica = Replica(environment, Cores(environment, 2), work(long), ReplicaSettings())
+        for query in range(queries):
+            environment.process(replica.answer(query))
+        environment.run(until=0.001)
+
+        environment.run(environment.process(replica.open_version(1, cpu_seconds=0.1)))
+
+        # For 10 steps of 10 ms, a busy thread costs 4 times as long, and 20 ms each until the next step begins anyway.
+        assert environment.now == pytest.approx(0.001 + seconds + queries * 10 * 0.02)
+
 
 class TestBalancer:
     def test_a_request_to_an_ended_process_is_answered_by_another_replica(self) -> None:
@@ -300,7 +313,7 @@ class TestEvents:
     def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
         none, swap = self.predicted("swap", swap_cpu_seconds=0), self.predicted("swap")
         killed = self.predicted("one replica is killed")
-        assert swap.p99 > 1.5 * none.p99
+        assert swap.p99 > 1.1 * none.p99
         assert killed.p50 > 1.2 * none.p50
         assert (swap.lost, killed.lost) == (0, 0)
 

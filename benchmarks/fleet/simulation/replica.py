@@ -23,6 +23,10 @@ from benchmarks.fleet.simulation.cores import Cores, Thread
 OK, OVERLOADED, LOST = 200, 503, 0
 Steps = Generator[simpy.Event, Any, int]
 
+# While all threads compute, the thread that opens a version rests this number of seconds for each second of CPU time.
+# After its rest, it looks this often, in this interval, for an idle thread. The length of a step is an assumption.
+_REST_FACTOR, _POLLS, _POLL_SECONDS, _OPENING_STEP_SECONDS = 4.0, 10, 0.002, 0.01
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -110,6 +114,7 @@ class Replica:
     alive: bool = True
     refuses_connections: bool = True
     _queue: deque[_Job] = field(default_factory=deque)
+    _busy: int = 0
     _joinable: dict[int, _Job] = field(default_factory=dict)
     _idle: list[simpy.Event] = field(default_factory=list)
     _cache: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
@@ -159,8 +164,20 @@ class Replica:
         self._cache.update(((self.version, query), None) for query in range(self.settings.cached_answers))
 
     def open_version(self, version: int, cpu_seconds: float) -> Generator[simpy.Event, Any, None]:
-        """The steps of a swap: open a version on a thread of its own, then serve it."""
-        yield self.cores.run(cpu_seconds)
+        """The steps of a swap: open a version on a thread of its own, then serve it.
+
+        The thread pauses after each step by the rules of `service.versions.throttle`: in proportion to the share of the
+        computing threads that are busy, and then until one of them is idle.
+        """
+        steps = math.ceil(cpu_seconds / _OPENING_STEP_SECONDS)
+        for _ in range(steps):
+            step = cpu_seconds / steps
+            yield self.cores.run(step)
+            yield self.environment.timeout(_REST_FACTOR * self._busy / self.settings.threads * step)
+            for _ in range(_POLLS):
+                if self._busy < self.settings.threads:
+                    break
+                yield self.environment.timeout(_POLL_SECONDS)
         self.version = version
 
     def _submit(self, query: int) -> _Job | None:
@@ -189,9 +206,11 @@ class Replica:
             batch = self._take()
             if not batch:  # another thread was faster
                 continue
+            self._busy += 1
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
             yield self.cores.run(self.work.batch_seconds(len(batch), was_idle and self.cores.has_idle))
+            self._busy -= 1
             for job in batch:
                 if self._joinable.get(job.query) is job:
                     del self._joinable[job.query]
