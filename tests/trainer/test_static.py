@@ -64,8 +64,9 @@ class TestStaticModel:
         ids = torch.arange(TOKENS).expand(50, -1)
         mask = torch.ones_like(ids)
         trained, evaluated = model.train()(ids, mask), model.eval()(ids, mask)
-        assert len(torch.unique(trained, dim=0)) > 1
-        assert len(torch.unique(evaluated, dim=0)) == 1
+        # Equal rows may differ in their last digits: the CPU computes some rows of a product in another order.
+        assert not torch.allclose(trained, trained[:1], atol=1e-3)
+        torch.testing.assert_close(evaluated, evaluated[:1].expand_as(evaluated))
 
     def test_every_weight_gets_a_gradient(self, model: StaticModel) -> None:
         ids = torch.tensor([[3, 5]])
