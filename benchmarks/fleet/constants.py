@@ -130,7 +130,7 @@ class Compute(Recorded):
         return float(np.interp(queries, sizes, times))
 
     def at(self, reference_ms: float) -> Compute:
-        """The times while the reference takes this long."""
+        """The times, scaled to the speed of the machine at which the reference takes so many milliseconds."""
         factor = reference_ms / self.reference_ms
         return self.model_copy(
             update={
@@ -193,7 +193,7 @@ class Http(Recorded):
     answer_bytes: float
 
     def at(self, reference_ms: float) -> Http:
-        """The costs while the reference takes this long."""
+        """The costs, scaled to the speed of the machine at which the reference takes so many milliseconds."""
         factor = reference_ms / self.reference_ms
         return self.model_copy(
             update={

@@ -313,7 +313,7 @@ class TestEvents:
     def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
         none, swap = self.predicted("swap", swap_cpu_seconds=0), self.predicted("swap")
         killed = self.predicted("one replica is killed")
-        assert swap.p99 > 1.1 * none.p99
+        assert swap.p99 > 1.25 * none.p99
         assert killed.p50 > 1.2 * none.p50
         assert (swap.lost, killed.lost) == (0, 0)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fleet.constants import Compute
-from benchmarks.fleet.measurements.reference import Reference
+from benchmarks.fleet.measurements.reference import Reference, answer_batch
+from benchmarks.fleet.measurements.service_load import BODIES
 from loadtests.workload import sample_texts
 from service.model import open_model
 from service.predictor.encoder import Tokens
@@ -23,7 +24,6 @@ from service.predictor.predictor import Predictor
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 _TOKENS = (8, 16, 32, 64, 128)
-_TEXTS = 512
 
 # A kind of work, which gets the number of its turn. It returns the milliseconds of its search, if there is one.
 Work = Callable[[int], float]
@@ -40,11 +40,11 @@ def measure_compute(store: Path, seconds: float) -> Compute:
         ServiceError: If the store cannot be opened.
     """
     predictor = open_model(store, threads=1).predictor
-    texts = sample_texts(predictor.bundle.instances.texts, _TEXTS)
+    texts = sample_texts(predictor.bundle.instances.texts, BODIES)
     tokens = predictor.encoder.tokenise(texts).ids
     batches = [_batch(predictor, texts, size) for size in _SIZES]
     encodings = [_encoding(predictor, tokens, length) for length in _TOKENS]
-    work = [*batches, *encodings, _reference(predictor)]
+    work = [*batches, *encodings, Reference(predictor).work]
     _in_turns(work, 0)  # warm up
     times, searches = _in_turns(work, 0.8 * seconds)
     (alone,), _ = _in_turns([batches[3]], 0.1 * seconds)
@@ -80,23 +80,7 @@ def _in_turns(work: list[Work], seconds: float) -> tuple[list[list[float]], list
 
 def _batch(predictor: Predictor, texts: list[str], size: int) -> Work:
     """Answer single queries in batches of this size."""
-    options = predictor.resolve()
-
-    def work(turn: int) -> float:
-        requests = [([texts[row % len(texts)]], options) for row in range(turn * size, (turn + 1) * size)]
-        return predictor.predict_together(requests)[0].milliseconds.get("search", 0.0)
-
-    return work
-
-
-def _reference(predictor: Predictor) -> Work:
-    reference = Reference(predictor)
-
-    def work(turn: int) -> float:
-        reference.work(turn)
-        return 0.0
-
-    return work
+    return lambda turn: answer_batch(predictor, texts, turn * size, size)
 
 
 def _encoding(predictor: Predictor, tokens: list[list[int]], length: int) -> Work:
@@ -127,6 +111,6 @@ def _busy_core(store: Path) -> Iterator[None]:
 
 def _keep_busy(store: Path, ready: multiprocessing.synchronize.Event) -> None:
     predictor = open_model(store, threads=1).predictor
-    texts = sample_texts(predictor.bundle.instances.texts, _TEXTS)
+    texts = sample_texts(predictor.bundle.instances.texts, BODIES)
     ready.set()
     _in_turns([_batch(predictor, texts, 8)], 3600)

@@ -115,18 +115,18 @@ def measure_http(store: Path, seconds: float) -> Http:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
     """
     speed = Speed(Reference.of(store))
-    speed.look()
+    speed.measure()
     with served(store, 1, "--cache-mb", "0") as service:
         direct, direct_busy = _idle(service, seconds), _busy(service, seconds)
         request, answer = _sizes(service)
-        speed.look()
+        speed.measure()
     with served(store, 1) as service:
         # The same query always: all answers come from the cache, and the event loop is the busiest thread.
         cached, cached_busy = (measure(service, seconds, bodies=1) for measure in (_idle, _busy))
     with served(store, 2, "--cache-mb", "0") as service:
-        speed.look()
+        speed.measure()
         proxied, proxied_busy = _idle(service, seconds), _busy(service, seconds)
-        speed.look()
+        speed.measure()
     return Http(
         clients=_CLIENTS,
         reference_ms=speed.reference_ms,

@@ -19,6 +19,20 @@ from service.predictor.predictor import Predictor
 _BATCHES, _QUERIES = 25, 8
 
 
+def answer_batch(predictor: Predictor, texts: list[str], first: int, size: int) -> float:
+    """Answer texts as single queries in one batch; return the milliseconds of its search.
+
+    Args:
+        predictor: Answers them.
+        texts: The texts; after the last one, the first one follows.
+        first: Number of the first text of the batch.
+        size: Number of texts in the batch.
+    """
+    options = predictor.resolve()
+    requests = [([texts[row % len(texts)]], options) for row in range(first, first + size)]
+    return predictor.predict_together(requests)[0].milliseconds.get("search", 0.0)
+
+
 class Reference:
     """Batches of queries that a predictor answers in this process, always the same ones."""
 
@@ -37,11 +51,9 @@ class Reference:
         reference.time_ms()  # warm up
         return reference
 
-    def work(self, turn: int) -> None:
-        """Answer one of the batches."""
-        first, options = turn % _BATCHES * _QUERIES, self._predictor.resolve()
-        rows = range(first, first + _QUERIES)
-        self._predictor.predict_together([([self._texts[row % len(self._texts)]], options) for row in rows])
+    def work(self, turn: int) -> float:
+        """Answer one of the batches; return the milliseconds of its search."""
+        return answer_batch(self._predictor, self._texts, turn % _BATCHES * _QUERIES, _QUERIES)
 
     def time_ms(self) -> float:
         """The mean CPU time of a batch, now."""
@@ -58,8 +70,8 @@ class Speed:
         self._reference = reference
         self._times: list[float] = []
 
-    def look(self) -> None:
-        """Run the reference now."""
+    def measure(self) -> None:
+        """Time the reference now."""
         self._times.append(self._reference.time_ms())
 
     @property

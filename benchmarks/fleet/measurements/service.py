@@ -147,9 +147,9 @@ class _Loads:
 def _timed(reference: Reference, run: Callable[[], Result]) -> tuple[Result, float]:
     """Run a load; return its result and the mean time of the reference directly before and after it."""
     speed = Speed(reference)
-    speed.look()
+    speed.measure()
     result = run()
-    speed.look()
+    speed.measure()
     return result, speed.reference_ms
 
 
