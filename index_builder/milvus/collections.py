@@ -42,6 +42,8 @@ _STRING_BYTES, _MOST_LABELS = 65_535, 4_096
 _CALL_SECONDS = 600.0
 # An index under construction is looked at so often. Only rows that were written before the time stamp count.
 _POLL_SECONDS, _END_OF_TIME = 0.5, 2**63 - 1
+# A server that cannot build an index may try for ever. After this time without another indexed row, the user is told.
+_STALLED_SECONDS = 600.0
 
 
 class NewCollections(AbstractContextManager["NewCollections"]):
@@ -144,12 +146,21 @@ class NewCollections(AbstractContextManager["NewCollections"]):
         describe = functools.partial(
             self.connection.call, "describe_index", name, index_name=VECTOR, timestamp=_END_OF_TIME
         )
+        changed, told = time.monotonic(), False
         with progress_bar(rows, "key", f"milvus {part} (building {index.name})") as bar:
             while (found := describe())["state"] != "Finished":
                 if found["state"] == "Failed":
                     raise BuildError(
                         f"{name}: expected Milvus to build the index {index.name}, but it failed; read the log of "
                         "Milvus, or build with another --index"
+                    )
+                if found["indexed_rows"] != bar.n:
+                    changed = time.monotonic()
+                elif not told and time.monotonic() - changed >= _STALLED_SECONDS:
+                    told = True
+                    print_status(
+                        f"milvus: no other row of {name} was indexed in {_STALLED_SECONDS / 60:.0f} minutes; its log "
+                        f"says whether it can build {index.name}; Ctrl-C ends the build and keeps the rows for the next"
                     )
                 bar.update(found["indexed_rows"] - bar.n)
                 time.sleep(_POLL_SECONDS)

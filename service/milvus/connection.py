@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,10 +67,9 @@ class Connection:
         except (*CALL_ERRORS, OSError, ValueError) as error:
             if isinstance(error, CALL_ERRORS) and failure(error) == "unauthenticated":
                 raise EngineError(self._refused_token(error)) from None
-            advice = "check --engine-uri, --engine-token and --engine-ca"
-            if self.name.endswith(".db"):
-                advice = "a file .db can be open in one process only, so several processes need milvus-lite server"
-            raise EngineError(f"{self.name}: expected Milvus to answer, found: {reason(error)}; {advice}") from None
+            raise EngineError(
+                f"{self.name}: expected Milvus to answer, found: {reason(error)}; {_advice(self.name)}"
+            ) from None
         try:
             self._require_version()
         except BaseException:
@@ -211,6 +211,18 @@ def _public_name(uri: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
+def _advice(name: str) -> str:
+    """The advice to a user whose Milvus, of this public name, does not answer."""
+    if name.endswith(".db"):
+        return "a file .db can be open in one process only, so several processes need milvus-lite server"
+    if name.startswith("https://"):  # gRPC does not say why a handshake failed
+        return (
+            "check --engine-uri and --engine-token; does Milvus speak TLS, is its certificate for this host name, and "
+            "is the CA in --engine-ca?"
+        )
+    return "check --engine-uri and --engine-token; a server with TLS needs https://"
+
+
 def _check_address(settings: EngineSettings, uri: str) -> None:
     if uri.endswith(".db") and not Path(uri).parent.is_dir():
         raise SettingsError(f"--engine-uri: expected a file in an existing folder, found {uri}; create the folder")
@@ -219,3 +231,11 @@ def _check_address(settings: EngineSettings, uri: str) -> None:
             "--engine-ca: expected an --engine-uri that begins with https://, because only TLS has certificates; "
             "change the URI, or leave --engine-ca out"
         )
+    if settings.engine_ca is not None:
+        try:
+            ssl.create_default_context(cafile=settings.engine_ca)
+        except OSError as error:  # SSLError is an OSError
+            raise SettingsError(
+                f"--engine-ca: expected a file with CA certificates in PEM format, found {settings.engine_ca}: "
+                f"{error.strerror or error}; check the path and the file"
+            ) from None

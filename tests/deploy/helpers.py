@@ -59,6 +59,13 @@ def nginx_in_front_of(folder: Path, *replicas: str) -> Iterator[str]:
     first, second = replicas
     listen = free_address()
     conf = write_nginx_conf(folder, listen, (first, second))
+    with run_nginx(folder, conf, listen):
+        yield f"http://{listen}"
+
+
+@contextlib.contextmanager
+def run_nginx(folder: Path, conf: Path, listen: str) -> Iterator[None]:
+    """Run nginx with a configuration that listens at an address. nginx writes its logs to `folder`."""
     command = [require_tool("nginx"), "-e", "stderr", "-p", str(folder), "-c", str(conf), "-g", "daemon off;"]
     with (folder / "access").open("wb") as access, (folder / "errors").open("wb") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=access, stderr=errors)
@@ -71,7 +78,7 @@ def nginx_in_front_of(folder: Path, *replicas: str) -> Iterator[str]:
                 break
             assert time.monotonic() < deadline, "nginx does not listen"
             time.sleep(0.02)
-        yield f"http://{listen}"
+        yield
     finally:
         process.terminate()
         process.wait(timeout=PATIENCE_SECONDS)

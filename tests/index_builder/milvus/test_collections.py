@@ -108,6 +108,16 @@ def test_index_that_milvus_cannot_build_fails_the_build(
     assert unfinished(uri) == []
 
 
+def test_index_that_milvus_does_not_finish_is_told_once(
+    served: ServedMemory, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer_index_states(monkeypatch, *["InProgress"] * 5)
+    monkeypatch.setattr(new_collections, "_STALLED_SECONDS", 0.0)
+    with NewCollections(engine_at(uri)) as collections:
+        write(collections, served, index_type("hnsw", 28))
+    assert capsys.readouterr().err.count("its log says whether it can build HNSW; Ctrl-C ends the build") == 1
+
+
 def test_failed_build_drops_its_collections(uri: str, served: ServedMemory) -> None:
     def build_and_fail() -> None:
         with NewCollections(engine_at(uri)) as collections:
