@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
     service = command("service", _service, "Measure the real service at several loads, and record its figures.")
     needs_store(service, 20)
     service.add_argument("--replicas", type=int, required=True, choices=[1, 2], help="number of replicas")
+    service.add_argument("--repetitions", type=positive_int, default=3, help="measurements of each load; default: 3")
     indexes = command("indexes", _indexes, "Measure kinds of indexes, and record them.")
     needs_store(indexes, 0)
     indexes.add_argument("--keys", type=positive_int, default=60_000, help="number of synthetic keys; default: 60000")
@@ -77,7 +78,10 @@ def _service(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.service import measure_service
 
-    record(lambda: measure_service(given.store, given.replicas, given.seconds), f"service-{given.replicas}")
+    record(
+        lambda: measure_service(given.store, given.replicas, given.seconds, given.repetitions),
+        f"service-{given.replicas}",
+    )
 
 
 def _indexes(given: argparse.Namespace) -> None:

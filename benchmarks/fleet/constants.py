@@ -93,7 +93,7 @@ class Compute(Recorded):
             batch follows the work before directly.
         search_ms: Median of the part of these times in which the keys are searched.
         encode_ms: Time to encode a text, by its number of tokens.
-        slowdown: Time of a batch while another process keeps another core busy, divided by its time without.
+        slowdown: Time of the reference while another core is busy, divided by its time alone.
     """
 
     encoder: str
@@ -129,12 +129,13 @@ class Compute(Recorded):
             return times[-1] * queries / sizes[-1]
         return float(np.interp(queries, sizes, times))
 
-    def at(self, reference_ms: float) -> Compute:
+    def at(self, reference_ms: float, slowdown: float) -> Compute:
         """The times, scaled to the speed of the machine at which the reference takes so many milliseconds."""
         factor = reference_ms / self.reference_ms
         return self.model_copy(
             update={
                 "reference_ms": reference_ms,
+                "slowdown": slowdown,
                 "batch_ms": {size: [factor * each for each in times] for size, times in self.batch_ms.items()},
                 "search_ms": {size: factor * each for size, each in self.search_ms.items()},
                 "encode_ms": {length: factor * each for length, each in self.encode_ms.items()},
@@ -169,8 +170,10 @@ class Http(Recorded):
     Attributes:
         clients: Number of clients that keep the threads busy.
         reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
+        slowdown: Its time while another core is busy, divided by `reference_ms`.
         loop: CPU time of the service's event loop.
         cached_loop: The same for an answer from the cache.
+        refused_ms: The same for a request that is refused because the queue is full.
         alone_ms: CPU time of the thread that computes a single query, with one client, so after a pause.
         client: CPU time of the load generator.
         proxy: CPU time of nginx.
@@ -182,8 +185,10 @@ class Http(Recorded):
 
     clients: int
     reference_ms: float
+    slowdown: float
     loop: ThreadCost
     cached_loop: ThreadCost
+    refused_ms: float
     alone_ms: float
     client: ThreadCost
     proxy: ThreadCost
@@ -191,6 +196,23 @@ class Http(Recorded):
     proxy_wait_ms: float
     request_bytes: float
     answer_bytes: float
+
+    def beside_idle_cores(self) -> Http:
+        """The costs without the slowdown by the other cores, which are busy while many clients are measured."""
+
+        def faster(cost: ThreadCost) -> ThreadCost:
+            return ThreadCost(idle_ms=cost.idle_ms, busy_ms=cost.busy_ms / self.slowdown)
+
+        return self.model_copy(
+            update={
+                "loop": faster(self.loop),
+                "cached_loop": faster(self.cached_loop),
+                "refused_ms": self.refused_ms / self.slowdown,
+                "client": faster(self.client),
+                "proxy": faster(self.proxy),
+                "slowdown": 1.0,
+            }
+        )
 
     def at(self, reference_ms: float) -> Http:
         """The costs, scaled to the speed of the machine at which the reference takes so many milliseconds."""
@@ -200,6 +222,7 @@ class Http(Recorded):
                 "reference_ms": reference_ms,
                 "loop": self.loop.times(factor),
                 "cached_loop": self.cached_loop.times(factor),
+                "refused_ms": factor * self.refused_ms,
                 "alone_ms": factor * self.alone_ms,
                 "client": self.client.times(factor),
                 "proxy": self.proxy.times(factor),
@@ -239,6 +262,7 @@ class Changes(Recorded):
         bundle_mb: Size of the bundle, in millions of bytes.
         swap_seconds: Time of a swap to a version without equal files, from its activation until it serves.
         swap_cpu_seconds: CPU time of this swap in the replica.
+        swap_steps_ms: CPU times of the steps in which this version is opened. Its thread may pause after each of them.
         shared_swap_cpu_seconds: The same for a version whose files are equal, except for its manifest.
         checksum_gb_per_second: Rate at which one thread computes the SHA-256 of mapped files.
         write_cpu_ms: CPU time of a live instance in the replica that writes it, with its encoding.
@@ -251,9 +275,15 @@ class Changes(Recorded):
     bundle_mb: float
     swap_seconds: float
     swap_cpu_seconds: float
+    swap_steps_ms: list[float]
     shared_swap_cpu_seconds: float
     checksum_gb_per_second: float
     write_cpu_ms: float
     follow_cpu_ms: float
     log_bytes: float
     compact_cpu_ms: float
+
+    @property
+    def swap_steps(self) -> list[float]:
+        """The CPU seconds of the steps of a swap, scaled so that their sum is the CPU time of the swap."""
+        return [self.swap_cpu_seconds * each / sum(self.swap_steps_ms) for each in self.swap_steps_ms]

@@ -10,7 +10,7 @@ from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
 from benchmarks.fleet.measurements.service import ServiceFigures
 from benchmarks.fleet.simulation.scenarios import Scenarios
-from benchmarks.fleet.validation import Validation
+from benchmarks.fleet.validation import Spread, Validation
 
 _TEMPLATE = Path(__file__).parent / "page.md"
 _ACCEPTED = 0.15
@@ -46,7 +46,9 @@ def page() -> str:
         "seconds": f"{service.seconds:g}",
         "constant_ms": f"{minilm.reference_ms:.0f}",
         "speeds": _range([figures.reference_ms for each in (service, two) for figures in each.figures]),
-        "saturated": f"{service.figures[0].answered:.0f}",
+        "slowest": f"{max(figures.slowdown for each in (service, two) for figures in each.figures):.2f}",
+        "saturated": " and ".join(f"{figures.answered:.0f}" for figures in two.figures if figures.rate is None),
+        "repetitions": f"{sum(figures.rate is None for figures in service.figures)}",
         "validation": _validation(validation),
         "verdict": _verdict(validation),
         "scenarios": _scenarios(scenarios),
@@ -86,6 +88,7 @@ def _http(http: Http) -> str:
         "load generator, CPU": http.client,
     }
     rows = {name: (f"{cost.idle_ms:.2f} ms", f"{cost.busy_ms:.2f} ms") for name, cost in costs.items()}
+    rows["event loop for a refused request"] = ("", f"{http.refused_ms:.2f} ms")
     rows["thread that computes a single title"] = (f"{http.alone_ms:.2f} ms", "")
     rows["waits between client, event loop and thread"] = (f"{http.wait_ms:.2f} ms", "")
     rows["waits for nginx"] = (f"{http.proxy_wait_ms:.2f} ms", "")
@@ -148,6 +151,8 @@ def _changes(changes: Changes) -> str:
     rows = {
         f"swap of a bundle of {changes.bundle_mb:,.0f} MB": f"{changes.swap_seconds:.1f} s, "
         f"{changes.swap_cpu_seconds:.1f} s of CPU",
+        "steps of this swap, between which it may pause": f"{len(changes.swap_steps_ms)}, the longest "
+        f"{max(changes.swap_steps_ms):.0f} ms of CPU",
         "swap to a version with equal files": f"{changes.shared_swap_cpu_seconds:.1f} s of CPU",
         "checksums on one thread": f"{changes.checksum_gb_per_second:.1f} GB/s",
         "a live instance, in the replica that writes it": f"{changes.write_cpu_ms:.1f} ms of CPU",
@@ -191,23 +196,26 @@ def _writes(changes: Changes) -> str:
 def _validation(validation: Validation) -> str:
     rows = []
     for pair in validation.pairs:
-        share = pair.figure in ("refused", "lost")
-        measured, predicted, least, most = (
-            f"{100 * value:.1f}%" if share else f"{value:,.1f}"
-            for value in (pair.measured, pair.predicted, pair.least, pair.most)
-        )
         error = f"{100 * pair.error:+.0f}%"
         rows.append(
             [
                 f"{pair.replicas}",
                 pair.load,
                 {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms"}.get(pair.figure, pair.figure),
-                measured,
-                f"{predicted} ({least} to {most})",
+                _spread(pair.figure, pair.measured),
+                _spread(pair.figure, pair.predicted),
                 error if abs(pair.error) <= _ACCEPTED else f"**{error}**",
             ]
         )
     return _table(["replicas", "load", "figure", "measured", "predicted", "error"], rows)
+
+
+def _spread(figure: str, spread: Spread) -> str:
+    median, least, most = (
+        f"{100 * value:.1f}%" if figure in ("refused", "lost") else f"{value:,.1f}"
+        for value in (spread.median, spread.least, spread.most)
+    )
+    return f"{median} ({least} to {most})"
 
 
 def _verdict(validation: Validation) -> str:

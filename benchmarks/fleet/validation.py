@@ -7,7 +7,8 @@ load.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+import statistics
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import simpy
@@ -29,27 +30,39 @@ from benchmarks.fleet.simulation.loads import distinct_queries
 from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import arrivals
 
-# A load is simulated this often, with other random service times.
-_REPETITIONS = 9
+# Each measurement of a load is simulated this often, with other random service times.
+_SIMULATIONS = 3
+
+
+class Spread(BaseModel):
+    """The median, the least and the most of repeated figures."""
+
+    model_config = ConfigDict(frozen=True)
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(median=statistics.median(values), least=min(values), most=max(values))
 
 
 class Pair(BaseModel):
-    """A measured figure, and its prediction: the median, the least and the most of the simulations."""
+    """A figure of repeated measurements, and of their simulations."""
 
     model_config = ConfigDict(frozen=True)
 
     replicas: int
     load: str
     figure: str
-    measured: float
-    predicted: float
-    least: float
-    most: float
+    measured: Spread
+    predicted: Spread
 
     @property
     def error(self) -> float:
         """The relative error of the prediction."""
-        return self.predicted / self.measured - 1 if self.measured else 0.0
+        return self.predicted.median / self.measured.median - 1 if self.measured.median else 0.0
 
 
 class Validation(Recorded):
@@ -58,7 +71,7 @@ class Validation(Recorded):
     pairs: list[Pair]
 
 
-def predict(measured: Figures, fleet: Fleet, seconds: float, swap_cpu_seconds: float) -> Figures:
+def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequence[float]) -> Figures:
     """Simulate a measured load."""
     environment, client, start, end = fleet.environment, fleet.client, 0.0, math.inf
     duration = AFTER_SECONDS if measured.event else seconds
@@ -71,7 +84,7 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_cpu_seconds: f
     if measured.event:
         start = EVENT_SHARE * seconds
         end = start + duration
-        environment.process(_happen(measured.event, fleet, start, swap_cpu_seconds))
+        environment.process(_happen(measured.event, fleet, start, swap_steps))
     environment.run()
     outcome = client.outcome.between(start, end)
     return measured.model_copy(
@@ -85,51 +98,57 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_cpu_seconds: f
     )
 
 
-def _happen(event: Event, fleet: Fleet, seconds: float, swap_cpu_seconds: float) -> Generator[simpy.Event, Any, None]:
+def _happen(
+    event: Event, fleet: Fleet, seconds: float, swap_steps: Sequence[float]
+) -> Generator[simpy.Event, Any, None]:
     """The steps of an event after some seconds."""
     yield fleet.environment.timeout(seconds)
     if event == "swap":
         for replica in fleet.balancer.replicas:
-            fleet.environment.process(replica.open_version(1, swap_cpu_seconds))
+            fleet.environment.process(replica.open_version(1, swap_steps))
     else:
         fleet.balancer.replicas[0].stop(refuses_connections=True)
 
 
 def validate(measured: list[ServiceFigures], compute: Compute, http: Http, changes: Changes) -> Validation:
     """Predict measured figures, at the speed that the machine had during each load."""
-    pairs, swap = [], changes.swap_cpu_seconds
+    pairs = []
     for service in measured:
+        loads: dict[str, list[Figures]] = {}
         for figures in service.figures:
-            settings = ReplicaSettings(max_queue=figures.max_queue)
-            compute_then, http_then = compute.at(figures.reference_ms), http.at(figures.reference_ms)
-            fleets = [
-                one_machine(compute_then, http_then, service.replicas, settings, service.cores, seed)
-                for seed in range(_REPETITIONS)
+            loads.setdefault(figures.load, []).append(figures)
+        for repeated in loads.values():
+            predicted = [
+                predict(figures, _fleet(service, figures, compute, http, seed), service.seconds, changes.swap_steps)
+                for figures in repeated
+                for seed in range(_SIMULATIONS)
             ]
-            predicted = [predict(figures, fleet, service.seconds, swap) for fleet in fleets]
-            pairs += pairs_of(service.replicas, figures, predicted)
+            pairs += _pairs(service.replicas, repeated, predicted)
     return Validation(pairs=pairs)
 
 
-def pairs_of(replicas: int, measured: Figures, predicted: list[Figures]) -> list[Pair]:
-    """Pair the figures that the load does not determine with the median of their predictions."""
-    names = ["answered", "p50", "p99"] + (["refused"] if measured.max_queue == SHORT_QUEUE else [])
+def _fleet(service: ServiceFigures, figures: Figures, compute: Compute, http: Http, seed: int) -> Fleet:
+    """The simulated machine of a measurement."""
+    compute, http = compute.at(figures.reference_ms, figures.slowdown), http.at(figures.reference_ms)
+    settings = ReplicaSettings(max_queue=figures.max_queue)
+    return one_machine(compute, http, service.replicas, settings, service.cores, seed)
+
+
+def _pairs(replicas: int, measured: list[Figures], predicted: list[Figures]) -> list[Pair]:
+    """Pair the figures that the load does not determine with their predictions."""
+    first = measured[0]
+    names = ["answered", "p50", "p99"] + (["refused"] if first.max_queue == SHORT_QUEUE else [])
     # Below saturation, all requests are answered: their rate predicts nothing.
-    names = [name for name in names if name != "answered" or measured.rate is None or "refused" in names]
-    if measured.event == "one replica is killed":
+    names = [name for name in names if name != "answered" or first.rate is None or "refused" in names]
+    if first.event == "one replica is killed":
         names.append("lost")
-    pairs = []
-    for name in names:
-        values = sorted(getattr(each, name) for each in predicted)
-        pairs.append(
-            Pair(
-                replicas=replicas,
-                load=measured.load,
-                figure=name,
-                measured=getattr(measured, name),
-                predicted=values[len(values) // 2],
-                least=values[0],
-                most=values[-1],
-            )
+    return [
+        Pair(
+            replicas=replicas,
+            load=first.load,
+            figure=name,
+            measured=Spread.of([getattr(each, name) for each in measured]),
+            predicted=Spread.of([getattr(each, name) for each in predicted]),
         )
-    return pairs
+        for name in names
+    ]

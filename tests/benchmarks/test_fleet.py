@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -10,21 +11,23 @@ import simpy
 
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
-from benchmarks.fleet.constants import Changes, Compute, Http, IndexCost, Indexes, ThreadCost, read
+from benchmarks.fleet.constants import RECORDED, Changes, Compute, Http, IndexCost, Indexes, Recorded, ThreadCost, read
 from benchmarks.fleet.measurements.service import Event, Figures
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
 from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
-from benchmarks.fleet.validation import Pair, predict
+from benchmarks.fleet.validation import Pair, Spread, predict
 
 NOTHING = ThreadCost(idle_ms=0, busy_ms=0)
 FREE = Http(
     clients=32,
     reference_ms=80,
+    slowdown=1,
     loop=NOTHING,
     cached_loop=NOTHING,
+    refused_ms=0,
     alone_ms=0,
     client=NOTHING,
     proxy=NOTHING,
@@ -190,7 +193,7 @@ class TestReplica:
 
         environment.run(environment.process(replica.answer(4)))
         assert environment.now == 0
-        environment.run(environment.process(replica.open_version(1, 1.0)))
+        environment.run(environment.process(replica.open_version(1, [1.0])))
         environment.run(environment.process(replica.answer(4)))
         assert environment.now == pytest.approx(1 + SERVICE_MS / 1e3)
 
@@ -212,7 +215,7 @@ class TestReplica:
             environment.process(replica.answer(query))
         environment.run(until=0.001)
 
-        environment.run(environment.process(replica.open_version(1, cpu_seconds=0.1)))
+        environment.run(environment.process(replica.open_version(1, [0.01] * 10)))
 
         # For 10 steps of 10 ms, a busy thread costs 4 times as long, and 20 ms each until the next step begins anyway.
         assert environment.now == pytest.approx(0.001 + seconds + queries * 10 * 0.02)
@@ -311,16 +314,17 @@ class TestEvents:
     """Figures after an event. 80 requests arrive in each second, and each of them takes ten milliseconds."""
 
     def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
-        none, swap = self.predicted("swap", swap_cpu_seconds=0), self.predicted("swap")
+        none, swap = self.predicted("swap", swap_steps=[]), self.predicted("swap")
         killed = self.predicted("one replica is killed")
         assert swap.p99 > 1.25 * none.p99
         assert killed.p50 > 1.2 * none.p50
         assert (swap.lost, killed.lost) == (0, 0)
 
-    def predicted(self, event: Event, swap_cpu_seconds: float = 1) -> Figures:
+    def predicted(self, event: Event, swap_steps: Sequence[float] = (0.01,) * 100) -> Figures:
         measured = Figures(
             load="",
             reference_ms=80,
+            slowdown=1,
             rate=80,
             seed=1,
             max_queue=256,
@@ -332,16 +336,23 @@ class TestEvents:
             event=event,
         )
         fleet = one_machine(compute_of(), FREE, 2, ALONE, 2, seed=1)
-        return predict(measured, fleet, 20, swap_cpu_seconds)
+        return predict(measured, fleet, 20, swap_steps)
 
 
 def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
     compute, cost = compute_of(), ThreadCost(idle_ms=2, busy_ms=1)
     http = FREE.model_copy(update={"loop": cost})
 
-    assert compute.at(100).batch_time_ms(8) == pytest.approx(1.25 * compute.batch_time_ms(8))
+    assert compute.at(100, 1).batch_time_ms(8) == pytest.approx(1.25 * compute.batch_time_ms(8))
     assert http.at(40).loop == ThreadCost(idle_ms=1, busy_ms=0.5)
-    assert compute.at(80) == compute
+    assert compute.at(80, 1) == compute
+
+
+def test_costs_that_were_measured_beside_a_busy_core_are_not_slowed_down_twice() -> None:
+    http = FREE.model_copy(update={"slowdown": 1.25, "refused_ms": 5, "loop": ThreadCost(idle_ms=2, busy_ms=1)})
+
+    assert http.beside_idle_cores().loop == ThreadCost(idle_ms=2, busy_ms=0.8)
+    assert http.beside_idle_cores().refused_ms == 4
 
 
 class TestCapacity:
@@ -365,6 +376,7 @@ class TestCapacity:
             bundle_mb=100,
             swap_seconds=1,
             swap_cpu_seconds=1,
+            swap_steps_ms=[1],
             shared_swap_cpu_seconds=1,
             checksum_gb_per_second=1,
             write_cpu_ms=10,
@@ -381,15 +393,19 @@ class TestCapacity:
 
 class TestPage:
     def test_an_error_is_relative_to_the_measured_figure(self) -> None:
-        pair = Pair(replicas=1, load="60%", figure="p50", measured=10, predicted=12, least=11, most=13)
+        pair = Pair(
+            replicas=1, load="60%", figure="p50", measured=Spread.of([9, 10, 30]), predicted=Spread.of([11, 12, 13])
+        )
 
         assert pair.error == pytest.approx(0.2)
 
     def test_docs_have_the_page_of_the_recorded_figures(self, pytestconfig: pytest.Config) -> None:
         assert (pytestconfig.rootpath / "docs" / "scaling.md").read_text(encoding="utf-8") == page()
 
-    def test_the_records_name_their_machine(self) -> None:
-        assert read(Http, "http").machine == read(Compute, "compute-minilm").machine
+    def test_the_records_are_of_one_machine(self) -> None:
+        names = {record.machine for record in (read(Recorded, path.stem) for path in RECORDED.glob("*.json"))}
+
+        assert len(names) == 1
 
     def test_a_missing_store_is_one_message(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert command.main(["http", "--store", "/nowhere"]) == 2

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,25 @@ from loadtests.swaps import add_changed_version, copied_versions, swap_to
 from loadtests.workload import sample_texts
 from service.bundle.integrity import describe_files
 from service.store.store import Store
+from service.versions.opening import Opener
+from service.versions.throttle import Throttle
 
 _KEY = "load-test-0123456789abcdef"
 _IDLE_SECONDS, _FOLLOW_SECONDS = 3.0, 5.0
+
+
+class _StepTimer(Throttle):
+    """Records the CPU times of the steps of background work, in milliseconds, and never pauses."""
+
+    def __init__(self) -> None:
+        super().__init__(load=lambda: 0.0, cancelled=threading.Event())
+        self.steps_ms: list[float] = []
+
+    def pause(self) -> None:
+        start = self._step_start
+        super().pause()
+        if self._step_start != start:  # otherwise, the step was short, and counts with the next one
+            self.steps_ms.append(1e3 * (self._step_start - start))
 
 
 def measure_changes(store: Path, writes: int) -> Changes:
@@ -46,6 +63,7 @@ def measure_changes(store: Path, writes: int) -> Changes:
         with replica(copied.root, cache_mb=0, threads=1, poll_seconds=0.1) as server:
             shared_cpu, _ = _swap(copied, versions[1], server)
             changed_cpu, changed_seconds = _swap(copied, changed, server)
+        steps_ms = _swap_steps_ms(copied, versions[0], changed)
         log_bytes, write_cpu, follow_cpu = _write(copied, writes)
         before = _child_seconds()
         command = [sys.executable, "-m", "recollect", "compact", str(copied.root), "--index", "flat", "--threads", "1"]
@@ -55,6 +73,7 @@ def measure_changes(store: Path, writes: int) -> Changes:
         bundle_mb=1e3 * gigabytes,
         swap_seconds=changed_seconds,
         swap_cpu_seconds=changed_cpu,
+        swap_steps_ms=steps_ms,
         shared_swap_cpu_seconds=shared_cpu,
         checksum_gb_per_second=gigabytes / checksums,
         write_cpu_ms=1e3 * write_cpu / writes,
@@ -71,6 +90,15 @@ def _swap(store: Store, version: str, server: Replica) -> tuple[float, float]:
     duration = time.perf_counter() - start
     time.sleep(1)  # the server closes the old version
     return _cpu(server) - cpu, duration
+
+
+def _swap_steps_ms(store: Store, version: str, changed: str) -> list[float]:
+    """Open a version beside another one; return the CPU times of the steps, in milliseconds."""
+    opener = Opener(store, threads=1)
+    with contextlib.closing(opener.open(version)) as predictor:
+        timer = _StepTimer()
+        opener.open(changed, timer, [predictor]).close()
+    return timer.steps_ms
 
 
 def _write(store: Store, writes: int) -> tuple[float, float, float]:

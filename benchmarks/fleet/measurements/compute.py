@@ -6,16 +6,14 @@ that a change of the machine's speed changes all of them alike.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.fleet.constants import Compute
-from benchmarks.fleet.measurements.reference import Reference, answer_batch
+from benchmarks.fleet.measurements.reference import Reference, Speed, answer_batch
 from benchmarks.fleet.measurements.service_load import BODIES
 from loadtests.workload import sample_texts
 from service.model import open_model
@@ -24,6 +22,8 @@ from service.predictor.predictor import Predictor
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 _TOKENS = (8, 16, 32, 64, 128)
+# The slowdown by a busy core is measured so often.
+_MOMENTS = 6
 
 # A kind of work, which gets the number of its turn. It returns the milliseconds of its search, if there is one.
 Work = Callable[[int], float]
@@ -44,12 +44,13 @@ def measure_compute(store: Path, seconds: float) -> Compute:
     tokens = predictor.encoder.tokenise(texts).ids
     batches = [_batch(predictor, texts, size) for size in _SIZES]
     encodings = [_encoding(predictor, tokens, length) for length in _TOKENS]
-    work = [*batches, *encodings, Reference(predictor).work]
-    _in_turns(work, 0)  # warm up
-    times, searches = _in_turns(work, 0.8 * seconds)
-    (alone,), _ = _in_turns([batches[3]], 0.1 * seconds)
-    with _busy_core(store):
-        (together,), _ = _in_turns([batches[3]], 0.1 * seconds)
+    with Reference(store) as reference:
+        work = [*batches, *encodings, reference.work]
+        _in_turns(work, 0)  # warm up
+        times, searches = _in_turns(work, seconds)
+        speed = Speed(reference)
+        for _ in range(_MOMENTS):
+            speed.measure()
     medians = [float(np.median(each)) for each in times]
     info, index, counts = predictor.manifest.encoder, predictor.manifest.index, predictor.manifest.counts
     return Compute(
@@ -62,7 +63,7 @@ def measure_compute(store: Path, seconds: float) -> Compute:
         batch_ms={size: np.percentile(each, range(101)).tolist() for size, each in zip(_SIZES, times, strict=False)},
         search_ms={size: float(np.median(each)) for size, each in zip(_SIZES, searches, strict=False)},
         encode_ms=dict(zip(_TOKENS, medians[len(_SIZES) : -1], strict=True)),
-        slowdown=max(1.0, float(np.median(together) / np.median(alone))),
+        slowdown=speed.slowdown,
     )
 
 
@@ -92,25 +93,3 @@ def _encoding(predictor: Predictor, tokens: list[list[int]], length: int) -> Wor
         return 0.0
 
     return work
-
-
-@contextlib.contextmanager
-def _busy_core(store: Path) -> Iterator[None]:
-    """Answer queries in another process while the `with` block runs."""
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    process = context.Process(target=_keep_busy, args=(store, ready), daemon=True)
-    process.start()
-    ready.wait(60)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-def _keep_busy(store: Path, ready: multiprocessing.synchronize.Event) -> None:
-    predictor = open_model(store, threads=1).predictor
-    texts = sample_texts(predictor.bundle.instances.texts, BODIES)
-    ready.set()
-    _in_turns([_batch(predictor, texts, 8)], 3600)

@@ -68,6 +68,16 @@ def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
     return _costs(service, last - own, spent, len(exchanges))
 
 
+def _refused_ms(service: Served, seconds: float, answered_ms: float) -> float:
+    """Measure the CPU time of the event loop for a refused request; that of an answered one is `answered_ms`."""
+    (loop,) = service.replicas  # the event loop runs on the main thread, whose number is that of the process
+    before = thread_times(loop)[loop]
+    exchanges, _ = service.closed_loop(_CLIENTS, seconds)
+    spent_ms = 1e3 * (thread_times(loop)[loop] - before)
+    answered = sum(exchange.status == 200 for exchange in exchanges)
+    return max(0.0, (spent_ms - answered * answered_ms) / (len(exchanges) - answered))
+
+
 def _thread_times(service: Served) -> list[dict[int, float]]:
     """The times of the threads of each replica, then those of nginx."""
     return [thread_times(process) for process in [*service.replicas, *([service.nginx] if service.nginx else [])]]
@@ -109,29 +119,34 @@ def measure_http(store: Path, seconds: float) -> Http:
 
     Args:
         store: The store.
-        seconds: Duration of each of the six loads.
+        seconds: Duration of each of the seven loads.
 
     Raises:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
     """
-    speed = Speed(Reference.of(store))
-    speed.measure()
-    with served(store, 1, "--cache-mb", "0") as service:
-        direct, direct_busy = _idle(service, seconds), _busy(service, seconds)
-        request, answer = _sizes(service)
+    with Reference(store) as reference:
+        speed = Speed(reference)
         speed.measure()
-    with served(store, 1) as service:
-        # The same query always: all answers come from the cache, and the event loop is the busiest thread.
-        cached, cached_busy = (measure(service, seconds, bodies=1) for measure in (_idle, _busy))
-    with served(store, 2, "--cache-mb", "0") as service:
-        speed.measure()
-        proxied, proxied_busy = _idle(service, seconds), _busy(service, seconds)
-        speed.measure()
+        with served(store, 1, "--cache-mb", "0") as service:
+            direct, direct_busy = _idle(service, seconds), _busy(service, seconds)
+            request, answer = _sizes(service)
+            speed.measure()
+        with served(store, 1) as service:
+            # The same query always: all answers come from the cache, and the event loop is the busiest thread.
+            cached, cached_busy = (measure(service, seconds, bodies=1) for measure in (_idle, _busy))
+        with served(store, 1, "--cache-mb", "0", "--max-queue", "1") as service:
+            refused = _refused_ms(service, seconds, direct_busy.loop)
+        with served(store, 2, "--cache-mb", "0") as service:
+            speed.measure()
+            proxied, proxied_busy = _idle(service, seconds), _busy(service, seconds)
+            speed.measure()
     return Http(
         clients=_CLIENTS,
         reference_ms=speed.reference_ms,
+        slowdown=speed.slowdown,
         loop=ThreadCost(idle_ms=direct.loop, busy_ms=direct_busy.loop),
         cached_loop=ThreadCost(idle_ms=cached.compute + cached.loop, busy_ms=cached_busy.compute + cached_busy.loop),
+        refused_ms=refused,
         alone_ms=direct.compute,
         client=ThreadCost(idle_ms=direct.client, busy_ms=direct_busy.client),
         proxy=ThreadCost(idle_ms=proxied.nginx, busy_ms=proxied_busy.nginx),

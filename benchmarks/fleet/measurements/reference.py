@@ -6,6 +6,10 @@ minutes apart can only be compared if their speeds are known.
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from service.model import open_model
 from service.predictor.predictor import Predictor
 
 _BATCHES, _QUERIES = 25, 8
+_START_SECONDS = 60.0
 
 
 def answer_batch(predictor: Predictor, texts: list[str], first: int, size: int) -> float:
@@ -34,22 +39,28 @@ def answer_batch(predictor: Predictor, texts: list[str], first: int, size: int) 
 
 
 class Reference:
-    """Batches of queries that a predictor answers in this process, always the same ones."""
+    """Batches of queries that a predictor answers in this process, always the same ones, alone or beside a busy core.
 
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
-        self._texts = sample_texts(predictor.bundle.instances.texts, BODIES)
+    Use it as a context manager: a second process keeps the other core busy when it is needed, and sleeps otherwise.
+    """
 
-    @classmethod
-    def of(cls, store: Path) -> Reference:
-        """The work of the current version of a store.
+    def __init__(self, store: Path) -> None:
+        self._predictor = open_model(store, threads=1).predictor
+        self._texts = sample_texts(self._predictor.bundle.instances.texts, BODIES)
+        self.time_ms()  # warm up
+        context = multiprocessing.get_context("spawn")
+        ready = context.Event()
+        self._other = context.Process(target=_keep_busy, args=(store, ready), daemon=True)
+        self._other.start()
+        ready.wait(_START_SECONDS)
+        self._signal(signal.SIGSTOP)
 
-        Raises:
-            ServiceError: If the store cannot be opened.
-        """
-        reference = cls(open_model(store, threads=1).predictor)
-        reference.time_ms()  # warm up
-        return reference
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._other.kill()
+        self._other.join()
 
     def work(self, turn: int) -> float:
         """Answer one of the batches; return the milliseconds of its search."""
@@ -62,18 +73,46 @@ class Reference:
             self.work(turn)
         return 1e3 * (time.thread_time() - start) / _BATCHES
 
+    def time_beside_ms(self) -> float:
+        """The same while another core is busy."""
+        self._signal(signal.SIGCONT)
+        try:
+            return self.time_ms()
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._other.pid is not None, "it has started"
+        os.kill(self._other.pid, number)
+
+
+def _keep_busy(store: Path, ready: multiprocessing.synchronize.Event) -> None:
+    predictor = open_model(store, threads=1).predictor
+    texts = sample_texts(predictor.bundle.instances.texts, BODIES)
+    ready.set()
+    for turn in itertools.count():
+        answer_batch(predictor, texts, turn * _QUERIES, _QUERIES)
+
 
 class Speed:
-    """The mean time of the reference over several moments of a measurement."""
+    """The speed of the machine, over several moments of a measurement."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
-        self._times: list[float] = []
+        self._alone: list[float] = []
+        self._beside: list[float] = []
 
     def measure(self) -> None:
         """Time the reference now."""
-        self._times.append(self._reference.time_ms())
+        self._alone.append(self._reference.time_ms())
+        self._beside.append(self._reference.time_beside_ms())
 
     @property
     def reference_ms(self) -> float:
-        return float(np.mean(self._times))
+        """The mean time of the reference alone."""
+        return float(np.mean(self._alone))
+
+    @property
+    def slowdown(self) -> float:
+        """Its mean time while another core is busy, divided by that alone; at least 1."""
+        return max(1.0, float(np.mean(self._beside)) / self.reference_ms)

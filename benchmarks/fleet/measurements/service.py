@@ -54,12 +54,14 @@ class Figures(BaseModel):
         lost: Share of the requests without an answer.
         event: What happens during the load.
         reference_ms: Mean time of the reference (`measurements.reference`) before and after the load.
+        slowdown: Its mean time while another core is busy, divided by `reference_ms`.
     """
 
     model_config = ConfigDict(frozen=True)
 
     load: str
     reference_ms: float
+    slowdown: float
     rate: float | None
     seed: int
     max_queue: int
@@ -72,7 +74,14 @@ class Figures(BaseModel):
 
 
 class ServiceFigures(Recorded):
-    """Measured figures of the real service; each load lasts `seconds`. `cores` is the number of the machine's cores."""
+    """Measured figures of the real service: each load once, then each load again, and so on.
+
+    Attributes:
+        replicas: Number of replicas.
+        cores: Number of cores of the machine.
+        seconds: Duration of each load.
+        figures: The figures of all measurements.
+    """
 
     replicas: int
     cores: int
@@ -80,17 +89,30 @@ class ServiceFigures(Recorded):
     figures: list[Figures]
 
 
-def measure_service(store: Path, replicas: int, seconds: float) -> ServiceFigures:
+def measure_service(store: Path, replicas: int, seconds: float, repetitions: int) -> ServiceFigures:
     """Measure the service at saturation, at the loads, with a short queue under overload, and during events.
+
+    Args:
+        store: The store.
+        replicas: 1, or 2 for two replicas behind nginx.
+        seconds: Duration of each load.
+        repetitions: Number of measurements of each load, one after all loads of the one before.
 
     Raises:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
     """
-    reference, most = Reference.of(store), ReplicaSettings().max_queue
+    with Reference(store) as reference:
+        figures = [each for _ in range(repetitions) for each in _measure_all(store, reference, replicas, seconds)]
+    return ServiceFigures(replicas=replicas, cores=usable_cores(), seconds=seconds, figures=figures)
+
+
+def _measure_all(store: Path, reference: Reference, replicas: int, seconds: float) -> list[Figures]:
+    """Measure each load once."""
+    most = ReplicaSettings().max_queue
     with served(store, replicas, "--cache-mb", "0") as service:
         service.closed_loop(CLIENTS, min(WARM_SECONDS, seconds))
-        (exchanges, duration), reference_ms = _timed(reference, lambda: service.closed_loop(CLIENTS, seconds))
-        saturated = _figures("saturated", reference_ms, None, 0, most, exchanges, duration)
+        (exchanges, duration), speed = _timed(reference, lambda: service.closed_loop(CLIENTS, seconds))
+        saturated = _figures("saturated", speed, None, 0, most, exchanges, duration)
         loads = _Loads(service, reference, seconds)
         figures = [saturated]
         for number, load in enumerate(LOADS):
@@ -110,7 +132,7 @@ def measure_service(store: Path, replicas: int, seconds: float) -> ServiceFigure
             if replicas > 1:
                 killed = service.replicas[0]
                 figures.append(loads.during("one replica is killed", lambda: os.kill(killed, signal.SIGKILL), rate))
-    return ServiceFigures(replicas=replicas, cores=usable_cores(), seconds=seconds, figures=figures)
+    return figures
 
 
 @dataclass(frozen=True)
@@ -122,8 +144,8 @@ class _Loads:
     seconds: float
 
     def steady(self, load: str, rate: float, max_queue: int, seed: int) -> Figures:
-        exchanges, reference_ms = _timed(self.reference, lambda: self.service.open_loop(rate, self.seconds, seed))
-        return _figures(load, reference_ms, rate, seed, max_queue, exchanges, self.seconds)
+        exchanges, speed = _timed(self.reference, lambda: self.service.open_loop(rate, self.seconds, seed))
+        return _figures(load, speed, rate, seed, max_queue, exchanges, self.seconds)
 
     def during(self, event: Event, happen: Callable[[], object], rate: float) -> Figures:
         """Run an open loop during an event. The figures are those of the seconds afterwards."""
@@ -137,20 +159,20 @@ class _Loads:
             timer.join()
             return exchanges
 
-        exchanges, reference_ms = _timed(self.reference, run)
+        exchanges, speed = _timed(self.reference, run)
         after = [each for each in exchanges if each.number >= 0 and _is_after(float(due[each.number]), self.seconds)]
         load = f"{_EVENT_LOAD:.0%}, {event}"
-        figures = _figures(load, reference_ms, rate, seed, max_queue, after, AFTER_SECONDS)
+        figures = _figures(load, speed, rate, seed, max_queue, after, AFTER_SECONDS)
         return figures.model_copy(update={"event": event})
 
 
-def _timed(reference: Reference, run: Callable[[], Result]) -> tuple[Result, float]:
-    """Run a load; return its result and the mean time of the reference directly before and after it."""
+def _timed(reference: Reference, run: Callable[[], Result]) -> tuple[Result, Speed]:
+    """Run a load; return its result, and the speed of the machine directly before and after it."""
     speed = Speed(reference)
     speed.measure()
     result = run()
     speed.measure()
-    return result, speed.reference_ms
+    return result, speed
 
 
 def _is_after(due: float, seconds: float) -> bool:
@@ -160,7 +182,7 @@ def _is_after(due: float, seconds: float) -> bool:
 
 def _figures(
     load: str,
-    reference_ms: float,
+    speed: Speed,
     rate: float | None,
     seed: int,
     max_queue: int,
@@ -171,7 +193,8 @@ def _figures(
     p50, p99 = latency_percentiles(exchanges, 50, 99)
     return Figures(
         load=load,
-        reference_ms=reference_ms,
+        reference_ms=speed.reference_ms,
+        slowdown=speed.slowdown,
         rate=rate,
         seed=seed,
         max_queue=max_queue,

@@ -37,11 +37,6 @@ class Cores:
         return done
 
     @property
-    def has_idle(self) -> bool:
-        """Whether a core is idle, so that a new task has to wake it up."""
-        return len(self._tasks) < self._count
-
-    @property
     def _speed(self) -> float:
         tasks = len(self._tasks)
         slowdown = self._slowdown if tasks > 1 and self._count > 1 else 1.0
@@ -72,7 +67,7 @@ class Cores:
 class Thread:
     """Runs tasks one after the other, as an event loop does.
 
-    A task costs more if it wakes up the thread and a core.
+    A task costs more if it wakes up the thread.
 
     Args:
         environment: Clock of the simulation.
@@ -96,7 +91,7 @@ class Thread:
         was_busy, self._busy = self._busy, bool(self._waiting)
         if self._busy:
             cost, done = self._waiting.popleft()
-            is_cold = not was_busy and self._cores.has_idle
+            is_cold = not was_busy
             milliseconds = cost.idle_ms if is_cold else cost.busy_ms
             self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
 

@@ -26,7 +26,7 @@ class Fleet:
 
 def one_machine(compute: Compute, http: Http, replicas: int, settings: ReplicaSettings, cores: int, seed: int) -> Fleet:
     """One machine: replicas, load generator and, with two replicas or more, nginx share its cores."""
-    environment, random = simpy.Environment(), Random(seed)
+    environment, random, http = simpy.Environment(), Random(seed), http.beside_idle_cores()
     shared = Cores(environment, cores, compute.slowdown)
     work = Work(compute, http, random)
     members = [Replica(environment, shared, work, settings) for _ in range(replicas)]
@@ -47,7 +47,7 @@ class Shape:
 
 def fleet_of(shape: Shape, compute: Compute, http: Http, seed: int) -> Fleet:
     """Simulate a fleet of this shape."""
-    environment, random = simpy.Environment(), Random(seed)
+    environment, random, http = simpy.Environment(), Random(seed), http.beside_idle_cores()
     work = Work(compute, http, random, shape.engine)
     members = [new_replica(environment, shape, work) for _ in range(shape.replicas)]
     balancer = Balancer(environment, members, random, http)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import simpy
 
-from benchmarks.fleet.constants import Compute, Http
+from benchmarks.fleet.constants import Compute, Http, ThreadCost
 from benchmarks.fleet.simulation.cores import Cores, Thread
 
 # The status of an answer; LOST is a connection that broke.
@@ -24,8 +24,8 @@ OK, OVERLOADED, LOST = 200, 503, 0
 Steps = Generator[simpy.Event, Any, int]
 
 # While all threads compute, the thread that opens a version rests this number of seconds for each second of CPU time.
-# After its rest, it looks this often, in this interval, for an idle thread. The length of a step is an assumption.
-_REST_FACTOR, _POLLS, _POLL_SECONDS, _OPENING_STEP_SECONDS = 4.0, 10, 0.002, 0.01
+# After its rest, it looks this often, in this interval, for an idle thread.
+_REST_FACTOR, _POLLS, _POLL_SECONDS = 4.0, 10, 0.002
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,21 @@ class Replica:
     def answer(self, query: int) -> Steps:
         """The steps of a request; their result is its status."""
         http = self.work.http
-        # A refused request costs as much as an answer from the cache: no other thread wakes up for it.
         short = http.cached_loop.times(0.5)
         yield self._loop.run(short)
         if not self.alive:
             return LOST
         key = (self.version, query)
-        cached = key in self._cache
-        job = None if cached else self._submit(query)
-        if job is None:
+        if key in self._cache:
             yield self._loop.run(short)
-            if cached and key in self._cache:
+            if key in self._cache:
                 self._cache.move_to_end(key)
-            return self._unless_lost(OK if cached else OVERLOADED)
+            return self._unless_lost(OK)
+        job = self._submit(query)
+        if job is None:
+            rest_ms = max(0.0, http.refused_ms - short.busy_ms)
+            yield self._loop.run(ThreadCost(idle_ms=rest_ms, busy_ms=rest_ms))
+            return self._unless_lost(OVERLOADED)
         if not (yield job.done):
             return LOST
         yield self.environment.timeout(http.wait_ms / 2e3)
@@ -163,15 +165,13 @@ class Replica:
         """Fill the cache with the answers to the first queries, which are the most frequent ones."""
         self._cache.update(((self.version, query), None) for query in range(self.settings.cached_answers))
 
-    def open_version(self, version: int, cpu_seconds: float) -> Generator[simpy.Event, Any, None]:
-        """The steps of a swap: open a version on a thread of its own, then serve it.
+    def open_version(self, version: int, steps: Sequence[float]) -> Generator[simpy.Event, Any, None]:
+        """Open a version on a thread of its own, in steps of these CPU seconds, then serve it.
 
         The thread pauses after each step by the rules of `service.versions.throttle`: in proportion to the share of the
         computing threads that are busy, and then until one of them is idle.
         """
-        steps = math.ceil(cpu_seconds / _OPENING_STEP_SECONDS)
-        for _ in range(steps):
-            step = cpu_seconds / steps
+        for step in steps:
             yield self.cores.run(step)
             yield self.environment.timeout(_REST_FACTOR * self._busy / self.settings.threads * step)
             for _ in range(_POLLS):
@@ -209,7 +209,7 @@ class Replica:
             self._busy += 1
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
-            yield self.cores.run(self.work.batch_seconds(len(batch), was_idle and self.cores.has_idle))
+            yield self.cores.run(self.work.batch_seconds(len(batch), was_idle))
             self._busy -= 1
             for job in batch:
                 if self._joinable.get(job.query) is job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -88,7 +88,7 @@ class Case:
 
 def cases(changes: Changes) -> list[Case]:
     engine = replace(_SHAPE, settings=replace(_SHAPE.settings, threads=_ENGINE_THREADS), engine=ENGINE)
-    swap = _swap_all(changes.swap_cpu_seconds)
+    swap = _swap_all(changes.swap_steps)
     return [
         Case("nothing happens", 0.6, _nothing, seconds=_STEADY_END),
         Case("nothing happens", 0.8, _nothing, seconds=_STEADY_END),
@@ -191,13 +191,13 @@ def _lose(count: int, refuses_connections: bool) -> Event:
     return lose
 
 
-def _swap_all(cpu_seconds: float) -> Event:
+def _swap_all(steps: Sequence[float]) -> Event:
     """All replicas open another version; their caches have no answers of it."""
 
     def swap(fleet: Fleet) -> Generator[simpy.Event, Any, None]:
         yield fleet.environment.timeout(_EVENT)
         for replica in fleet.balancer.replicas:
-            fleet.environment.process(replica.open_version(1, cpu_seconds))
+            fleet.environment.process(replica.open_version(1, steps))
 
     return swap
 
