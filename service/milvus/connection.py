@@ -234,8 +234,9 @@ def _check_address(settings: EngineSettings, uri: str) -> None:
     if settings.engine_ca is not None:
         try:
             ssl.create_default_context(cafile=settings.engine_ca)
-        except OSError as error:  # SSLError is an OSError
+        except OSError as error:
+            problem = "no valid certificate" if isinstance(error, ssl.SSLError) else error.strerror
             raise SettingsError(
                 f"--engine-ca: expected a file with CA certificates in PEM format, found {settings.engine_ca}: "
-                f"{error.strerror or error}; check the path and the file"
+                f"{problem}; check the path and the file"
             ) from None

@@ -75,7 +75,7 @@ def _refused_ms(service: Served, seconds: float, answered_ms: float) -> float:
     exchanges, _ = service.closed_loop(_CLIENTS, seconds)
     spent_ms = 1e3 * (thread_times(loop)[loop] - before)
     answered = sum(exchange.status == 200 for exchange in exchanges)
-    return max(0.0, (spent_ms - answered * answered_ms) / (len(exchanges) - answered))
+    return max(0.0, (spent_ms - answered * answered_ms) / max(1, len(exchanges) - answered))
 
 
 def _thread_times(service: Served) -> list[dict[int, float]]:
