@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ _TRAINER = [
     if module.name in _METHODS or not (module.ispkg or module.name.startswith((*_UNCHECKED, "trainer.methods")))
 ]
 install_import_hook([*_TRAINER, "service.bundle", "service.predictor"], f"{type_checks.__name__}.checked")
+
+# A shell ignores Ctrl-C in the programs that it runs in the background, and their children inherit this. Tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Labels with their sentences: four training instances and one test query for each label. The last label has none.
 TOPICS: dict[str, tuple[str, ...]] = {
