@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
     service = command("service", _service, "Measure the real service at several loads, and record its figures.")
     needs_store(service, 20)
     service.add_argument("--replicas", type=int, required=True, choices=[1, 2], help="number of replicas")
-    service.add_argument("--repetitions", type=positive_int, default=3, help="measurements of each load; default: 3")
+    service.add_argument(
+        "--repetitions", type=positive_int, default=3, help="number of measurements of each load; default: 3"
+    )
     indexes = command("indexes", _indexes, "Measure kinds of indexes, and record them.")
     needs_store(indexes, 0)
     indexes.add_argument("--keys", type=positive_int, default=60_000, help="number of synthetic keys; default: 60000")

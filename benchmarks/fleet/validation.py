@@ -30,7 +30,7 @@ from benchmarks.fleet.simulation.loads import distinct_queries
 from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import arrivals
 
-# Each measurement of a load is simulated this often, with other random service times.
+# Number of simulations of each measurement. Their random service times differ.
 _SIMULATIONS = 3
 
 

@@ -42,7 +42,7 @@ _STRING_BYTES, _MOST_LABELS = 65_535, 4_096
 _CALL_SECONDS = 600.0
 # An index under construction is looked at so often. Only rows that were written before the time stamp count.
 _POLL_SECONDS, _END_OF_TIME = 0.5, 2**63 - 1
-# A server that cannot build an index may try for ever. After this time without another indexed row, the user is told.
+# A server that cannot build an index may try forever. The user gets a message if no row is indexed for this long.
 _STALLED_SECONDS = 600.0
 
 

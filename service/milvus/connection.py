@@ -212,7 +212,7 @@ def _public_name(uri: str) -> str:
 
 
 def _advice(name: str) -> str:
-    """The advice to a user whose Milvus, of this public name, does not answer."""
+    """The last part of an error message: what to check if Milvus does not answer at this address."""
     if name.endswith(".db"):
         return "a file .db can be open in one process only, so several processes need milvus-lite server"
     if name.startswith("https://"):  # gRPC does not say why a handshake failed

@@ -22,7 +22,7 @@ from service.predictor.predictor import Predictor
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 _TOKENS = (8, 16, 32, 64, 128)
-# The slowdown by a busy core is measured so often.
+# Number of measurements of the slowdown by a busy core.
 _MOMENTS = 6
 
 # A kind of work, which gets the number of its turn. It returns the milliseconds of its search, if there is one.

@@ -96,7 +96,7 @@ def measure_service(store: Path, replicas: int, seconds: float, repetitions: int
         store: The store.
         replicas: 1, or 2 for two replicas behind nginx.
         seconds: Duration of each load.
-        repetitions: Number of measurements of each load, one after all loads of the one before.
+        repetitions: Number of measurements of each load. All loads are measured once before any is measured again.
 
     Raises:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.

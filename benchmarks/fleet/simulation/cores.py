@@ -91,8 +91,7 @@ class Thread:
         was_busy, self._busy = self._busy, bool(self._waiting)
         if self._busy:
             cost, done = self._waiting.popleft()
-            is_cold = not was_busy
-            milliseconds = cost.idle_ms if is_cold else cost.busy_ms
+            milliseconds = cost.busy_ms if was_busy else cost.idle_ms
             self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
 
     def _end(self, done: simpy.Event) -> None:

@@ -24,7 +24,7 @@ OK, OVERLOADED, LOST = 200, 503, 0
 Steps = Generator[simpy.Event, Any, int]
 
 # While all threads compute, the thread that opens a version rests this number of seconds for each second of CPU time.
-# After its rest, it looks this often, in this interval, for an idle thread.
+# Then it waits for an idle thread: it checks at most `_POLLS` times, once in `_POLL_SECONDS`.
 _REST_FACTOR, _POLLS, _POLL_SECONDS = 4.0, 10, 0.002
 
 
@@ -134,7 +134,7 @@ class Replica:
         key = (self.version, query)
         if key in self._cache:
             yield self._loop.run(short)
-            if key in self._cache:
+            if key in self._cache:  # it may have been removed meanwhile
                 self._cache.move_to_end(key)
             return self._unless_lost(OK)
         job = self._submit(query)

@@ -1,4 +1,4 @@
-"""A connection to Milvus over TLS, which nginx ends in front of milvus-lite."""
+"""TLS connections to Milvus: nginx speaks TLS, and forwards the calls to a server of milvus-lite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_certificate(folder: Path, name: str) -> Path:
 
 @pytest.fixture
 def tls_address(tmp_path: Path) -> Iterator[str]:
-    """The address of a TLS server with the certificate `server.pem` in front of Milvus."""
+    """The address of an nginx that has the certificate `server.pem` and forwards calls to Milvus."""
     write_certificate(tmp_path, "server")
     server, listen, conf = LiteServer(tmp_path / "milvus"), free_address(), tmp_path / "nginx.conf"
     milvus = server.uri.removeprefix("http://")
