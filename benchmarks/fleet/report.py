@@ -8,15 +8,16 @@ from string import Template
 
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
-from benchmarks.fleet.measurements.service import ServiceFigures
+from benchmarks.fleet.measurements.service import Figures, ServiceFigures
 from benchmarks.fleet.simulation.scenarios import Scenarios
-from benchmarks.fleet.validation import Spread, Validation
+from benchmarks.fleet.validation import MOST_STOLEN, Pair, Spread, Validation
 
 _TEMPLATE = Path(__file__).parent / "page.md"
 _ACCEPTED = 0.15
 _UTILISATION, _CORES, _SPARE = 0.6, 4, 1
 _LARGE, _MEMORY_GB, _LINK_GB_PER_SECOND = 500e6, (64, 256), 1.25
 _FLEET = 100
+_NAMES = {"compute_ms": "CPU of a query, ms", "answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms"}
 
 
 def page() -> str:
@@ -46,11 +47,12 @@ def page() -> str:
         "seconds": f"{service.seconds:g}",
         "constant_ms": f"{minilm.reference_ms:.0f}",
         "speeds": _range([figures.reference_ms for each in (service, two) for figures in each.figures]),
-        "slowest": f"{max(figures.slowdown for each in (service, two) for figures in each.figures):.2f}",
-        "saturated": " and ".join(f"{figures.answered:.0f}" for figures in two.figures if figures.rate is None),
+        "most_stolen": f"{MOST_STOLEN:.0%}",
+        "counted": _counted([figures for each in (service, two) for figures in each.figures]),
+        "summary": _summary(validation),
         "repetitions": f"{sum(figures.rate is None for figures in service.figures)}",
         "validation": _validation(validation),
-        "verdict": _verdict(validation),
+        "verdict": _verdict(validation.pairs),
         "scenarios": _scenarios(scenarios),
         "capacity": f"{scenarios.capacity:,.0f}",
         "engine_capacity": f"{scenarios.engine_capacity:,.0f}",
@@ -201,7 +203,7 @@ def _validation(validation: Validation) -> str:
             [
                 f"{pair.replicas}",
                 pair.load,
-                {"answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms"}.get(pair.figure, pair.figure),
+                _NAMES.get(pair.figure, pair.figure),
                 _spread(pair.figure, pair.measured),
                 _spread(pair.figure, pair.predicted),
                 error if abs(pair.error) <= _ACCEPTED else f"**{error}**",
@@ -218,9 +220,25 @@ def _spread(figure: str, spread: Spread) -> str:
     return f"{median} ({least} to {most})"
 
 
-def _verdict(validation: Validation) -> str:
-    near = sum(abs(pair.error) <= _ACCEPTED for pair in validation.pairs)
-    return f"{near} of {len(validation.pairs)}"
+def _verdict(pairs: list[Pair]) -> str:
+    return f"{sum(abs(pair.error) <= _ACCEPTED for pair in pairs)} of {len(pairs)}"
+
+
+def _summary(validation: Validation) -> str:
+    """The errors of each figure, for one replica and for two."""
+    groups: dict[tuple[str, int], list[Pair]] = {}
+    for pair in validation.pairs:
+        groups.setdefault((pair.figure, pair.replicas), []).append(pair)
+    rows = []
+    for (figure, replicas), pairs in groups.items():
+        errors = sorted(pair.error for pair in pairs)
+        spread = f"{100 * errors[0]:+.0f}% to {100 * errors[-1]:+.0f}%"
+        rows.append([_NAMES.get(figure, figure), f"{replicas}", _verdict(pairs), spread])
+    return _table(["figure", "replicas", "within 15%", "errors"], sorted(rows))
+
+
+def _counted(measured: list[Figures]) -> str:
+    return f"{sum(figures.stolen <= MOST_STOLEN for figures in measured)} of {len(measured)} do"
 
 
 def _scenarios(scenarios: Scenarios) -> str:

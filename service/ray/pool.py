@@ -65,7 +65,7 @@ class ActorPool:
         self._serving, self._opened, self._noted = count, False, False
         self._error: Exception | None = None
         self._changed = threading.Condition()
-        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
         try:
             for thread in self._threads:
                 thread.start()
@@ -97,6 +97,12 @@ class ActorPool:
                 ray.kill(actor)
         for thread in self._threads:
             thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # without an end of the pool, blocks could wait forever for this thread
+            self._end(WorkerError(f"a thread that serves an actor of Ray failed: {error!r}"))
 
     def _serve(self) -> None:
         """Give blocks to an actor and to its successors until the pool ends, or too many of them have died."""
@@ -156,11 +162,11 @@ class ActorPool:
     def _compute(self, actor: Any, job: _Job) -> None:
         try:
             job.result.set_result(ray.get(actor.answer.remote(job.payload, job.first)))
-        except RayTaskError:
-            self._put(job)
-            raise
-        except RayError as error:  # the actor, its machine or the result is lost
-            job.attempts += 1
+        except Exception as error:
+            # Of Ray's errors, only a RayTaskError comes from the program. After the others, the actor, its machine or
+            # the result is lost.
+            if isinstance(error, RayError) and not isinstance(error, RayTaskError):
+                job.attempts += 1
             if job.attempts < _ATTEMPTS:
                 self._put(job)
             else:

@@ -12,13 +12,13 @@ import simpy
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import RECORDED, Changes, Compute, Http, IndexCost, Indexes, Recorded, ThreadCost, read
-from benchmarks.fleet.measurements.service import Event, Figures
+from benchmarks.fleet.measurements.service import Event, Figures, ServiceFigures
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
 from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
-from benchmarks.fleet.validation import Pair, Spread, predict
+from benchmarks.fleet.validation import Pair, Spread, predict, validate
 
 NOTHING = ThreadCost(idle_ms=0, busy_ms=0)
 FREE = Http(
@@ -35,6 +35,18 @@ FREE = Http(
     proxy_wait_ms=0,
     request_bytes=300,
     answer_bytes=1_000,
+)
+CHANGES = Changes(
+    bundle_mb=100,
+    swap_seconds=1,
+    swap_cpu_seconds=1,
+    swap_steps_ms=[1],
+    shared_swap_cpu_seconds=1,
+    checksum_gb_per_second=1,
+    write_cpu_ms=10,
+    follow_cpu_ms=1,
+    log_bytes=2_000,
+    compact_cpu_ms=1,
 )
 SERVICE_MS = 10.0
 
@@ -321,22 +333,52 @@ class TestEvents:
         assert (swap.lost, killed.lost) == (0, 0)
 
     def predicted(self, event: Event, swap_steps: Sequence[float] = (0.01,) * 100) -> Figures:
-        measured = Figures(
-            load="",
-            reference_ms=80,
-            slowdown=1,
-            rate=80,
-            seed=1,
-            max_queue=256,
-            answered=80,
-            p50=1,
-            p99=1,
-            refused=0,
-            lost=0,
-            event=event,
-        )
         fleet = one_machine(compute_of(), FREE, 2, ALONE, 2, seed=1)
-        return predict(measured, fleet, 20, swap_steps)
+        return predict(measured(event=event), fleet, 20, swap_steps)
+
+
+def measured(**changed: Any) -> Figures:
+    """Figures of a load of 80 requests a second."""
+    fields: dict[str, Any] = {
+        "load": "80%",
+        "reference_ms": 80,
+        "compute_ms": 10,
+        "stolen": 0,
+        "rate": 80,
+        "seed": 1,
+        "max_queue": 256,
+        "answered": 80,
+        "p50": 12,
+        "p99": 20,
+        "refused": 0,
+    }
+    return Figures(**fields | changed)
+
+
+def validated(*figures: Figures) -> list[Pair]:
+    service = ServiceFigures(replicas=1, cores=2, seconds=5, figures=list(figures))
+    return validate([service], compute_of(), FREE, CHANGES).pairs
+
+
+def test_disturbed_measurements_of_a_load_count_only_if_all_are_disturbed() -> None:
+    disturbed = [measured(p50=100, stolen=0.05), measured(p50=200, stolen=0.2)]
+    others = [measured(p50=10), measured(p50=12, stolen=0.01)]
+
+    pairs = validated(*others, *disturbed, *(each.model_copy(update={"load": "60%"}) for each in disturbed))
+
+    assert {pair.load: pair.measured.median for pair in pairs if pair.figure == "p50"} == {"80%": 11, "60%": 100}
+
+
+def test_a_load_is_simulated_at_the_speed_at_which_a_query_took_the_measured_cpu_time() -> None:
+    """The speed before and after the load predicts only the CPU time of a query."""
+
+    def predicted(**changed: float) -> dict[str, float]:
+        return {pair.figure: pair.predicted.median for pair in validated(measured(rate=5, **changed))}
+
+    equal, slower, earlier = predicted(), predicted(compute_ms=20), predicted(reference_ms=160)
+
+    assert (equal["compute_ms"], slower["compute_ms"], earlier["compute_ms"]) == pytest.approx((10, 10, 20))
+    assert (equal["p50"], slower["p50"], earlier["p50"]) == pytest.approx((10, 20, 10), rel=0.02)
 
 
 def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
@@ -372,20 +414,7 @@ class TestCapacity:
         assert 2 * capacity.bundle_bytes(capacity.most_keys(1e9, cost, indexes), cost, indexes) == pytest.approx(0.8e9)
 
     def test_each_replica_applies_each_live_write(self) -> None:
-        changes = Changes(
-            bundle_mb=100,
-            swap_seconds=1,
-            swap_cpu_seconds=1,
-            swap_steps_ms=[1],
-            shared_swap_cpu_seconds=1,
-            checksum_gb_per_second=1,
-            write_cpu_ms=10,
-            follow_cpu_ms=1,
-            log_bytes=2_000,
-            compact_cpu_ms=1,
-        )
-
-        cost = capacity.live_writes(rate=10, members=100, changes=changes)
+        cost = capacity.live_writes(rate=10, members=100, changes=CHANGES)
 
         assert cost.cores == pytest.approx(10 * (10 + 99) / 1e3)
         assert cost.full_after_hours == pytest.approx(50_000 / 10 / 3600)

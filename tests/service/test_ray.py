@@ -239,6 +239,21 @@ def test_a_block_is_tried_again_three_times_and_then_named(cluster: str, tmp_pat
 
 
 @pytest.mark.slow
+def test_an_unexpected_error_ends_the_pool_and_is_named(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("unexpected")
+
+    with connected(cluster, 2):
+        from service.ray.pool import ActorPool, ray
+
+        with ActorPool("tests.service.ray_programs", b"", 1) as pool:
+            monkeypatch.setattr(ray, "get", fail)
+            with pytest.raises(WorkerError, match=r"failed: ValueError\('unexpected'\)"):
+                pool.submit(b"a", 0).result(PATIENCE_SECONDS)
+            monkeypatch.undo()
+
+
+@pytest.mark.slow
 def test_task_stops_if_ray_on_this_machine_is_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in QUICK_CHECKS.items():
         monkeypatch.setenv(f"RAY_{name}", value)

@@ -1,19 +1,23 @@
 """Measure a predictor in this process, on one thread: batches, lengths of texts, and a busy second core.
 
 Times are CPU times, because other programs change the time that passes. All kinds of work are measured in turns, so
-that a change of the machine's speed changes all of them alike.
+that a change of the machine's speed changes all of them alike. All sizes of batches are measured with the same texts.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from benchmarks.fleet.constants import Compute
-from benchmarks.fleet.measurements.reference import Reference, Speed, answer_batch
+from benchmarks.fleet.measurements.reference import BATCHES, Reference, Speed, answer_batch
 from benchmarks.fleet.measurements.service_load import BODIES
 from loadtests.workload import sample_texts
 from service.model import open_model
@@ -25,8 +29,59 @@ _TOKENS = (8, 16, 32, 64, 128)
 # Number of measurements of the slowdown by a busy core.
 _MOMENTS = 6
 
-# A kind of work, which gets the number of its turn. It returns the milliseconds of its search, if there is one.
-Work = Callable[[int], float]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Times:
+    """CPU times in milliseconds.
+
+    Attributes:
+        batches: Times of batches, by their number of queries.
+        searches: The parts of these times in which the keys are searched.
+        encodings: Times to encode a text, by its number of tokens.
+        reference: Times of the batches of the reference.
+    """
+
+    batches: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in _SIZES})
+    searches: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in _SIZES})
+    encodings: dict[int, list[float]] = field(default_factory=lambda: {length: [] for length in _TOKENS})
+    reference: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The work that is measured.
+
+    After `turns` turns, batches of each size have answered each text once, and each batch of the reference was computed
+    once.
+    """
+
+    predictor: Predictor
+    texts: list[str]
+    tokens: list[list[int]]
+    reference: Reference
+
+    @property
+    def turns(self) -> int:
+        return math.ceil(len(self.texts) / _SIZES[-1])
+
+    def do(self, turn: int, times: _Times) -> None:
+        """Answer the texts of a turn in batches of each size, encode texts, and do a share of the reference."""
+        for size in _SIZES:
+            for first in range(turn * _SIZES[-1], (turn + 1) * _SIZES[-1], size):
+                search_ms, milliseconds = _timed(partial(answer_batch, self.predictor, self.texts, first, size))
+                times.searches[size].append(search_ms)
+                times.batches[size].append(milliseconds)
+        for length in _TOKENS:
+            text = Tokens([self._joined(turn, length)], [False])
+            times.encodings[length].append(_timed(partial(self.predictor.encoder.encode, text))[1])
+        for batch in range(turn * BATCHES // self.turns, (turn + 1) * BATCHES // self.turns):
+            times.reference.append(_timed(partial(self.reference.work, batch))[1])
+
+    def _joined(self, first: int, length: int) -> list[int]:
+        """The first `length` tokens of the concatenated texts, from text `first` on."""
+        return [token for row in range(length) for token in self.tokens[(first + row) % len(self.tokens)]][:length]
 
 
 def measure_compute(store: Path, seconds: float) -> Compute:
@@ -34,7 +89,7 @@ def measure_compute(store: Path, seconds: float) -> Compute:
 
     Args:
         store: The store.
-        seconds: Duration of the measurement.
+        seconds: Duration of the measurement. All texts are measured at least once, and all equally often.
 
     Raises:
         ServiceError: If the store cannot be opened.
@@ -42,16 +97,16 @@ def measure_compute(store: Path, seconds: float) -> Compute:
     predictor = open_model(store, threads=1).predictor
     texts = sample_texts(predictor.bundle.instances.texts, BODIES)
     tokens = predictor.encoder.tokenise(texts).ids
-    batches = [_batch(predictor, texts, size) for size in _SIZES]
-    encodings = [_encoding(predictor, tokens, length) for length in _TOKENS]
     with Reference(store) as reference:
-        work = [*batches, *encodings, reference.work]
-        _in_turns(work, 0)  # warm up
-        times, searches = _in_turns(work, seconds)
+        work = _Work(predictor, texts, tokens, reference)
+        work.do(0, _Times())  # warm up
+        times, until = _Times(), time.perf_counter() + seconds
+        while not times.reference or time.perf_counter() < until:
+            for turn in range(work.turns):
+                work.do(turn, times)
         speed = Speed(reference)
         for _ in range(_MOMENTS):
             speed.measure()
-    medians = [float(np.median(each)) for each in times]
     info, index, counts = predictor.manifest.encoder, predictor.manifest.index, predictor.manifest.counts
     return Compute(
         encoder=f"{info.name}, {info.precision}",
@@ -59,37 +114,15 @@ def measure_compute(store: Path, seconds: float) -> Compute:
         f"({index.labels.factory}), b = {predictor.defaults.top_b}",
         tokens=float(np.mean([len(ids) for ids in tokens])),
         is_faster_together=predictor.is_faster_together,
-        reference_ms=float(np.mean(times[-1])),
-        batch_ms={size: np.percentile(each, range(101)).tolist() for size, each in zip(_SIZES, times, strict=False)},
-        search_ms={size: float(np.median(each)) for size, each in zip(_SIZES, searches, strict=False)},
-        encode_ms=dict(zip(_TOKENS, medians[len(_SIZES) : -1], strict=True)),
+        reference_ms=float(np.mean(times.reference)),
+        batch_ms={size: np.percentile(each, range(101)).tolist() for size, each in times.batches.items()},
+        search_ms={size: float(np.median(each)) for size, each in times.searches.items()},
+        encode_ms={length: float(np.median(each)) for length, each in times.encodings.items()},
         slowdown=speed.slowdown,
     )
 
 
-def _in_turns(work: list[Work], seconds: float) -> tuple[list[list[float]], list[list[float]]]:
-    """Do all work in turns, at least once; return the CPU milliseconds of each work and those of its search."""
-    times, searches = [list[float]() for _ in work], [list[float]() for _ in work]
-    until = time.perf_counter() + seconds
-    while not times[0] or time.perf_counter() < until:
-        for number, each in enumerate(work):
-            start = time.thread_time()
-            searches[number].append(each(len(times[number]) * len(work) + number))
-            times[number].append(1e3 * (time.thread_time() - start))
-    return times, searches
-
-
-def _batch(predictor: Predictor, texts: list[str], size: int) -> Work:
-    """Answer single queries in batches of this size."""
-    return lambda turn: answer_batch(predictor, texts, turn * size, size)
-
-
-def _encoding(predictor: Predictor, tokens: list[list[int]], length: int) -> Work:
-    """Encode texts with exactly this number of tokens, made from the tokens of several texts."""
-
-    def work(turn: int) -> float:
-        joined = [token for row in range(length) for token in tokens[(turn + row) % len(tokens)]]
-        predictor.encoder.encode(Tokens([joined[:length]], [False]))
-        return 0.0
-
-    return work
+def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """Do some work; return its result and its CPU milliseconds."""
+    start = time.thread_time()
+    return work(), 1e3 * (time.thread_time() - start)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,10 +20,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Recorded
-from benchmarks.fleet.measurements.reference import Reference, Speed
+from benchmarks.fleet.measurements.reference import Reference
 from benchmarks.fleet.measurements.service_load import Served, served
 from benchmarks.fleet.simulation.replica import ReplicaSettings
 from loadtests.load import Exchange, arrivals, latency_percentiles
+from loadtests.processes import steal_seconds, thread_times
 from loadtests.swaps import add_changed_version, copied_versions
 from service.threads import usable_cores
 
@@ -54,14 +56,16 @@ class Figures(BaseModel):
         lost: Share of the requests without an answer.
         event: What happens during the load.
         reference_ms: Mean time of the reference (`measurements.reference`) before and after the load.
-        slowdown: Its mean time while another core is busy, divided by `reference_ms`.
+        compute_ms: CPU time of the computing threads for each answered request, during the load.
+        stolen: Share of the machine's CPU time that the hypervisor gave to other virtual machines during the load.
     """
 
     model_config = ConfigDict(frozen=True)
 
     load: str
     reference_ms: float
-    slowdown: float
+    compute_ms: float
+    stolen: float
     rate: float | None
     seed: int
     max_queue: int
@@ -102,105 +106,151 @@ def measure_service(store: Path, replicas: int, seconds: float, repetitions: int
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
     """
     with Reference(store) as reference:
-        figures = [each for _ in range(repetitions) for each in _measure_all(store, reference, replicas, seconds)]
+        figures = [
+            each
+            for repetition in range(repetitions)
+            for each in _measure_all(store, reference, replicas, seconds, first_seed=10 * repetition)
+        ]
     return ServiceFigures(replicas=replicas, cores=usable_cores(), seconds=seconds, figures=figures)
 
 
-def _measure_all(store: Path, reference: Reference, replicas: int, seconds: float) -> list[Figures]:
+def _measure_all(store: Path, reference: Reference, replicas: int, seconds: float, first_seed: int) -> list[Figures]:
     """Measure each load once."""
     most = ReplicaSettings().max_queue
     with served(store, replicas, "--cache-mb", "0") as service:
         service.closed_loop(CLIENTS, min(WARM_SECONDS, seconds))
-        (exchanges, duration), speed = _timed(reference, lambda: service.closed_loop(CLIENTS, seconds))
-        saturated = _figures("saturated", speed, None, 0, most, exchanges, duration)
-        loads = _Loads(service, reference, seconds)
+        loads = _Loads(service, reference, seconds, most)
+        saturated = loads.saturated()
         figures = [saturated]
-        for number, load in enumerate(LOADS):
-            figures.append(loads.steady(f"{load:.0%}", load * saturated.answered, most, number))
+        for seed, load in enumerate(LOADS, start=first_seed):
+            figures.append(loads.steady(f"{load:.0%}", load * saturated.answered, seed))
     with served(store, replicas, "--cache-mb", "0", "--max-queue", str(SHORT_QUEUE)) as service:
         service.closed_loop(1, min(WARM_SECONDS, seconds))
-        rate = _OVERLOAD * saturated.answered
-        loads = _Loads(service, reference, seconds)
-        figures.append(loads.steady(f"{_OVERLOAD:.0%}", rate, SHORT_QUEUE, len(LOADS)))
-    rate = _EVENT_LOAD * saturated.answered
+        loads = _Loads(service, reference, seconds, SHORT_QUEUE)
+        figures.append(loads.steady(f"{_OVERLOAD:.0%}", _OVERLOAD * saturated.answered, first_seed + len(LOADS)))
+    rate, seed = _EVENT_LOAD * saturated.answered, first_seed + len(LOADS) + 1
     with copied_versions(store, 1) as (copied, versions):
         changed = add_changed_version(copied, versions[0], 1)
         with served(copied.root, replicas, "--cache-mb", "0", "--poll-seconds", f"{_POLL_SECONDS}") as service:
             service.closed_loop(CLIENTS, min(WARM_SECONDS, seconds))
-            loads = _Loads(service, reference, seconds)
-            figures.append(loads.during("swap", lambda: copied.activate(changed), rate))
+            loads = _Loads(service, reference, seconds, most)
+            figures.append(loads.during("swap", lambda: copied.activate(changed), rate, seed))
             if replicas > 1:
                 killed = service.replicas[0]
-                figures.append(loads.during("one replica is killed", lambda: os.kill(killed, signal.SIGKILL), rate))
+                figures.append(
+                    loads.during("one replica is killed", lambda: os.kill(killed, signal.SIGKILL), rate, seed)
+                )
     return figures
 
 
 @dataclass(frozen=True)
+class _Conditions:
+    """The conditions of a load; for the attributes, see `Figures`."""
+
+    reference_ms: float
+    compute_seconds: float
+    stolen: float
+
+
+@dataclass(frozen=True)
 class _Loads:
-    """Open loops with random arrivals, and the speed of the machine before and after each of them."""
+    """Loads of a service with this `--max-queue`, and the conditions of each of them."""
 
     service: Served
     reference: Reference
     seconds: float
+    max_queue: int
 
-    def steady(self, load: str, rate: float, max_queue: int, seed: int) -> Figures:
-        exchanges, speed = _timed(self.reference, lambda: self.service.open_loop(rate, self.seconds, seed))
-        return _figures(load, speed, rate, seed, max_queue, exchanges, self.seconds)
+    def saturated(self) -> Figures:
+        (exchanges, duration), conditions = self._timed(lambda: self.service.closed_loop(CLIENTS, self.seconds))
+        return self._figures("saturated", conditions, None, 0, exchanges, exchanges, duration)
 
-    def during(self, event: Event, happen: Callable[[], object], rate: float) -> Figures:
-        """Run an open loop during an event. The figures are those of the seconds afterwards."""
-        seed, max_queue = len(LOADS) + 1, ReplicaSettings().max_queue
-        due = np.array(arrivals(rate, self.seconds, seed))
+    def steady(self, load: str, rate: float, seed: int) -> Figures:
+        """Run an open loop with random arrivals."""
+        exchanges, conditions = self._timed(lambda: self.service.open_loop(rate, self.seconds, seed))
+        return self._figures(load, conditions, rate, seed, exchanges, exchanges, self.seconds)
+
+    def during(self, event: Event, happen: Callable[[], object], rate: float, seed: int) -> Figures:
+        """Run an open loop during an event.
+
+        Latencies, rates and shares are those of the seconds after the event; the CPU time is that of the whole load.
+        """
+        ended: list[dict[int, float]] = []
+
+        def happen_now() -> None:
+            ended.extend(self._thread_times())
+            happen()
 
         def run() -> list[Exchange]:
-            timer = threading.Timer(EVENT_SHARE * self.seconds, happen)
+            timer = threading.Timer(EVENT_SHARE * self.seconds, happen_now)
             timer.start()
             exchanges = self.service.open_loop(rate, self.seconds, seed)
             timer.join()
             return exchanges
 
-        exchanges, speed = _timed(self.reference, run)
-        after = [each for each in exchanges if each.number >= 0 and _is_after(float(due[each.number]), self.seconds)]
-        load = f"{_EVENT_LOAD:.0%}, {event}"
-        figures = _figures(load, speed, rate, seed, max_queue, after, AFTER_SECONDS)
+        exchanges, conditions = self._timed(run, ended)
+        due = arrivals(rate, self.seconds, seed)
+        after = [each for each in exchanges if each.number >= 0 and _is_after(due[each.number], self.seconds)]
+        figures = self._figures(f"{_EVENT_LOAD:.0%}, {event}", conditions, rate, seed, exchanges, after, AFTER_SECONDS)
         return figures.model_copy(update={"event": event})
 
+    def _timed(
+        self, run: Callable[[], Result], at_event: Sequence[dict[int, float]] = ()
+    ) -> tuple[Result, _Conditions]:
+        """Run a load; return its result and its conditions.
 
-def _timed(reference: Reference, run: Callable[[], Result]) -> tuple[Result, Speed]:
-    """Run a load; return its result, and the speed of the machine directly before and after it."""
-    speed = Speed(reference)
-    speed.measure()
-    result = run()
-    speed.measure()
-    return result, speed
+        Args:
+            run: Runs the load.
+            at_event: Receives the CPU times of the threads before an event, which may end a replica.
+        """
+        reference_ms = self.reference.time_ms()
+        start, stolen, before = time.perf_counter(), steal_seconds(), self._thread_times()
+        result = run()
+        after = self._thread_times()
+        if at_event:  # some threads may have ended since
+            after = [earlier | now for earlier, now in zip(at_event, after, strict=True)]
+        # The thread that computes is the busiest one.
+        spent = sum(
+            max(seconds - old.get(thread, 0.0) for thread, seconds in new.items())
+            for old, new in zip(before, after, strict=True)
+        )
+        share = (steal_seconds() - stolen) / (time.perf_counter() - start) / (os.cpu_count() or 1)
+        return result, _Conditions((reference_ms + self.reference.time_ms()) / 2, spent, share)
+
+    def _thread_times(self) -> list[dict[int, float]]:
+        """CPU seconds of each running thread of each replica."""
+        return [thread_times(process) for process in self.service.replicas]
+
+    def _figures(
+        self,
+        load: str,
+        conditions: _Conditions,
+        rate: float | None,
+        seed: int,
+        exchanges: list[Exchange],
+        counted: list[Exchange],
+        seconds: float,
+    ) -> Figures:
+        """The figures of the counted exchanges, which were due in so many seconds."""
+        statuses = np.array([exchange.status for exchange in counted])
+        answered = sum(exchange.status == 200 for exchange in exchanges)
+        p50, p99 = latency_percentiles(counted, 50, 99)
+        return Figures(
+            load=load,
+            reference_ms=conditions.reference_ms,
+            compute_ms=1e3 * conditions.compute_seconds / max(1, answered),
+            stolen=conditions.stolen,
+            rate=rate,
+            seed=seed,
+            max_queue=self.max_queue,
+            answered=float((statuses == 200).sum() / seconds),
+            p50=p50,
+            p99=p99,
+            refused=float((statuses == 503).mean()),
+            lost=float(((statuses != 200) & (statuses != 503)).mean()),
+        )
 
 
 def _is_after(due: float, seconds: float) -> bool:
     """Whether a request was due in the seconds after the event."""
     return 0 <= due - EVENT_SHARE * seconds < AFTER_SECONDS
-
-
-def _figures(
-    load: str,
-    speed: Speed,
-    rate: float | None,
-    seed: int,
-    max_queue: int,
-    exchanges: list[Exchange],
-    seconds: float,
-) -> Figures:
-    statuses = np.array([exchange.status for exchange in exchanges])
-    p50, p99 = latency_percentiles(exchanges, 50, 99)
-    return Figures(
-        load=load,
-        reference_ms=speed.reference_ms,
-        slowdown=speed.slowdown,
-        rate=rate,
-        seed=seed,
-        max_queue=max_queue,
-        answered=float((statuses == 200).sum() / seconds),
-        p50=p50,
-        p99=p99,
-        refused=float((statuses == 503).mean()),
-        lost=float(((statuses != 200) & (statuses != 503)).mean()),
-    )

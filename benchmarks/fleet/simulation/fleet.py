@@ -23,6 +23,11 @@ class Fleet:
     client: Client
     random: Random
 
+    @property
+    def compute_seconds(self) -> float:
+        """CPU time of the computing threads so far, without slowdown by other cores."""
+        return sum(replica.compute_seconds for replica in self.balancer.replicas)
+
 
 def one_machine(compute: Compute, http: Http, replicas: int, settings: ReplicaSettings, cores: int, seed: int) -> Fleet:
     """One machine: replicas, load generator and, with two replicas or more, nginx share its cores."""

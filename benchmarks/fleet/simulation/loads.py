@@ -12,7 +12,7 @@ import simpy
 
 from benchmarks.fleet.constants import Http
 from benchmarks.fleet.simulation.cores import Cores, Thread
-from benchmarks.fleet.simulation.replica import OK, OVERLOADED, Steps
+from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Steps
 
 Send = Callable[[int], Steps]
 
@@ -40,9 +40,13 @@ class Outcome:
         found.sent = len(found.due)
         return found
 
+    def count(self, *statuses: int) -> int:
+        """The number of requests with one of these statuses."""
+        return sum(each in statuses for each in self.status)
+
     def share(self, *statuses: int) -> float:
         """The share of the requests with one of these statuses."""
-        return sum(each in statuses for each in self.status) / max(1, len(self.status))
+        return self.count(*statuses) / max(1, len(self.status))
 
     @property
     def refused(self) -> float:
@@ -52,6 +56,10 @@ class Outcome:
     def lost(self) -> float:
         return 1 - self.share(OK, OVERLOADED)
 
+    def lost_within(self, start: float, end: float) -> int:
+        """The number of requests that were lost in this time, whenever they were due."""
+        return self._ended(LOST, start, end)
+
     def percentile_ms(self, percent: float) -> float:
         """A percentile of the latency of answered requests; 0 if there are none."""
         answered = [each for each, status in zip(self.seconds, self.status, strict=True) if status == OK]
@@ -59,10 +67,12 @@ class Outcome:
 
     def answered_per_second(self, start: float, end: float) -> float:
         """Rate at which requests were answered in this time."""
-        ends = (
-            due + each for due, each, status in zip(self.due, self.seconds, self.status, strict=True) if status == OK
-        )
-        return sum(start <= each < end for each in ends) / (end - start)
+        return self._ended(OK, start, end) / (end - start)
+
+    def _ended(self, status: int, start: float, end: float) -> int:
+        """The number of requests that ended in this time with this status."""
+        ends = (due + each for due, each, of in zip(self.due, self.seconds, self.status, strict=True) if of == status)
+        return sum(start <= each < end for each in ends)
 
 
 class Client:

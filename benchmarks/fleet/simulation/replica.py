@@ -104,6 +104,7 @@ class Replica:
         alive: Whether the replica runs.
         refuses_connections: Whether a connection to a stopped replica fails at once, as after the end of a process. If
             not, it gets no answer, as after a power failure.
+        compute_seconds: CPU time of the computing threads so far.
     """
 
     environment: simpy.Environment
@@ -113,6 +114,7 @@ class Replica:
     version: int = 0
     alive: bool = True
     refuses_connections: bool = True
+    compute_seconds: float = 0.0
     _queue: deque[_Job] = field(default_factory=deque)
     _busy: int = 0
     _joinable: dict[int, _Job] = field(default_factory=dict)
@@ -209,7 +211,9 @@ class Replica:
             self._busy += 1
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
-            yield self.cores.run(self.work.batch_seconds(len(batch), was_idle))
+            seconds = self.work.batch_seconds(len(batch), was_idle)
+            self.compute_seconds += seconds
+            yield self.cores.run(seconds)
             self._busy -= 1
             for job in batch:
                 if self._joinable.get(job.query) is job:

@@ -45,7 +45,8 @@ class Row(BaseModel):
         before_p99: 99th percentile of the latency in milliseconds before the event.
         answered: Share of the requests after the event with status 200.
         refused: Share with status 503.
-        lost: Share without an answer.
+        lost: Requests whose connection broke within these four seconds, whenever they were due, as a share of the
+            requests after the event.
         after: Share with status 200 in the last second of the simulation.
     """
 
@@ -155,7 +156,7 @@ def _simulate(number: int, capacity_of_one: float, compute: Compute, http: Http,
         p99=during.percentile_ms(99),
         answered=during.share(200),
         refused=during.refused,
-        lost=during.lost,
+        lost=outcome.lost_within(_EVENT, _EVENT + REMOVED_SECONDS) / max(1, during.sent),
         after=after.share(200),
         after_p99=after.percentile_ms(99),
     )
