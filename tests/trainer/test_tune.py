@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -183,10 +184,15 @@ def test_scores_equal_the_naive_implementation_for_small_b_and_many_labels(
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_scores_of_half_precision_keys_equal_the_naive_implementation(tmp_path: Path, alpha: float) -> None:
-    memory = open_memory(random_run(tmp_path, 4, 20, 8, "float16") / "memory")
-    rows = [row for row, own in enumerate(sets_of(memory)) if own]
+    rng = np.random.default_rng(4)
+    # At alpha = 1, two labels of the same instances have equal votes, and rounding would decide their order. So any two
+    # labels differ in at least two instances: they still differ if the query is left out.
+    sets = [set(rng.choice(8, size=3, replace=False).tolist()) for _ in range(20)]
+    instances = [{row for row, own in enumerate(sets) if label in own} for label in range(8)]
+    assert min(len(first ^ second) for first, second in itertools.combinations(instances, 2)) >= 2
+    memory = open_memory(make_run(tmp_path, random_units(rng, 28, 6), sets, "float16") / "memory")
     tuning = tune(settings(tmp_path, lambda_=[0.4], temperature=[0.1], top_b=[400], label_key_alpha=[alpha]))
-    expected = naive(memory, rows, "nDCG@5")
+    expected = naive(memory, list(range(20)), "nDCG@5")
     for trial in tuning.trials:
         assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
 
