@@ -173,6 +173,21 @@ def test_int8_encoder_is_closer_to_the_trained_one_if_all_products_are_quantised
     assert worst[0] < worst[1] > 0.995
 
 
+def test_int8_weights_are_so_small_that_sums_overflow_on_no_cpu(export_once: None, tmp_path: Path) -> None:
+    encoder = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
+    onnx_export._export_graph(encoder.model, tmp_path / "full.onnx")
+    onnx_export._quantise(tmp_path / "full.onnx", tmp_path / "encoder.onnx", set())
+    weights = [
+        onnx.numpy_helper.to_array(each)
+        for each in onnx.load(tmp_path / "encoder.onnx").graph.initializer
+        if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 2
+    ]
+    assert len(weights) == products(tmp_path / "encoder.onnx")["MatMulInteger"]
+    largest = max(int(np.abs(each.astype(int)).max()) for each in weights)
+    # Quantised activations are at most 255. A CPU without VNNI adds two products in 16 bits.
+    assert 60 <= largest <= 32_767 // (2 * 255)
+
+
 @pytest.mark.slow
 def test_fp16_export_halves_the_file_and_keeps_the_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
     served = export(minilm, tmp_path, "fp16")
