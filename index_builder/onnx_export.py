@@ -132,8 +132,8 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
     inputs, each with its own scale. It loses a tenth of that precision and takes 1.5 times as long. A bisection finds
     the smallest number of products in the fine form; products with the largest loss get it first.
 
-    The weights of the coarse form have seven bits. A CPU without VNNI adds two products of an activation and a weight in
-    16 bits, which eight bits would overflow.
+    The weights of the coarse form have seven bits. A CPU without VNNI adds two products of an activation and a weight
+    in 16 bits, and weights of eight bits would overflow them.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         full, trial = Path(scratch) / "full.onnx", Path(scratch)

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     compute = command("compute", _compute, "Measure a predictor on one thread, and record it.")
     needs_store(compute, 30)
     compute.add_argument("--name", required=True, choices=["minilm", "static"], help="name of the record")
+    needs_store(command("drift", _drift, "Measure how the speed of the idle machine changes, and record it."), 120)
     needs_store(command("http", _http, "Measure the costs of HTTP, and record them."), 10)
     service = command("service", _service, "Measure the real service at several loads, and record its figures.")
     needs_store(service, 20)
@@ -69,6 +70,13 @@ def _compute(given: argparse.Namespace) -> None:
     record(lambda: measure_compute(given.store, given.seconds), f"compute-{given.name}")
 
 
+def _drift(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.measurements.drift import measure_drift
+
+    record(lambda: measure_drift(given.store, given.seconds), "drift")
+
+
 def _http(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.http import measure_http
@@ -101,21 +109,21 @@ def _changes(given: argparse.Namespace) -> None:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import Changes, Compute, Http, read, write
+    from benchmarks.fleet.constants import Changes, read, write
     from benchmarks.fleet.measurements.service import ServiceFigures
+    from benchmarks.fleet.simulation.fleet import Constants
     from benchmarks.fleet.validation import validate
 
     measured = [read(ServiceFigures, f"service-{replicas}") for replicas in (1, 2)]
-    compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")
-    write(validate(measured, compute, http, changes), "validation")
+    write(validate(measured, Constants.recorded(), read(Changes, "changes")), "validation")
 
 
 def _scenarios(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import Changes, Compute, Http, read, write
+    from benchmarks.fleet.constants import Changes, read, write
+    from benchmarks.fleet.simulation.fleet import Constants
     from benchmarks.fleet.simulation.scenarios import simulate_all
 
-    compute, http, changes = read(Compute, "compute-minilm"), read(Http, "http"), read(Changes, "changes")
-    write(simulate_all(compute, http, changes), "scenarios")
+    write(simulate_all(Constants.recorded(), read(Changes, "changes")), "scenarios")
 
 
 def _table(given: argparse.Namespace) -> None:

@@ -143,6 +143,27 @@ class Compute(Recorded):
         )
 
 
+class Drift(Recorded):
+    """Changes of the machine's speed within seconds, while nothing else runs.
+
+    Attributes:
+        step_seconds: Length of a step.
+        slowness: CPU time of the reference (`measurements.reference`) in each step, divided by its mean over all steps.
+    """
+
+    step_seconds: float
+    slowness: list[float]
+
+    def at(self, seconds: float) -> float:
+        """The slowness after so many seconds; after the last step, the first one follows."""
+        return self.slowness[int(seconds / self.step_seconds) % len(self.slowness)]
+
+    @property
+    def seconds(self) -> float:
+        """Length of all steps."""
+        return self.step_seconds * len(self.slowness)
+
+
 class ThreadCost(BaseModel):
     """CPU time of a request on a thread, in milliseconds.
 

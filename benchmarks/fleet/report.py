@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
+import numpy as np
+
 from benchmarks.fleet import capacity
-from benchmarks.fleet.constants import Changes, Compute, Http, Indexes, read
+from benchmarks.fleet.constants import Changes, Compute, Drift, Http, Indexes, read
 from benchmarks.fleet.measurements.service import Figures, ServiceFigures
 from benchmarks.fleet.simulation.scenarios import Scenarios
 from benchmarks.fleet.validation import MOST_STOLEN, Pair, Spread, Validation
@@ -60,6 +62,7 @@ def page() -> str:
         "cached_capacity": f"{scenarios.cached_capacity:,.0f}",
         "others": ", ".join(f"{each.others:.0%} ({name})" for name, each in measured.items()),
         "slowdown": f"{minilm.slowdown:.2f}",
+        "drift": _drift(read(Drift, "drift")),
     }
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(tables)
 
@@ -80,6 +83,11 @@ def _batches(*computes: Compute) -> str:
     head = ["encoder", *(f"batch of {size}" for size in sizes)]
     rows = [[each.encoder, *(f"{each.batch_time_ms(size):.2f}" for size in sizes)] for each in computes]
     return _table(head, rows)
+
+
+def _drift(drift: Drift) -> str:
+    low, high = (100 * float(np.percentile(drift.slowness, percent)) for percent in (5, 95))
+    return f"{low:.0f} to {high:.0f}% of their mean CPU time, in nine tenths of the steps of {drift.step_seconds:.1f} s"
 
 
 def _http(http: Http) -> str:

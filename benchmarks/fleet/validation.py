@@ -3,7 +3,8 @@
 A prediction uses the recorded constants, the arrival times of the requests, and the speed of the machine. For the CPU
 time of a query, this is the speed directly before and after the load. For all other figures, it is the speed during the
 load: the one at which the simulated computing threads need as much CPU time for a query as the real ones did. A virtual
-machine changes its speed within seconds, and a slightly higher speed makes queues much shorter.
+machine changes its speed within seconds, and a slightly higher speed makes queues much shorter. So the simulated speed
+changes too, as that of the idle machine did from a random moment on.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Changes, Compute, Http, Recorded
+from benchmarks.fleet.constants import Changes, Recorded
 from benchmarks.fleet.measurements.service import (
     AFTER_SECONDS,
     CLIENTS,
@@ -28,7 +29,7 @@ from benchmarks.fleet.measurements.service import (
     Figures,
     ServiceFigures,
 )
-from benchmarks.fleet.simulation.fleet import Fleet, one_machine
+from benchmarks.fleet.simulation.fleet import Constants, Fleet, one_machine
 from benchmarks.fleet.simulation.loads import distinct_queries
 from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import arrivals
@@ -121,7 +122,7 @@ def _happen(
         fleet.balancer.replicas[0].stop(refuses_connections=True)
 
 
-def validate(measured: list[ServiceFigures], compute: Compute, http: Http, changes: Changes) -> Validation:
+def validate(measured: list[ServiceFigures], constants: Constants, changes: Changes) -> Validation:
     """Predict measured figures, at the speed that the machine had during each load."""
     pairs = []
     for service in measured:
@@ -130,15 +131,11 @@ def validate(measured: list[ServiceFigures], compute: Compute, http: Http, chang
             loads.setdefault(figures.load, []).append(figures)
         for all_repeated in loads.values():
             repeated = _undisturbed(all_repeated)
-            simulations = [_Simulation(service, figures, compute, http, changes) for figures in repeated]
-            before_and_after = [each.predict(each.measured.reference_ms, 0) for each in simulations]
+            steady = [_Simulation(service, figures, replace(constants, drift=None), changes) for figures in repeated]
+            before_and_after = [each.predict(each.measured.reference_ms, 0) for each in steady]
             pairs.append(_pair(service.replicas, "compute_ms", repeated, before_and_after))
-            speeds = [each.speed() for each in simulations]
-            predicted = [
-                each.predict(speed, seed)
-                for each, speed in zip(simulations, speeds, strict=True)
-                for seed in range(_SIMULATIONS)
-            ]
+            simulations = [_Simulation(service, figures, constants, changes) for figures in repeated]
+            predicted = [each.predict(each.speed(seed), seed) for each in simulations for seed in range(_SIMULATIONS)]
             pairs += [_pair(service.replicas, name, repeated, predicted) for name in _names(repeated[0])]
     return Validation(pairs=pairs)
 
@@ -154,22 +151,20 @@ class _Simulation:
 
     service: ServiceFigures
     measured: Figures
-    compute: Compute
-    http: Http
+    constants: Constants
     changes: Changes
 
     def predict(self, reference_ms: float, seed: int) -> Figures:
         """Simulate the load. The time of the reference gives the speed of the machine."""
-        compute, http = self.compute.at(reference_ms, slowdown=1.0), self.http.at(reference_ms)
-        settings = ReplicaSettings(max_queue=self.measured.max_queue)
-        fleet = one_machine(compute, http, self.service.replicas, settings, self.service.cores, seed)
+        constants, settings = self.constants.at(reference_ms), ReplicaSettings(max_queue=self.measured.max_queue)
+        fleet = one_machine(constants, self.service.replicas, settings, self.service.cores, seed)
         return predict(self.measured, fleet, self.service.seconds, self.changes.swap_steps)
 
-    def speed(self) -> float:
-        """The speed, as time of the reference, at which a query takes the measured CPU time."""
+    def speed(self, seed: int) -> float:
+        """The mean speed, as time of the reference, at which a query takes the measured CPU time."""
         reference_ms = self.measured.reference_ms
         for _ in range(_MOST_STEPS):
-            ratio = self.measured.compute_ms / self.predict(reference_ms, 0).compute_ms
+            ratio = self.measured.compute_ms / self.predict(reference_ms, seed).compute_ms
             reference_ms *= ratio
             if abs(ratio - 1) < _NEAR:
                 break

@@ -11,11 +11,22 @@ import simpy
 
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
-from benchmarks.fleet.constants import RECORDED, Changes, Compute, Http, IndexCost, Indexes, Recorded, ThreadCost, read
+from benchmarks.fleet.constants import (
+    RECORDED,
+    Changes,
+    Compute,
+    Drift,
+    Http,
+    IndexCost,
+    Indexes,
+    Recorded,
+    ThreadCost,
+    read,
+)
 from benchmarks.fleet.measurements.service import Event, Figures, ServiceFigures
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
-from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of, one_machine
+from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of, one_machine
 from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.validation import Pair, Spread, predict, validate
@@ -74,7 +85,7 @@ ALONE = ReplicaSettings(encode_together=1, max_queue=100_000)
 
 def run(settings: ReplicaSettings, compute: Compute, rate: float, seconds: float, seed: int = 1) -> Outcome:
     """The outcome of an open loop at one replica with one core."""
-    fleet = one_machine(compute, FREE, 1, settings, 1, seed)
+    fleet = one_machine(Constants(compute, FREE), 1, settings, 1, seed)
     fleet.environment.process(fleet.client.open_loop(poisson(rate, seconds, fleet.random), distinct_queries()))
     fleet.environment.run()
     return fleet.client.outcome
@@ -138,6 +149,18 @@ class TestCores:
         environment.run(cores.run(1.0) & cores.run(1.0))
 
         assert environment.now == pytest.approx(1.25)
+
+    def test_a_task_has_the_speed_of_the_machine_at_its_start(self) -> None:
+        environment = simpy.Environment()
+        drift = Drift(step_seconds=2.0, slowness=[1.5, 0.5])
+        cores = Cores(environment, 1, slowness=drift.at)
+
+        ends = []
+        for _ in range(4):
+            environment.run(cores.run(1.0))
+            ends.append(environment.now)
+
+        assert ends == pytest.approx([1.5, 3.0, 3.5, 4.0])
 
     def test_a_thread_runs_its_tasks_one_after_the_other_and_is_faster_while_it_is_busy(self) -> None:
         environment = simpy.Environment()
@@ -235,21 +258,21 @@ class TestReplica:
 
 class TestBalancer:
     def test_a_request_to_an_ended_process_is_answered_by_another_replica(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
         fleet.balancer.replicas[0].stop(refuses_connections=True)
 
         assert statuses(fleet, 20) == [OK] * 20
         assert fleet.client.outcome.percentile_ms(100) < 500
 
     def test_a_request_to_a_machine_that_is_off_waits_for_the_connection_timeout(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
         fleet.balancer.replicas[0].stop(refuses_connections=False)
 
         assert statuses(fleet, 20) == [OK] * 20
         assert fleet.client.outcome.percentile_ms(100) >= 500
 
     def test_running_requests_of_a_lost_replica_go_to_another_one(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
         fleet.environment.process(stop_later(fleet, seconds=0.005))
 
         assert statuses(fleet, 2) == [OK] * 2
@@ -257,14 +280,14 @@ class TestBalancer:
     def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
         cost = ThreadCost(idle_ms=20, busy_ms=20)
         http = FREE.model_copy(update={"loop": cost, "cached_loop": cost})
-        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), compute_of(), http, seed=1)
+        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), Constants(compute_of(), http), seed=1)
         fleet.environment.process(stop_later(fleet, seconds=0.015))
 
         # The thread computes the first query, and the event loop reads the second one.
         assert statuses(fleet, 2) == [LOST] * 2
 
     def test_without_replicas_all_requests_are_lost(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), compute_of(), FREE, seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
         for replica in fleet.balancer.replicas:
             replica.stop(refuses_connections=True)
 
@@ -272,7 +295,7 @@ class TestBalancer:
 
     def test_a_refused_request_is_tried_at_one_other_replica(self) -> None:
         settings = ReplicaSettings(encode_together=1, max_queue=1)
-        fleet = fleet_of(Shape(2, 1, settings), compute_of(), FREE, seed=1)
+        fleet = fleet_of(Shape(2, 1, settings), Constants(compute_of(), FREE), seed=1)
 
         # Each replica computes one query, and one query waits.
         assert sorted(statuses(fleet, 6)) == [OK] * 4 + [OVERLOADED] * 2
@@ -333,7 +356,7 @@ class TestEvents:
         assert (swap.lost, killed.lost) == (0, 0)
 
     def predicted(self, event: Event, swap_steps: Sequence[float] = (0.01,) * 100) -> Figures:
-        fleet = one_machine(compute_of(), FREE, 2, ALONE, 2, seed=1)
+        fleet = one_machine(Constants(compute_of(), FREE), 2, ALONE, 2, seed=1)
         return predict(measured(event=event), fleet, 20, swap_steps)
 
 
@@ -355,9 +378,9 @@ def measured(**changed: Any) -> Figures:
     return Figures(**fields | changed)
 
 
-def validated(*figures: Figures) -> list[Pair]:
+def validated(*figures: Figures, drift: Drift | None = None) -> list[Pair]:
     service = ServiceFigures(replicas=1, cores=2, seconds=5, figures=list(figures))
-    return validate([service], compute_of(), FREE, CHANGES).pairs
+    return validate([service], Constants(compute_of(), FREE, drift), CHANGES).pairs
 
 
 def test_disturbed_measurements_of_a_load_count_only_if_all_are_disturbed() -> None:
@@ -379,6 +402,16 @@ def test_a_load_is_simulated_at_the_speed_at_which_a_query_took_the_measured_cpu
 
     assert (equal["compute_ms"], slower["compute_ms"], earlier["compute_ms"]) == pytest.approx((10, 10, 20))
     assert (equal["p50"], slower["p50"], earlier["p50"]) == pytest.approx((10, 20, 10), rel=0.02)
+
+
+def test_an_unsteady_machine_has_longer_queues_at_the_same_cpu_time_of_a_query() -> None:
+    drift = Drift(step_seconds=1.0, slowness=[0.7, 1.3])
+    p99 = [
+        next(pair.predicted.median for pair in validated(measured(), drift=each) if pair.figure == "p99")
+        for each in (None, drift)
+    ]
+
+    assert p99[1] > 1.5 * p99[0]
 
 
 def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:

@@ -77,7 +77,7 @@ class _Work:
             text = Tokens([self._joined(turn, length)], [False])
             times.encodings[length].append(_timed(partial(self.predictor.encoder.encode, text))[1])
         for batch in range(turn * BATCHES // self.turns, (turn + 1) * BATCHES // self.turns):
-            times.reference.append(_timed(partial(self.reference.work, batch))[1])
+            times.reference.append(self.reference.batch_ms(batch))
 
     def _joined(self, first: int, length: int) -> list[int]:
         """The first `length` tokens of the concatenated texts, from text `first` on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Callable
 
 import simpy
 
@@ -18,10 +19,17 @@ class Cores:
         environment: Clock of the simulation.
         count: Number of cores.
         slowdown: Factor by which a task takes longer while another core is busy too.
+        slowness: Factor by which a task takes longer that starts at this time.
     """
 
-    def __init__(self, environment: simpy.Environment, count: int, slowdown: float = 1.0) -> None:
-        self._environment, self._count, self._slowdown = environment, count, slowdown
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        count: int,
+        slowdown: float = 1.0,
+        slowness: Callable[[float], float] = lambda _: 1.0,
+    ) -> None:
+        self._environment, self._count, self._slowdown, self._slowness = environment, count, slowdown, slowness
         # All tasks run at one speed. So the CPU time that a task has had since a common origin orders their ends.
         self._progress, self._since = 0.0, 0.0
         self._tasks: list[tuple[float, int, simpy.Event]] = []  # a heap of the ends, in units of `_progress`
@@ -29,12 +37,17 @@ class Cores:
         self._timer = 0
 
     def run(self, seconds: float) -> simpy.Event:
-        """Run a task that needs this CPU time; the event happens at its end."""
+        """Run a task that needs this CPU time at the mean speed; the event happens at its end."""
         self._advance()
         done = self._environment.event()
-        heapq.heappush(self._tasks, (self._progress + seconds, next(self._numbers), done))
+        heapq.heappush(self._tasks, (self._progress + self.slowness * seconds, next(self._numbers), done))
         self._set_timer()
         return done
+
+    @property
+    def slowness(self) -> float:
+        """Factor by which a task takes longer that starts now."""
+        return self._slowness(self._environment.now)
 
     @property
     def _speed(self) -> float:

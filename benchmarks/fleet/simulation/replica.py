@@ -212,7 +212,7 @@ class Replica:
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
             seconds = self.work.batch_seconds(len(batch), was_idle)
-            self.compute_seconds += seconds
+            self.compute_seconds += self.cores.slowness * seconds
             yield self.cores.run(seconds)
             self._busy -= 1
             for job in batch:

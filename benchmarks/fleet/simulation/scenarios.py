@@ -11,8 +11,8 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Changes, Compute, Http, Recorded
-from benchmarks.fleet.simulation.fleet import Fleet, Shape, fleet_of
+from benchmarks.fleet.constants import Changes, Recorded
+from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of
 from benchmarks.fleet.simulation.loads import distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import Engine, ReplicaSettings
 from service.threads import usable_cores
@@ -105,15 +105,16 @@ def cases(changes: Changes) -> list[Case]:
     ]
 
 
-def simulate_all(compute: Compute, http: Http, changes: Changes) -> Scenarios:
+def simulate_all(constants: Constants, changes: Changes) -> Scenarios:
     """Simulate all cases, on all cores."""
     engine = cases(changes)[-1].shape
     shapes = [_SHAPE, engine, replace(engine, settings=_SHAPE.settings), _CACHED]
-    usual, by_engine, by_engine_alone, cached = (capacity(shape, compute, http) for shape in shapes)
+    steady = replace(constants, drift=None)
+    usual, by_engine, by_engine_alone, cached = (capacity(shape, steady) for shape in shapes)
     capacities = {_SHAPE: usual, engine: by_engine, _CACHED: cached}
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
         futures = [
-            pool.submit(_simulate, number, capacities[case.shape], compute, http, changes)
+            pool.submit(_simulate, number, capacities[case.shape], constants, changes)
             for number, case in enumerate(cases(changes))
         ]
         return Scenarios(
@@ -125,19 +126,19 @@ def simulate_all(compute: Compute, http: Http, changes: Changes) -> Scenarios:
         )
 
 
-def capacity(shape: Shape, compute: Compute, http: Http) -> float:
+def capacity(shape: Shape, constants: Constants) -> float:
     """The rate at which one replica of a shape answers a closed loop that keeps all its threads busy."""
-    fleet = _start(replace(shape, replicas=1), compute, http)
+    fleet = _start(replace(shape, replicas=1), constants)
     clients = _CLIENTS_PER_THREAD * shape.settings.threads
     fleet.environment.process(fleet.client.closed_loop(clients, _SATURATED_SECONDS, _queries(shape)))
     fleet.environment.run()
     return fleet.client.outcome.answered_per_second(_WARM, _SATURATED_SECONDS)
 
 
-def _simulate(number: int, capacity_of_one: float, compute: Compute, http: Http, changes: Changes) -> Row:
+def _simulate(number: int, capacity_of_one: float, constants: Constants, changes: Changes) -> Row:
     """Simulate a case by its number, because a process cannot send its event to another process."""
     case = cases(changes)[number]
-    fleet = _start(case.shape, compute, http)
+    fleet = _start(case.shape, constants)
     environment, rate = fleet.environment, case.load * case.shape.replicas * capacity_of_one
     environment.process(fleet.client.open_loop(poisson(rate, case.seconds, fleet.random), _queries(case.shape)))
     environment.process(case.event(fleet))
@@ -162,9 +163,9 @@ def _simulate(number: int, capacity_of_one: float, compute: Compute, http: Http,
     )
 
 
-def _start(shape: Shape, compute: Compute, http: Http) -> Fleet:
+def _start(shape: Shape, constants: Constants) -> Fleet:
     """A fleet whose caches hold the most frequent queries."""
-    fleet = fleet_of(shape, compute, http, seed=1)
+    fleet = fleet_of(shape, constants, seed=1)
     for replica in fleet.balancer.replicas:
         replica.fill_cache()
     return fleet
