@@ -111,11 +111,11 @@ class Compute(Recorded):
         """The largest measured number of queries in a batch."""
         return max(self.batch_ms)
 
-    def batch_time_ms(self, queries: int, percent: float = 50.0, in_engine: bool = False) -> float:
+    def batch_time_ms(self, queries: float, percent: float = 50.0, in_engine: bool = False) -> float:
         """A percentile of the time of a batch; between two measured sizes, the time is interpolated.
 
         Args:
-            queries: Number of queries.
+            queries: Number of queries, or their mean number.
             percent: The percentile.
             in_engine: Whether an engine such as Milvus searches the keys, so that the search costs no time here.
         """

@@ -2,7 +2,7 @@
 
 A prediction uses the recorded constants, the arrival times of the requests, and the speed of the machine. For the CPU
 time of a query, this is the speed directly before and after the load. For all other figures, it is the speed during the
-load: the one at which the simulated computing threads need as much CPU time for a query as the real ones did. A virtual
+load: the one at which the simulated batches take as much CPU time, for their size, as the real ones did. A virtual
 machine changes its speed within seconds, and a slightly higher speed makes queues much shorter. So the simulated speed
 changes too, as that of the idle machine did from a random moment on.
 """
@@ -37,7 +37,7 @@ from loadtests.load import arrivals
 # Number of simulations of each measurement. Their random service times differ.
 _SIMULATIONS = 3
 # The speed during a load is found by repeated simulation: at most `_MOST_STEPS` times, or until the relative error of
-# the simulated CPU time is less than `_NEAR`.
+# the CPU time of batches is less than `_NEAR`.
 _MOST_STEPS, _NEAR = 5, 0.01
 # A measurement counts if the hypervisor gave at most this share of the CPU time to other virtual machines meanwhile.
 MOST_STOLEN = 0.01
@@ -101,6 +101,7 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequenc
     return measured.model_copy(
         update={
             "compute_ms": 1e3 * fleet.compute_seconds / max(1, client.outcome.count(OK)),
+            "batch": fleet.batch,
             "answered": outcome.share(OK) * outcome.sent / duration,
             "p50": outcome.percentile_ms(50),
             "p99": outcome.percentile_ms(99),
@@ -161,14 +162,22 @@ class _Simulation:
         return predict(self.measured, fleet, self.service.seconds, self.changes.swap_steps)
 
     def speed(self, seed: int) -> float:
-        """The mean speed, as time of the reference, at which a query takes the measured CPU time."""
-        reference_ms = self.measured.reference_ms
+        """The mean speed, as time of the reference, at which batches take the measured CPU time."""
+        reference_ms, slowness = self.measured.reference_ms, self._slowness(self.measured)
         for _ in range(_MOST_STEPS):
-            ratio = self.measured.compute_ms / self.predict(reference_ms, seed).compute_ms
+            ratio = slowness / self._slowness(self.predict(reference_ms, seed))
             reference_ms *= ratio
             if abs(ratio - 1) < _NEAR:
                 break
         return reference_ms
+
+    def _slowness(self, figures: Figures) -> float:
+        """The CPU time of a query, divided by its time in a batch of the same size at the speed of the constants.
+
+        A long queue makes the batches larger, so a slow machine can take as much CPU time for a query as a fast one.
+        """
+        size = max(1.0, figures.batch)
+        return figures.compute_ms * size / self.constants.compute.batch_time_ms(size)
 
 
 def _names(measured: Figures) -> list[str]:

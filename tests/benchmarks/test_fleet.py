@@ -366,6 +366,7 @@ def measured(**changed: Any) -> Figures:
         "load": "80%",
         "reference_ms": 80,
         "compute_ms": 10,
+        "batch": 1,
         "stolen": 0,
         "rate": 80,
         "seed": 1,
@@ -378,9 +379,9 @@ def measured(**changed: Any) -> Figures:
     return Figures(**fields | changed)
 
 
-def validated(*figures: Figures, drift: Drift | None = None) -> list[Pair]:
+def validated(*figures: Figures, drift: Drift | None = None, **changed: Any) -> list[Pair]:
     service = ServiceFigures(replicas=1, cores=2, seconds=5, figures=list(figures))
-    return validate([service], Constants(compute_of(), FREE, drift), CHANGES).pairs
+    return validate([service], Constants(compute_of(**changed), FREE, drift), CHANGES).pairs
 
 
 def test_disturbed_measurements_of_a_load_count_only_if_all_are_disturbed() -> None:
@@ -402,6 +403,14 @@ def test_a_load_is_simulated_at_the_speed_at_which_a_query_took_the_measured_cpu
 
     assert (equal["compute_ms"], slower["compute_ms"], earlier["compute_ms"]) == pytest.approx((10, 10, 20))
     assert (equal["p50"], slower["p50"], earlier["p50"]) == pytest.approx((10, 20, 10), rel=0.02)
+
+
+def test_the_machine_was_slower_if_larger_batches_took_the_same_cpu_time_for_a_query() -> None:
+    def p50(batch: float) -> float:
+        pairs = validated(measured(compute_ms=8, batch=batch), batch_ms={1: [10], 32: [160]})
+        return next(pair.predicted.median for pair in pairs if pair.figure == "p50")
+
+    assert p50(16) > 1.5 * p50(1)
 
 
 def test_an_unsteady_machine_has_longer_queues_at_the_same_cpu_time_of_a_query() -> None:

@@ -70,7 +70,8 @@ def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
 
 def _refused_ms(service: Served, seconds: float, answered_ms: float) -> float:
     """Measure the CPU time of the event loop for a refused request; that of an answered one is `answered_ms`."""
-    (loop,) = service.replicas  # the event loop runs on the main thread, whose number is that of the process
+    (replica,) = service.replicas
+    loop = replica.process  # the event loop runs on the main thread, whose number is that of the process
     before = thread_times(loop)[loop]
     exchanges, _ = service.closed_loop(_CLIENTS, seconds)
     spent_ms = 1e3 * (thread_times(loop)[loop] - before)
@@ -80,7 +81,8 @@ def _refused_ms(service: Served, seconds: float, answered_ms: float) -> float:
 
 def _thread_times(service: Served) -> list[dict[int, float]]:
     """The times of the threads of each replica, then those of nginx."""
-    return [thread_times(process) for process in [*service.replicas, *([service.nginx] if service.nginx else [])]]
+    replicas = [replica.process for replica in service.replicas]
+    return [thread_times(process) for process in [*replicas, *([service.nginx] if service.nginx else [])]]
 
 
 def _costs(service: Served, client: float, spent: list[list[float]], requests: int) -> _Costs:

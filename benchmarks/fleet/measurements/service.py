@@ -8,7 +8,6 @@ afterwards.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,14 +16,17 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Recorded
 from benchmarks.fleet.measurements.reference import Reference
 from benchmarks.fleet.measurements.service_load import Served, served
 from benchmarks.fleet.simulation.replica import ReplicaSettings
+from loadtests.client import Connection, LostRequestError
 from loadtests.load import Exchange, arrivals, latency_percentiles
 from loadtests.processes import steal_seconds, thread_times
+from loadtests.replica import Replica
 from loadtests.swaps import add_changed_version, copied_versions
 from service.threads import usable_cores
 
@@ -57,6 +59,7 @@ class Figures(BaseModel):
         event: What happens during the load.
         reference_ms: Mean time of the reference (`measurements.reference`) before and after the load.
         compute_ms: CPU time of the computing threads for each answered request, during the load.
+        batch: Mean number of queries in a batch of the computing threads, during the load.
         stolen: Share of the machine's CPU time that the hypervisor gave to other virtual machines during the load.
     """
 
@@ -65,6 +68,7 @@ class Figures(BaseModel):
     load: str
     reference_ms: float
     compute_ms: float
+    batch: float
     stolen: float
     rate: float | None
     seed: int
@@ -137,10 +141,42 @@ def _measure_all(store: Path, reference: Reference, replicas: int, seconds: floa
             figures.append(loads.during("swap", lambda: copied.activate(changed), rate, seed))
             if replicas > 1:
                 killed = service.replicas[0]
-                figures.append(
-                    loads.during("one replica is killed", lambda: os.kill(killed, signal.SIGKILL), rate, seed)
-                )
+                figures.append(loads.during("one replica is killed", killed.kill, rate, seed))
     return figures
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """The work of a replica's computing thread.
+
+    Attributes:
+        threads: CPU seconds of each thread of the replica so far. The thread that computes is the busiest one.
+        batches: Number of batches.
+        queries: Number of queries in these batches.
+    """
+
+    threads: dict[int, float]
+    batches: float
+    queries: float
+
+    @classmethod
+    def of(cls, replica: Replica) -> _Computed:
+        """The work of a replica until now.
+
+        Raises:
+            OSError, LostRequestError: If the replica has ended.
+        """
+        metrics = Connection(replica.address).get("/metrics").body.decode()
+        samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
+
+        def total(name: str) -> float:
+            return sum(sample.value for sample in samples if sample.name == f"recollect_batch_queries_{name}")
+
+        return cls(thread_times(replica.process), total("count"), total("sum"))
+
+    def seconds_since(self, before: _Computed) -> float:
+        """CPU seconds of the thread that computes."""
+        return max(seconds - before.threads.get(thread, 0.0) for thread, seconds in self.threads.items())
 
 
 @dataclass(frozen=True)
@@ -149,6 +185,7 @@ class _Conditions:
 
     reference_ms: float
     compute_seconds: float
+    batch: float
     stolen: float
 
 
@@ -175,10 +212,10 @@ class _Loads:
 
         Latencies, rates and shares are those of the seconds after the event; the CPU time is that of the whole load.
         """
-        ended: list[dict[int, float]] = []
+        before_event: list[_Computed] = []
 
         def happen_now() -> None:
-            ended.extend(self._thread_times())
+            before_event.extend(self._computed())
             happen()
 
         def run() -> list[Exchange]:
@@ -188,38 +225,45 @@ class _Loads:
             timer.join()
             return exchanges
 
-        exchanges, conditions = self._timed(run, ended)
+        exchanges, conditions = self._timed(run, before_event)
         due = arrivals(rate, self.seconds, seed)
         after = [each for each in exchanges if each.number >= 0 and _is_after(due[each.number], self.seconds)]
         figures = self._figures(f"{_EVENT_LOAD:.0%}, {event}", conditions, rate, seed, exchanges, after, AFTER_SECONDS)
         return figures.model_copy(update={"event": event})
 
-    def _timed(
-        self, run: Callable[[], Result], at_event: Sequence[dict[int, float]] = ()
-    ) -> tuple[Result, _Conditions]:
+    def _timed(self, run: Callable[[], Result], before_event: Sequence[_Computed] = ()) -> tuple[Result, _Conditions]:
         """Run a load; return its result and its conditions.
 
         Args:
             run: Runs the load.
-            at_event: Receives the CPU times of the threads before an event, which may end a replica.
+            before_event: Receives the work of the replicas before an event, which may end one of them.
         """
         reference_ms = self.reference.time_ms()
-        start, stolen, before = time.perf_counter(), steal_seconds(), self._thread_times()
+        start, stolen, before = time.perf_counter(), steal_seconds(), self._computed()
         result = run()
-        after = self._thread_times()
-        if at_event:  # some threads may have ended since
-            after = [earlier | now for earlier, now in zip(at_event, after, strict=True)]
-        # The thread that computes is the busiest one.
-        spent = sum(
-            max(seconds - old.get(thread, 0.0) for thread, seconds in new.items())
-            for old, new in zip(before, after, strict=True)
-        )
+        after = self._computed(before_event)
         share = (steal_seconds() - stolen) / (time.perf_counter() - start) / (os.cpu_count() or 1)
-        return result, _Conditions((reference_ms + self.reference.time_ms()) / 2, spent, share)
+        pairs = list(zip(before, after, strict=True))
+        queries = sum(now.queries - earlier.queries for earlier, now in pairs)
+        batches = sum(now.batches - earlier.batches for earlier, now in pairs)
+        return result, _Conditions(
+            reference_ms=(reference_ms + self.reference.time_ms()) / 2,
+            compute_seconds=sum(now.seconds_since(earlier) for earlier, now in pairs),
+            batch=queries / max(1, batches),
+            stolen=share,
+        )
 
-    def _thread_times(self) -> list[dict[int, float]]:
-        """CPU seconds of each running thread of each replica."""
-        return [thread_times(process) for process in self.service.replicas]
+    def _computed(self, before_event: Sequence[_Computed] = ()) -> list[_Computed]:
+        """The work of each replica until now, or until the event that ended it."""
+        work = []
+        for place, replica in enumerate(self.service.replicas):
+            try:
+                work.append(_Computed.of(replica))
+            except (OSError, LostRequestError):
+                if not before_event:
+                    raise
+                work.append(before_event[place])
+        return work
 
     def _figures(
         self,
@@ -239,6 +283,7 @@ class _Loads:
             load=load,
             reference_ms=conditions.reference_ms,
             compute_ms=1e3 * conditions.compute_seconds / max(1, answered),
+            batch=conditions.batch,
             stolen=conditions.stolen,
             rate=rate,
             seed=seed,

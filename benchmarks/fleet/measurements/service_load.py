@@ -12,7 +12,7 @@ from pathlib import Path
 from loadtests.client import Address, Reply
 from loadtests.deployment import deployed
 from loadtests.load import Exchange, Load, closed_loop, open_loop
-from loadtests.replica import replica
+from loadtests.replica import Replica, replica
 from loadtests.workload import sample_texts
 from service.store.store import Store
 
@@ -25,13 +25,13 @@ class Served:
 
     Attributes:
         address: Its address; that of nginx for two replicas.
-        replicas: Processes of the replicas.
+        replicas: The replicas.
         nginx: Process of nginx; None for one replica.
         bodies: Bodies of requests to `/predict`.
     """
 
     address: Address
-    replicas: list[int]
+    replicas: list[Replica]
     nginx: int | None
     bodies: list[bytes]
 
@@ -77,7 +77,7 @@ def served(store: Path, replicas: int, *flags: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder:
         if replicas == 1:
             with replica(store, given) as one:
-                yield Served(one.address, [one.process], None, bodies)
+                yield Served(one.address, [one], None, bodies)
         else:
             with deployed(store, Path(folder), given) as two:
-                yield Served(two.address, [each.process for each in two.replicas], two.nginx.process, bodies)
+                yield Served(two.address, two.replicas, two.nginx.process, bodies)

@@ -29,6 +29,12 @@ class Fleet:
         """CPU time of the computing threads so far, without slowdown by other cores."""
         return sum(replica.compute_seconds for replica in self.balancer.replicas)
 
+    @property
+    def batch(self) -> float:
+        """Mean number of queries in a batch so far."""
+        batches = sum(replica.batches for replica in self.balancer.replicas)
+        return sum(replica.queries for replica in self.balancer.replicas) / max(1, batches)
+
 
 @dataclass(frozen=True)
 class Constants:

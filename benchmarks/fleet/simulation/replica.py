@@ -105,6 +105,8 @@ class Replica:
         refuses_connections: Whether a connection to a stopped replica fails at once, as after the end of a process. If
             not, it gets no answer, as after a power failure.
         compute_seconds: CPU time of the computing threads so far.
+        batches: Number of batches that they have begun.
+        queries: Number of queries in these batches.
     """
 
     environment: simpy.Environment
@@ -115,6 +117,8 @@ class Replica:
     alive: bool = True
     refuses_connections: bool = True
     compute_seconds: float = 0.0
+    batches: int = 0
+    queries: int = 0
     _queue: deque[_Job] = field(default_factory=deque)
     _busy: int = 0
     _joinable: dict[int, _Job] = field(default_factory=dict)
@@ -213,6 +217,8 @@ class Replica:
                 yield self.environment.timeout(self.work.engine_seconds())
             seconds = self.work.batch_seconds(len(batch), was_idle)
             self.compute_seconds += self.cores.slowness * seconds
+            self.batches += 1
+            self.queries += len(batch)
             yield self.cores.run(seconds)
             self._busy -= 1
             for job in batch:
