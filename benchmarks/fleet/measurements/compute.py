@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.fleet.constants import Compute
-from benchmarks.fleet.measurements.reference import BATCHES, Reference, Speed, answer_batch
+from benchmarks.fleet.measurements.reference import Reference, Speed, answer_batch
 from benchmarks.fleet.measurements.service_load import BODIES
 from loadtests.workload import sample_texts
 from service.model import open_model
@@ -40,7 +40,7 @@ class _Times:
         batches: Times of batches, by their number of queries.
         searches: The parts of these times in which the keys are searched.
         encodings: Times to encode a text, by its number of tokens.
-        reference: Times of the batches of the reference.
+        reference: Times of the reference, which is done as beside the loads: without other work in between.
     """
 
     batches: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in _SIZES})
@@ -51,11 +51,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Work:
-    """The work that is measured.
-
-    After `turns` turns, batches of each size have answered each text once, and each batch of the reference was computed
-    once.
-    """
+    """The work that is measured. In `turns` turns, batches of each size answer each text once."""
 
     predictor: Predictor
     texts: list[str]
@@ -66,8 +62,14 @@ class _Work:
     def turns(self) -> int:
         return math.ceil(len(self.texts) / _SIZES[-1])
 
+    def do_all(self, times: _Times) -> None:
+        """Do all turns, and then the reference."""
+        for turn in range(self.turns):
+            self.do(turn, times)
+        times.reference.append(self.reference.time_ms())
+
     def do(self, turn: int, times: _Times) -> None:
-        """Answer the texts of a turn in batches of each size, encode texts, and do a share of the reference."""
+        """Answer the texts of a turn in batches of each size, and encode texts."""
         for size in _SIZES:
             for first in range(turn * _SIZES[-1], (turn + 1) * _SIZES[-1], size):
                 search_ms, milliseconds = _timed(partial(answer_batch, self.predictor, self.texts, first, size))
@@ -76,8 +78,6 @@ class _Work:
         for length in _TOKENS:
             text = Tokens([self._joined(turn, length)], [False])
             times.encodings[length].append(_timed(partial(self.predictor.encoder.encode, text))[1])
-        for batch in range(turn * BATCHES // self.turns, (turn + 1) * BATCHES // self.turns):
-            times.reference.append(self.reference.batch_ms(batch))
 
     def _joined(self, first: int, length: int) -> list[int]:
         """The first `length` tokens of the concatenated texts, from text `first` on."""
@@ -102,8 +102,7 @@ def measure_compute(store: Path, seconds: float) -> Compute:
         work.do(0, _Times())  # warm up
         times, until = _Times(), time.perf_counter() + seconds
         while not times.reference or time.perf_counter() < until:
-            for turn in range(work.turns):
-                work.do(turn, times)
+            work.do_all(times)
         speed = Speed(reference)
         for _ in range(_MOMENTS):
             speed.measure()
