@@ -75,10 +75,11 @@ class Prometheus:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             with contextlib.suppress(httpx.TransportError):
-                answer = httpx.get(f"http://{self._address}/api/v1/{path}", params=parameters).json()
-                if answer.get("errorType") != "unavailable":
-                    assert answer["status"] == "success", answer
-                    return answer["data"]
+                answer = httpx.get(f"http://{self._address}/api/v1/{path}", params=parameters)
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # it has not started yet
+                    found = answer.json()
+                    assert found["status"] == "success", found
+                    return found["data"]
             assert time.monotonic() < deadline, (self._folder / "log").read_text()
             time.sleep(0.1)
 

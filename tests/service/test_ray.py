@@ -28,6 +28,10 @@ from tests.service.test_bulk import BLOCKED, ROWS, SMALL_BLOCKS, fails, input_ch
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
+# Ray reads this variable once, at its import: the clusters of all tests that run in this process are at 127.0.0.1.
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+os.environ[_LOOPBACK] = "0"
+
 # After the third block, the process prints what listens on which address, and kills the actor. Later, it prints the
 # number of actors that have started since.
 KILLING = f"""
@@ -96,7 +100,10 @@ def answers_of_one_process(source: Path, *flags: object) -> bytes:
 
 
 @pytest.mark.slow
-def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(source: Path) -> None:
+def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(_LOOPBACK)  # the command sets it by itself
     target = source.with_name("out.jsonl")
     flags = ("--input", source, "--output", target, "--ray")
     process = start(*flags, prelude=KILLING, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -134,7 +141,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     Its actors have the niceness of other programs.
     """
-    variables = {"USAGE_STATS_ENABLED": "0", "ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "AUTH_MODE": "disabled"}
+    variables = {"USAGE_STATS_ENABLED": "0", "AUTH_MODE": "disabled"}
     variables |= {"worker_niceness": "0"} | QUICK_CHECKS
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as free:
         for name, value in variables.items():

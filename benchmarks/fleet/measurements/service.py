@@ -7,6 +7,7 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -166,7 +167,8 @@ class _Computed:
         Raises:
             OSError, LostRequestError: If the replica has ended.
         """
-        metrics = Connection(replica.address).get("/metrics").body.decode()
+        with contextlib.closing(Connection(replica.address)) as connection:
+            metrics = connection.get("/metrics").body.decode()
         samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
 
         def total(name: str) -> float:
