@@ -40,7 +40,7 @@ class _Times:
         batches: Times of batches, by their number of queries.
         searches: The parts of these times in which the keys are searched.
         encodings: Times to encode a text, by its number of tokens.
-        reference: Times of the reference, which is done as beside the loads: without other work in between.
+        reference: Times of the reference. Around the loads of the service too, it runs without other work in between.
     """
 
     batches: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in _SIZES})
@@ -51,7 +51,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Work:
-    """The work that is measured. In `turns` turns, batches of each size answer each text once."""
+    """The measured work: after `turns` turns, batches of each size have answered each text once."""
 
     predictor: Predictor
     texts: list[str]
@@ -63,7 +63,7 @@ class _Work:
         return math.ceil(len(self.texts) / _SIZES[-1])
 
     def do_all(self, times: _Times) -> None:
-        """Do all turns, and then the reference."""
+        """Do the work of all turns, then time the reference."""
         for turn in range(self.turns):
             self.do(turn, times)
         times.reference.append(self.reference.time_ms())

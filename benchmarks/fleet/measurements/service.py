@@ -162,7 +162,7 @@ class _Computed:
 
     @classmethod
     def of(cls, replica: Replica) -> _Computed:
-        """The work of a replica until now.
+        """The work of a replica since its start.
 
         Raises:
             OSError, LostRequestError: If the replica has ended.
@@ -177,7 +177,7 @@ class _Computed:
         return cls(thread_times(replica.process), total("count"), total("sum"))
 
     def seconds_since(self, before: _Computed) -> float:
-        """CPU seconds of the thread that computes."""
+        """CPU seconds of the computing thread since an earlier moment."""
         return max(seconds - before.threads.get(thread, 0.0) for thread, seconds in self.threads.items())
 
 

@@ -31,7 +31,7 @@ class Fleet:
 
     @property
     def batch(self) -> float:
-        """Mean number of queries in a batch so far."""
+        """Mean number of queries in the batches so far."""
         batches = sum(replica.batches for replica in self.balancer.replicas)
         return sum(replica.queries for replica in self.balancer.replicas) / max(1, batches)
 
