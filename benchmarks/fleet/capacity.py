@@ -24,7 +24,7 @@ def query_ms(compute: Compute, http: Http, tokens: float) -> float:
     lengths = sorted(compute.encode_ms)
     times = [compute.encode_ms[length] for length in lengths]
     encode, measured = np.interp([tokens, compute.tokens], lengths, times)
-    return float(http.loop.busy_ms + compute.batch_time_ms(full) / full + encode - measured)
+    return float(http.loop.busy_ms + compute.size_ms(full) / full + encode - measured)
 
 
 def cores(rate: float, milliseconds: float, utilisation: float) -> float:
@@ -71,7 +71,7 @@ def compaction(keys: float, cost: IndexCost, indexes: Indexes, changes: Changes,
     """The cost of a compaction; texts are encoded again if the index stores codes and the run is not given."""
     hours = keys / 3.6e6
     full = compute.largest
-    encode = compute.batch_time_ms(full, in_engine=True) / full
+    encode = compute.size_ms(full, in_engine=True) / full
     return Compaction(hours * changes.compact_cpu_ms, hours * index_ms(cost, indexes), hours * encode)
 
 

@@ -89,10 +89,10 @@ class Compute(Recorded):
         tokens: Mean number of tokens of the queries.
         is_faster_together: Whether a free thread of the service takes all queries that wait, instead of its share.
         reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
-        batch_ms: The percentiles 0 to 100 of the time of a batch of random queries, by its number of queries; each
-            batch follows the work before directly.
-        search_ms: Median of the part of these times in which the keys are searched.
-        encode_ms: Time to encode a text, by its number of tokens.
+        batch_ms: Mean time of a batch, by its number of queries; each batch follows the work before directly.
+        query_ms: Mean time of each query alone; their order is that of the queries of the loads.
+        search_ms: Mean of the part of `batch_ms` in which the keys are searched.
+        encode_ms: Median time to encode a text, by its number of tokens.
         slowdown: Time of the reference while another core is busy, divided by its time alone.
     """
 
@@ -101,7 +101,8 @@ class Compute(Recorded):
     tokens: float
     is_faster_together: bool
     reference_ms: float
-    batch_ms: dict[int, list[float]]
+    batch_ms: dict[int, float]
+    query_ms: list[float]
     search_ms: dict[int, float]
     encode_ms: dict[int, float]
     slowdown: float
@@ -111,20 +112,15 @@ class Compute(Recorded):
         """The largest measured number of queries in a batch."""
         return max(self.batch_ms)
 
-    def batch_time_ms(self, queries: float, percent: float = 50.0, in_engine: bool = False) -> float:
-        """A percentile of the time of a batch; between two measured sizes, the time is interpolated.
+    def size_ms(self, queries: float, in_engine: bool = False) -> float:
+        """Mean time of a batch; between two measured sizes, the time is interpolated.
 
         Args:
             queries: Number of queries, or their mean number.
-            percent: The percentile.
             in_engine: Whether an engine such as Milvus searches the keys, so that the search costs no time here.
         """
         sizes = sorted(self.batch_ms)
-        times = [
-            float(np.interp(percent, np.linspace(0, 100, len(self.batch_ms[size])), self.batch_ms[size]))
-            - in_engine * self.search_ms[size]
-            for size in sizes
-        ]
+        times = [self.batch_ms[size] - in_engine * self.search_ms[size] for size in sizes]
         if queries > sizes[-1]:
             return times[-1] * queries / sizes[-1]
         return float(np.interp(queries, sizes, times))
@@ -136,7 +132,8 @@ class Compute(Recorded):
             update={
                 "reference_ms": reference_ms,
                 "slowdown": slowdown,
-                "batch_ms": {size: [factor * each for each in times] for size, times in self.batch_ms.items()},
+                "batch_ms": {size: factor * each for size, each in self.batch_ms.items()},
+                "query_ms": [factor * each for each in self.query_ms],
                 "search_ms": {size: factor * each for size, each in self.search_ms.items()},
                 "encode_ms": {length: factor * each for length, each in self.encode_ms.items()},
             }
@@ -182,24 +179,27 @@ class ThreadCost(BaseModel):
 
     def without(self, part: ThreadCost) -> ThreadCost:
         """The cost of the rest of a request, after this part."""
-        return ThreadCost(idle_ms=self.idle_ms - part.idle_ms, busy_ms=self.busy_ms - part.busy_ms)
+        return ThreadCost(idle_ms=max(0.0, self.idle_ms - part.idle_ms), busy_ms=max(0.0, self.busy_ms - part.busy_ms))
 
 
 class Http(Recorded):
-    """Costs of a request to `/predict` beside the computation of its answer.
+    """Costs of a request to `/predict` in the service.
 
     Attributes:
         clients: Number of clients that keep the threads busy.
         reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
         slowdown: Its time while another core is busy, divided by `reference_ms`.
+        alone_ms: CPU time of the computing thread for one query, by the client's pause before each request, in
+            milliseconds. The caches get colder during a long pause.
         loop: CPU time of the service's event loop.
         cached_loop: The same for an answer from the cache.
-        refused_ms: The same for a request that is refused because the queue is full.
-        alone_ms: CPU time of the thread that computes a single query, with one client, so after a pause.
+        refused: The same for a request that is refused because the queue is full.
         client: CPU time of the load generator.
         proxy: CPU time of nginx.
-        wait_ms: Latency without the CPU times of client, event loop and computation: threads wake up, data is copied.
-        proxy_wait_ms: Latency that nginx adds, without its CPU time.
+        wait_ms: The percentiles 0 to 100 of the rest of the latency, without the time in the queue, the computation and
+            these CPU times: threads wait for a core, or for Python's global interpreter lock. Waits within queue and
+            computation are not included.
+        proxied_wait_ms: The same for requests to two replicas behind nginx.
         request_bytes: Size of a request, with its headers.
         answer_bytes: Size of an answer, with its headers.
     """
@@ -207,14 +207,14 @@ class Http(Recorded):
     clients: int
     reference_ms: float
     slowdown: float
+    alone_ms: dict[int, float]
     loop: ThreadCost
     cached_loop: ThreadCost
-    refused_ms: float
-    alone_ms: float
+    refused: ThreadCost
     client: ThreadCost
     proxy: ThreadCost
-    wait_ms: float
-    proxy_wait_ms: float
+    wait_ms: list[float]
+    proxied_wait_ms: list[float]
     request_bytes: float
     answer_bytes: float
 
@@ -228,7 +228,7 @@ class Http(Recorded):
             update={
                 "loop": faster(self.loop),
                 "cached_loop": faster(self.cached_loop),
-                "refused_ms": self.refused_ms / self.slowdown,
+                "refused": faster(self.refused),
                 "client": faster(self.client),
                 "proxy": faster(self.proxy),
                 "slowdown": 1.0,
@@ -236,19 +236,20 @@ class Http(Recorded):
         )
 
     def at(self, reference_ms: float) -> Http:
-        """The costs, scaled to the speed of the machine at which the reference takes so many milliseconds."""
+        """The costs, scaled to the speed of the machine at which the reference takes so many milliseconds.
+
+        The waits stay the same, because they are times of the scheduler, not CPU times.
+        """
         factor = reference_ms / self.reference_ms
         return self.model_copy(
             update={
                 "reference_ms": reference_ms,
+                "alone_ms": {pause: factor * each for pause, each in self.alone_ms.items()},
                 "loop": self.loop.times(factor),
                 "cached_loop": self.cached_loop.times(factor),
-                "refused_ms": factor * self.refused_ms,
-                "alone_ms": factor * self.alone_ms,
+                "refused": self.refused.times(factor),
                 "client": self.client.times(factor),
                 "proxy": self.proxy.times(factor),
-                "wait_ms": factor * self.wait_ms,
-                "proxy_wait_ms": factor * self.proxy_wait_ms,
             }
         )
 
@@ -276,6 +277,21 @@ class Indexes(Recorded):
     costs: list[IndexCost]
 
 
+class Step(BaseModel):
+    """A step of the opening of a version, after which its thread may pause.
+
+    Attributes:
+        cpu_ms: CPU time of the step.
+        locked_ms: The part of it in which the step keeps Python's global interpreter lock without a break, so that no
+            other Python code runs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    cpu_ms: float
+    locked_ms: float
+
+
 class Changes(Recorded):
     """Costs of new versions, live writes and compaction.
 
@@ -283,7 +299,7 @@ class Changes(Recorded):
         bundle_mb: Size of the bundle, in millions of bytes.
         swap_seconds: Time of a swap to a version without equal files, from its activation until it serves.
         swap_cpu_seconds: CPU time of this swap in the replica.
-        swap_steps_ms: CPU times of the steps in which this version is opened. Its thread may pause after each of them.
+        swap_steps: The steps in which this version is opened, without a service.
         shared_swap_cpu_seconds: The same for a version whose files are equal, except for its manifest.
         checksum_gb_per_second: Rate at which one thread computes the SHA-256 of mapped files.
         write_cpu_ms: CPU time of a live instance in the replica that writes it, with its encoding.
@@ -296,7 +312,7 @@ class Changes(Recorded):
     bundle_mb: float
     swap_seconds: float
     swap_cpu_seconds: float
-    swap_steps_ms: list[float]
+    swap_steps: list[Step]
     shared_swap_cpu_seconds: float
     checksum_gb_per_second: float
     write_cpu_ms: float
@@ -305,6 +321,7 @@ class Changes(Recorded):
     compact_cpu_ms: float
 
     @property
-    def swap_steps(self) -> list[float]:
-        """The CPU seconds of the steps of a swap, scaled so that their sum is the CPU time of the swap."""
-        return [self.swap_cpu_seconds * each / sum(self.swap_steps_ms) for each in self.swap_steps_ms]
+    def scaled_steps(self) -> list[Step]:
+        """The steps, scaled so that the sum of their CPU times is that of the swap."""
+        factor = 1e3 * self.swap_cpu_seconds / sum(step.cpu_ms for step in self.swap_steps)
+        return [Step(cpu_ms=factor * step.cpu_ms, locked_ms=factor * step.locked_ms) for step in self.swap_steps]

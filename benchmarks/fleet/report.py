@@ -37,7 +37,9 @@ def page() -> str:
         "machine": minilm.machine,
         "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service, two)})),
         "batches": _batches(minilm, static),
+        "pauses": _pauses(http),
         "http": _http(http),
+        "waits": _waits(http),
         "queries": _queries(minilm, static, http),
         "replicas": _replicas(minilm, static, http),
         "network": _network(http),
@@ -81,8 +83,20 @@ def _range(numbers: Iterable[float]) -> str:
 def _batches(*computes: Compute) -> str:
     sizes = sorted(computes[0].batch_ms)
     head = ["encoder", *(f"batch of {size}" for size in sizes)]
-    rows = [[each.encoder, *(f"{each.batch_time_ms(size):.2f}" for size in sizes)] for each in computes]
+    rows = [[each.encoder, *(f"{each.size_ms(size):.2f}" for size in sizes)] for each in computes]
     return _table(head, rows)
+
+
+def _pauses(http: Http) -> str:
+    pauses = sorted(http.alone_ms)
+    head = ["pause", *(f"{pause} ms" for pause in pauses)]
+    return _table(head, [["CPU of a title, ms", *(f"{http.alone_ms[pause]:.2f}" for pause in pauses)]])
+
+
+def _waits(http: Http) -> str:
+    rows = [("one replica", http.wait_ms), ("two replicas behind nginx", http.proxied_wait_ms)]
+    head = ["waits, ms", "median", "90th percentile", "99th percentile"]
+    return _table(head, [[name, *(f"{waits[percent]:.1f}" for percent in (50, 90, 99))] for name, waits in rows])
 
 
 def _drift(drift: Drift) -> str:
@@ -94,14 +108,11 @@ def _http(http: Http) -> str:
     costs = {
         "event loop of the service, CPU": http.loop,
         "the same for an answer from the cache": http.cached_loop,
+        "the same for a refused request": http.refused,
         "nginx, CPU": http.proxy,
         "load generator, CPU": http.client,
     }
     rows = {name: (f"{cost.idle_ms:.2f} ms", f"{cost.busy_ms:.2f} ms") for name, cost in costs.items()}
-    rows["event loop for a refused request"] = ("", f"{http.refused_ms:.2f} ms")
-    rows["thread that computes a single title"] = (f"{http.alone_ms:.2f} ms", "")
-    rows["waits between client, event loop and thread"] = (f"{http.wait_ms:.2f} ms", "")
-    rows["waits for nginx"] = (f"{http.proxy_wait_ms:.2f} ms", "")
     rows["bytes of a request"] = (f"{http.request_bytes:,.0f}", "")
     rows["bytes of an answer with ten labels"] = (f"{http.answer_bytes:,.0f}", "")
     head = ["a request", "one client", f"{http.clients} clients"]
@@ -158,11 +169,13 @@ def _indexes(indexes: Indexes) -> str:
 
 
 def _changes(changes: Changes) -> str:
+    longest = max(step.cpu_ms for step in changes.swap_steps)
+    locked = max(step.locked_ms for step in changes.swap_steps)
     rows = {
         f"swap of a bundle of {changes.bundle_mb:,.0f} MB": f"{changes.swap_seconds:.1f} s, "
         f"{changes.swap_cpu_seconds:.1f} s of CPU",
-        "steps of this swap, between which it may pause": f"{len(changes.swap_steps_ms)}, the longest "
-        f"{max(changes.swap_steps_ms):.0f} ms of CPU",
+        "steps of this swap, with pauses between them": f"{len(changes.swap_steps)}, the longest {longest:.0f} ms",
+        "longest time in which a step keeps Python's global interpreter lock": f"{locked:.0f} ms",
         "swap to a version with equal files": f"{changes.shared_swap_cpu_seconds:.1f} s of CPU",
         "checksums on one thread": f"{changes.checksum_gb_per_second:.1f} GB/s",
         "a live instance, in the replica that writes it": f"{changes.write_cpu_ms:.1f} ms of CPU",

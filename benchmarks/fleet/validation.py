@@ -18,7 +18,7 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Changes, Recorded
+from benchmarks.fleet.constants import Changes, Recorded, Step
 from benchmarks.fleet.measurements.service import (
     AFTER_SECONDS,
     CLIENTS,
@@ -34,7 +34,7 @@ from benchmarks.fleet.simulation.loads import distinct_queries
 from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import arrivals
 
-# Number of simulations of each measurement. Their random service times differ.
+# Number of simulations of each measurement. Their waits and changes of speed differ.
 _SIMULATIONS = 3
 # The speed during a load is found by repeated simulation: at most `_MOST_STEPS` times, or until the relative error of
 # the CPU time of batches is less than `_NEAR`.
@@ -82,7 +82,7 @@ class Validation(Recorded):
     pairs: list[Pair]
 
 
-def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequence[float]) -> Figures:
+def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequence[Step]) -> Figures:
     """Simulate a measured load."""
     environment, client, start, end = fleet.environment, fleet.client, 0.0, math.inf
     duration = AFTER_SECONDS if measured.event else seconds
@@ -112,7 +112,7 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequenc
 
 
 def _happen(
-    event: Event, fleet: Fleet, seconds: float, swap_steps: Sequence[float]
+    event: Event, fleet: Fleet, seconds: float, swap_steps: Sequence[Step]
 ) -> Generator[simpy.Event, Any, None]:
     """The steps of an event after some seconds."""
     yield fleet.environment.timeout(seconds)
@@ -159,7 +159,7 @@ class _Simulation:
         """Simulate the load. The time of the reference gives the speed of the machine."""
         constants, settings = self.constants.at(reference_ms), ReplicaSettings(max_queue=self.measured.max_queue)
         fleet = one_machine(constants, self.service.replicas, settings, self.service.cores, seed)
-        return predict(self.measured, fleet, self.service.seconds, self.changes.swap_steps)
+        return predict(self.measured, fleet, self.service.seconds, self.changes.scaled_steps)
 
     def speed(self, seed: int) -> float:
         """The mean speed, as time of the reference, at which batches take the measured CPU time."""
@@ -177,7 +177,7 @@ class _Simulation:
         A long queue makes the batches larger, so a slow machine can take as much CPU time for a query as a fast one.
         """
         size = max(1.0, figures.batch)
-        return figures.compute_ms * size / self.constants.compute.batch_time_ms(size)
+        return figures.compute_ms * size / self.constants.compute.size_ms(size)
 
 
 def _names(measured: Figures) -> list[str]:

@@ -20,6 +20,7 @@ from benchmarks.fleet.constants import (
     IndexCost,
     Indexes,
     Recorded,
+    Step,
     ThreadCost,
     read,
 )
@@ -36,14 +37,14 @@ FREE = Http(
     clients=32,
     reference_ms=80,
     slowdown=1,
+    alone_ms={1: 0},
     loop=NOTHING,
     cached_loop=NOTHING,
-    refused_ms=0,
-    alone_ms=0,
+    refused=NOTHING,
     client=NOTHING,
     proxy=NOTHING,
-    wait_ms=0,
-    proxy_wait_ms=0,
+    wait_ms=[0, 0],
+    proxied_wait_ms=[0, 0],
     request_bytes=300,
     answer_bytes=1_000,
 )
@@ -51,7 +52,7 @@ CHANGES = Changes(
     bundle_mb=100,
     swap_seconds=1,
     swap_cpu_seconds=1,
-    swap_steps_ms=[1],
+    swap_steps=[Step(cpu_ms=1_000, locked_ms=0)],
     shared_swap_cpu_seconds=1,
     checksum_gb_per_second=1,
     write_cpu_ms=10,
@@ -71,7 +72,8 @@ def compute_of(**changed: Any) -> Compute:
         "tokens": 16,
         "is_faster_together": False,
         "reference_ms": 80,
-        "batch_ms": {size: [SERVICE_MS * size] for size in sizes},
+        "batch_ms": {size: SERVICE_MS * size for size in sizes},
+        "query_ms": [SERVICE_MS],
         "search_ms": {size: 2.0 * size for size in sizes},
         "encode_ms": {8: 4, 16: 6, 32: 10},
         "slowdown": 1,
@@ -105,7 +107,7 @@ class TestClosedForms:
         random = Random(1)
         exponential = [random.expovariate(1 / SERVICE_MS) for _ in range(4_000)]
         mean, load = sum(exponential) / len(exponential), 0.5
-        compute = compute_of(batch_ms={1: sorted(exponential)}, search_ms={1: 0})
+        compute = compute_of(batch_ms={1: mean}, query_ms=exponential, search_ms={1: 0})
 
         outcome = run(ALONE, compute, rate=1e3 * load / mean, seconds=200)
 
@@ -228,7 +230,7 @@ class TestReplica:
 
         environment.run(environment.process(replica.answer(4)))
         assert environment.now == 0
-        environment.run(environment.process(replica.open_version(1, [1.0])))
+        environment.run(environment.process(replica.open_version(1, [Step(cpu_ms=1_000, locked_ms=0)])))
         environment.run(environment.process(replica.answer(4)))
         assert environment.now == pytest.approx(1 + SERVICE_MS / 1e3)
 
@@ -244,16 +246,26 @@ class TestReplica:
 
     @pytest.mark.parametrize(("queries", "seconds"), [(0, 0.1), (1, 0.5)])
     def test_a_version_opens_slowly_while_the_thread_is_busy(self, queries: int, seconds: float) -> None:
-        environment, long = simpy.Environment(), compute_of(batch_ms={1: [10_000]}, search_ms={1: 0})
+        environment, long = simpy.Environment(), compute_of(batch_ms={1: 10_000}, search_ms={1: 0})
         replica = Replica(environment, Cores(environment, 2), work(long), ReplicaSettings())
         for query in range(queries):
             environment.process(replica.answer(query))
         environment.run(until=0.001)
 
-        environment.run(environment.process(replica.open_version(1, [0.01] * 10)))
+        environment.run(environment.process(replica.open_version(1, [Step(cpu_ms=10, locked_ms=0)] * 10)))
 
         # For 10 steps of 10 ms, a busy thread costs 4 times as long, and 20 ms each until the next step begins anyway.
         assert environment.now == pytest.approx(0.001 + seconds + queries * 10 * 0.02)
+
+    def test_a_request_waits_while_a_step_keeps_the_interpreter_lock(self) -> None:
+        environment = simpy.Environment()
+        replica = Replica(environment, Cores(environment, 2), work(compute_of()), ReplicaSettings())
+        environment.process(replica.open_version(1, [Step(cpu_ms=50, locked_ms=20)]))
+        environment.run(until=0.035)
+
+        environment.run(environment.process(replica.answer(0)))
+
+        assert environment.now == pytest.approx(0.05 + SERVICE_MS / 1e3)
 
 
 class TestBalancer:
@@ -330,7 +342,7 @@ class TestLoads:
             running -= 1
             return OK
 
-        client = Client(environment, send, FREE)
+        client = Client(environment, send, FREE, FREE.wait_ms, Random(1))
         environment.process(client.closed_loop(3, 10, distinct_queries()))
         environment.run()
 
@@ -355,7 +367,7 @@ class TestEvents:
         assert killed.p50 > 1.2 * none.p50
         assert (swap.lost, killed.lost) == (0, 0)
 
-    def predicted(self, event: Event, swap_steps: Sequence[float] = (0.01,) * 100) -> Figures:
+    def predicted(self, event: Event, swap_steps: Sequence[Step] = (Step(cpu_ms=10, locked_ms=0),) * 100) -> Figures:
         fleet = one_machine(Constants(compute_of(), FREE), 2, ALONE, 2, seed=1)
         return predict(measured(event=event), fleet, 20, swap_steps)
 
@@ -407,7 +419,7 @@ def test_a_load_is_simulated_at_the_speed_at_which_a_query_took_the_measured_cpu
 
 def test_the_machine_was_slower_if_larger_batches_took_the_same_cpu_time_for_a_query() -> None:
     def p50(batch: float) -> float:
-        pairs = validated(measured(compute_ms=8, batch=batch), batch_ms={1: [10], 32: [160]})
+        pairs = validated(measured(compute_ms=8, batch=batch), batch_ms={1: 10, 32: 160})
         return next(pair.predicted.median for pair in pairs if pair.figure == "p50")
 
     assert p50(16) > 1.5 * p50(1)
@@ -427,16 +439,20 @@ def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
     compute, cost = compute_of(), ThreadCost(idle_ms=2, busy_ms=1)
     http = FREE.model_copy(update={"loop": cost})
 
-    assert compute.at(100, 1).batch_time_ms(8) == pytest.approx(1.25 * compute.batch_time_ms(8))
+    assert work(compute.at(100, 1)).batch_seconds(range(8)) == pytest.approx(
+        1.25 * work(compute).batch_seconds(range(8))
+    )
     assert http.at(40).loop == ThreadCost(idle_ms=1, busy_ms=0.5)
     assert compute.at(80, 1) == compute
 
 
 def test_costs_that_were_measured_beside_a_busy_core_are_not_slowed_down_twice() -> None:
-    http = FREE.model_copy(update={"slowdown": 1.25, "refused_ms": 5, "loop": ThreadCost(idle_ms=2, busy_ms=1)})
+    cost = ThreadCost(idle_ms=2, busy_ms=1)
+    http = FREE.model_copy(update={"slowdown": 1.25, "refused": cost, "loop": cost})
 
-    assert http.beside_idle_cores().loop == ThreadCost(idle_ms=2, busy_ms=0.8)
-    assert http.beside_idle_cores().refused_ms == 4
+    faster = http.beside_idle_cores()
+
+    assert faster.loop == faster.refused == ThreadCost(idle_ms=2, busy_ms=0.8)
 
 
 class TestCapacity:
@@ -486,13 +502,12 @@ class TestPage:
         assert message.count("\n") == 1
 
 
-def test_work_follows_the_measured_times_of_each_batch_size() -> None:
-    batches = {1: [10], 2: [18], 32: [150, 200, 250]}
-    compute = compute_of(batch_ms=batches, search_ms=dict.fromkeys(batches, 2))
-    times = Work(compute, FREE.model_copy(update={"alone_ms": 15}), Random(1))
+def test_the_time_of_a_batch_follows_its_size_and_its_queries() -> None:
+    batches = {1: 10, 2: 18, 32: 200}
+    compute = compute_of(batch_ms=batches, query_ms=[8, 10, 12], search_ms=dict.fromkeys(batches, 0))
+    times = Work(compute, FREE.model_copy(update={"alone_ms": {10: 11, 20: 12}}), Random(1))
 
-    assert times.batch_seconds(2, after_pause=False) == pytest.approx(0.018)
-    assert times.batch_seconds(1, after_pause=True) == pytest.approx(0.015)
-    full = [times.batch_seconds(64, after_pause=False) for _ in range(2_000)]
-    assert sum(full) / len(full) == pytest.approx(0.4, rel=0.02)
-    assert (min(full), max(full)) == pytest.approx((0.3, 0.5), rel=0.02)
+    assert times.batch_seconds([1, 4]) == pytest.approx(0.018)
+    assert times.batch_seconds([0, 1]) == pytest.approx(0.016)
+    assert times.batch_seconds(range(64)) == pytest.approx(0.4, rel=0.01)
+    assert [times.slowness_after(seconds) for seconds in (0, 0.01, 0.015, 9)] == pytest.approx([1, 1.1, 1.15, 1.2])

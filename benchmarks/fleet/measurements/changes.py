@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.fleet.constants import Changes
+from benchmarks.fleet.constants import Changes, Step
 from loadtests.client import Connection
 from loadtests.processes import thread_times
 from loadtests.replica import Replica, replica
@@ -26,20 +26,49 @@ from service.versions.throttle import Throttle
 
 _KEY = "load-test-0123456789abcdef"
 _IDLE_SECONDS, _FOLLOW_SECONDS = 3.0, 5.0
+# A thread wakes up this often. If it is later than Python's switch interval allows, and a core is free, another thread
+# kept the interpreter lock.
+_WAKE_UP_SECONDS, _LATE_SECONDS = 0.0005, 2 * sys.getswitchinterval()
 
 
 class _StepTimer(Throttle):
-    """Records the CPU times of the steps of background work, in milliseconds, and never pauses."""
+    """Records the steps of background work, and never pauses.
+
+    Use it as a context manager. A second thread wakes up often. If it gets the interpreter lock late, a step kept it.
+    """
 
     def __init__(self) -> None:
         super().__init__(load=lambda: 0.0, cancelled=threading.Event())
-        self.steps_ms: list[float] = []
+        self.steps: list[Step] = []
+        self._ended, self._late = time.perf_counter(), list[tuple[float, float]]()
+        self._stopped = threading.Event()
+        self._second = threading.Thread(target=self._wake_up)
+
+    def __enter__(self) -> _StepTimer:
+        self._second.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._second.join()
 
     def pause(self) -> None:
         start = self._step_start
         super().pause()
         if self._step_start != start:  # otherwise, the step was short, and counts with the next one
-            self.steps_ms.append(1e3 * (self._step_start - start))
+            since, self._ended = self._ended, time.perf_counter()
+            self._stopped.wait(2 * _WAKE_UP_SECONDS)  # until the second thread has recorded the end of the step
+            locked = sum(max(0.0, min(end, self._ended) - max(due, since)) for due, end in self._late)
+            cpu = self._step_start - start
+            self.steps.append(Step(cpu_ms=1e3 * cpu, locked_ms=1e3 * min(cpu, locked)))
+
+    def _wake_up(self) -> None:
+        last = time.perf_counter()
+        while not self._stopped.wait(_WAKE_UP_SECONDS):
+            now = time.perf_counter()
+            if now - last > _LATE_SECONDS:
+                self._late.append((last + _WAKE_UP_SECONDS, now))
+            last = now
 
 
 def measure_changes(store: Path, writes: int) -> Changes:
@@ -63,7 +92,7 @@ def measure_changes(store: Path, writes: int) -> Changes:
         with replica(copied.root, cache_mb=0, threads=1, poll_seconds=0.1) as server:
             shared_cpu, _ = _swap(copied, versions[1], server)
             changed_cpu, changed_seconds = _swap(copied, changed, server)
-        steps_ms = _swap_steps_ms(copied, versions[0], changed)
+        steps = _swap_steps(copied, versions[0], changed)
         log_bytes, write_cpu, follow_cpu = _write(copied, writes)
         before = _child_seconds()
         command = [sys.executable, "-m", "recollect", "compact", str(copied.root), "--index", "flat", "--threads", "1"]
@@ -73,7 +102,7 @@ def measure_changes(store: Path, writes: int) -> Changes:
         bundle_mb=1e3 * gigabytes,
         swap_seconds=changed_seconds,
         swap_cpu_seconds=changed_cpu,
-        swap_steps_ms=steps_ms,
+        swap_steps=steps,
         shared_swap_cpu_seconds=shared_cpu,
         checksum_gb_per_second=gigabytes / checksums,
         write_cpu_ms=1e3 * write_cpu / writes,
@@ -92,13 +121,12 @@ def _swap(store: Store, version: str, server: Replica) -> tuple[float, float]:
     return _cpu(server) - cpu, duration
 
 
-def _swap_steps_ms(store: Store, version: str, changed: str) -> list[float]:
-    """Open a version beside another one; return the CPU times of the steps, in milliseconds."""
+def _swap_steps(store: Store, version: str, changed: str) -> list[Step]:
+    """Open a version beside another one; return the steps."""
     opener = Opener(store, threads=1)
-    with contextlib.closing(opener.open(version)) as predictor:
-        timer = _StepTimer()
+    with contextlib.closing(opener.open(version)) as predictor, _StepTimer() as timer:
         opener.open(changed, timer, [predictor]).close()
-    return timer.steps_ms
+    return timer.steps
 
 
 def _write(store: Store, writes: int) -> tuple[float, float, float]:

@@ -1,13 +1,15 @@
 """Measure a predictor in this process, on one thread: batches, lengths of texts, and a busy second core.
 
 Times are CPU times, because other programs change the time that passes. All kinds of work are measured in turns, so
-that a change of the machine's speed changes all of them alike. All sizes of batches are measured with the same texts.
+that a change of the machine's speed changes all of them alike. All sizes of batches are measured with the same texts:
+the queries of the loads, in the same order.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,12 +40,14 @@ class _Times:
 
     Attributes:
         batches: Times of batches, by their number of queries.
-        searches: The parts of these times in which the keys are searched.
+        queries: Times of batches of one query, by the number of its text.
+        searches: The parts of the times in `batches` in which the keys are searched.
         encodings: Times to encode a text, by its number of tokens.
         reference: Times of the reference. Around the loads of the service too, it runs without other work in between.
     """
 
     batches: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in _SIZES})
+    queries: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     searches: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in _SIZES})
     encodings: dict[int, list[float]] = field(default_factory=lambda: {length: [] for length in _TOKENS})
     reference: list[float] = field(default_factory=list)
@@ -75,9 +79,11 @@ class _Work:
                 search_ms, milliseconds = _timed(partial(answer_batch, self.predictor, self.texts, first, size))
                 times.searches[size].append(search_ms)
                 times.batches[size].append(milliseconds)
+                if size == 1:
+                    times.queries[first % len(self.texts)].append(milliseconds)
         for length in _TOKENS:
-            text = Tokens([self._joined(turn, length)], [False])
-            times.encodings[length].append(_timed(partial(self.predictor.encoder.encode, text))[1])
+            tokens = Tokens([self._joined(turn, length)], [False])
+            times.encodings[length].append(_timed(partial(self.predictor.encoder.encode, tokens))[1])
 
     def _joined(self, first: int, length: int) -> list[int]:
         """The first `length` tokens of the concatenated texts, from text `first` on."""
@@ -114,8 +120,9 @@ def measure_compute(store: Path, seconds: float) -> Compute:
         tokens=float(np.mean([len(ids) for ids in tokens])),
         is_faster_together=predictor.is_faster_together,
         reference_ms=float(np.mean(times.reference)),
-        batch_ms={size: np.percentile(each, range(101)).tolist() for size, each in times.batches.items()},
-        search_ms={size: float(np.median(each)) for size, each in times.searches.items()},
+        batch_ms={size: float(np.mean(each)) for size, each in times.batches.items()},
+        query_ms=[float(np.mean(times.queries[row])) for row in range(len(texts))],
+        search_ms={size: float(np.mean(each)) for size, each in times.searches.items()},
         encode_ms={length: float(np.median(each)) for length, each in times.encodings.items()},
         slowdown=speed.slowdown,
     )

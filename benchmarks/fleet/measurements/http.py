@@ -1,12 +1,12 @@
-"""Measure the costs of HTTP: the event loop, the load generator, nginx, and the waits between them.
+"""Measure the costs of requests in the service: the threads, the load generator, nginx, and the waits between them.
 
 One client waits before each request, so all threads are idle, and their caches are cold. With many clients, a thread
 handles several requests after each other, and some work, such as the call that wakes up the event loop, is shared.
+The waits are measured with requests at random times and at a low rate.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,10 @@ from loadtests.processes import thread_times
 
 _WARM_SECONDS = 2.0
 _CLIENTS = 32
-# Without load, a client waits so long before each request.
-_PAUSE_SECONDS = 0.01
+# Milliseconds for which one client waits before each request; the other pauses are only for the computing thread.
+_PAUSE_MS, _OTHER_PAUSES_MS = 10, (1, 3, 30)
+# Requests per second at which the waits for threads are measured.
+_LOW_RATE = 50.0
 
 
 @dataclass(frozen=True)
@@ -34,28 +36,24 @@ class _Costs:
         compute: Of the threads that compute the answers: the busiest thread of each replica.
         loop: Of all other threads of the replicas.
         nginx: Of nginx; 0 without nginx.
-        wait: Latency without these times; only with one client.
     """
 
     client: float
     compute: float
     loop: float
     nginx: float
-    wait: float = 0.0
 
 
-def _idle(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
+def _idle(service: Served, seconds: float, bodies: int = BODIES, pause_ms: int = _PAUSE_MS) -> _Costs:
     """Measure with one client, which waits before each request."""
     connection = Connection(service.address)
-    _send(connection, service.bodies[:bodies], min(_WARM_SECONDS, seconds))
+    _send(connection, service.bodies[:bodies], min(_WARM_SECONDS, seconds), pause_ms)
     own, before = time.thread_time(), _thread_times(service)
-    count, latency = _send(connection, service.bodies[:bodies], seconds)
+    count = _send(connection, service.bodies[:bodies], seconds, pause_ms)
     after, last = _thread_times(service), time.thread_time()
     connection.close()
     spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
-    costs = _costs(service, last - own, spent, count)
-    cpu = costs.client + costs.compute + costs.loop + costs.nginx
-    return dataclasses.replace(costs, wait=1e3 * latency / count - cpu)
+    return _costs(service, last - own, spent, count)
 
 
 def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
@@ -66,6 +64,14 @@ def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
     after, last = _thread_times(service), time.process_time()
     spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
     return _costs(service, last - own, spent, len(exchanges))
+
+
+def _waits_ms(service: Served, costs: _Costs, seconds: float) -> list[float]:
+    """Measure the percentiles of the waits at a low rate; `costs` are those with one client."""
+    cpu = costs.client + costs.loop + costs.nginx
+    waits = np.array(service.rests_ms(_LOW_RATE, seconds, seed=0)) - cpu
+    percentiles: list[float] = np.percentile(np.maximum(waits, 0), range(101)).tolist()
+    return percentiles
 
 
 def _refused_ms(service: Served, seconds: float, answered_ms: float) -> float:
@@ -99,16 +105,14 @@ def _costs(service: Served, client: float, spent: list[list[float]], requests: i
     )
 
 
-def _send(connection: Connection, bodies: list[bytes], seconds: float) -> tuple[int, float]:
-    """Send requests for some seconds; return their number and the sum of their latencies in seconds."""
-    until, count, latency = time.perf_counter() + seconds, 0, 0.0
+def _send(connection: Connection, bodies: list[bytes], seconds: float, pause_ms: int) -> int:
+    """Send requests for some seconds, with a pause before each of them; return their number."""
+    until, count = time.perf_counter() + seconds, 0
     while not count or time.perf_counter() < until:
-        time.sleep(_PAUSE_SECONDS)
-        start = time.perf_counter()
+        time.sleep(pause_ms / 1e3)
         connection.post("/predict", bodies[count % len(bodies)])
-        latency += time.perf_counter() - start
         count += 1
-    return count, latency
+    return count
 
 
 def _difference(old: dict[int, float], new: dict[int, float]) -> list[float]:
@@ -121,7 +125,7 @@ def measure_http(store: Path, seconds: float) -> Http:
 
     Args:
         store: The store.
-        seconds: Duration of each of the seven loads.
+        seconds: Duration of each of the 12 loads.
 
     Raises:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
@@ -131,29 +135,33 @@ def measure_http(store: Path, seconds: float) -> Http:
         speed.measure()
         with served(store, 1, "--cache-mb", "0") as service:
             direct, direct_busy = _idle(service, seconds), _busy(service, seconds)
+            wait_ms = _waits_ms(service, direct, seconds)
+            others_ms = {pause: _idle(service, seconds, pause_ms=pause).compute for pause in _OTHER_PAUSES_MS}
             request, answer = _sizes(service)
             speed.measure()
         with served(store, 1) as service:
             # The same query always: all answers come from the cache, and the event loop is the busiest thread.
             cached, cached_busy = (measure(service, seconds, bodies=1) for measure in (_idle, _busy))
         with served(store, 1, "--cache-mb", "0", "--max-queue", "1") as service:
-            refused = _refused_ms(service, seconds, direct_busy.loop)
+            refused_ms = _refused_ms(service, seconds, direct_busy.loop)
         with served(store, 2, "--cache-mb", "0") as service:
             speed.measure()
             proxied, proxied_busy = _idle(service, seconds), _busy(service, seconds)
+            proxied_wait_ms = _waits_ms(service, proxied, seconds)
             speed.measure()
+    cached_loop = ThreadCost(idle_ms=cached.compute + cached.loop, busy_ms=cached_busy.compute + cached_busy.loop)
     return Http(
         clients=_CLIENTS,
         reference_ms=speed.reference_ms,
         slowdown=speed.slowdown,
+        alone_ms=others_ms | {_PAUSE_MS: direct.compute},
         loop=ThreadCost(idle_ms=direct.loop, busy_ms=direct_busy.loop),
-        cached_loop=ThreadCost(idle_ms=cached.compute + cached.loop, busy_ms=cached_busy.compute + cached_busy.loop),
-        refused_ms=refused,
-        alone_ms=direct.compute,
+        cached_loop=cached_loop,
+        refused=cached_loop.times(refused_ms / cached_loop.busy_ms),
         client=ThreadCost(idle_ms=direct.client, busy_ms=direct_busy.client),
         proxy=ThreadCost(idle_ms=proxied.nginx, busy_ms=proxied_busy.nginx),
-        wait_ms=max(0.0, direct.wait),
-        proxy_wait_ms=max(0.0, proxied.wait - direct.wait),
+        wait_ms=wait_ms,
+        proxied_wait_ms=proxied_wait_ms,
         request_bytes=request,
         answer_bytes=answer,
     )

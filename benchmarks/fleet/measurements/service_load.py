@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from loadtests.workload import sample_texts
 from service.store.store import Store
 
 BODIES, _CONNECTIONS = 512, 64
+# The milliseconds of a stage in the header `Server-Timing`.
+_DURATION = re.compile(r"dur=([\d.]+)")
+Judge = Callable[[int, Reply], str]
+
+
+def _judge(number: int, reply: Reply) -> str:
+    return "" if reply.status == 200 else str(reply.status)
 
 
 @dataclass(frozen=True)
@@ -46,15 +54,23 @@ class Served:
         unsent = open_loop(self._load(exchanges, BODIES), rate, seconds, _CONNECTIONS, seed)
         return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
 
-    def _load(self, exchanges: list[Exchange], bodies: int) -> Load:
+    def rests_ms(self, rate: float, seconds: float, seed: int) -> list[float]:
+        """Run an open loop; return its latencies without the stages that the answers name: queue and computation."""
+        exchanges: list[Exchange] = []
+        stages_ms: dict[int, float] = {}
+
+        def judge(number: int, reply: Reply) -> str:
+            stages_ms[number] = sum(map(float, _DURATION.findall(reply.headers.get("server-timing", ""))))
+            return _judge(number, reply)
+
+        open_loop(self._load(exchanges, BODIES, judge), rate, seconds, _CONNECTIONS, seed)
+        return [1e3 * each.seconds - stages_ms[each.number] for each in exchanges if each.status == 200]
+
+    def _load(self, exchanges: list[Exchange], bodies: int, judge: Judge = _judge) -> Load:
         def request(number: int) -> tuple[str, bytes]:
             return "/predict", self.bodies[number % min(bodies, len(self.bodies))]
 
-        return Load(self.address, request, _judge, exchanges.append)
-
-
-def _judge(number: int, reply: Reply) -> str:
-    return "" if reply.status == 200 else str(reply.status)
+        return Load(self.address, request, judge, exchanges.append)
 
 
 @contextlib.contextmanager

@@ -78,12 +78,11 @@ class Balancer:
 
     def _forward(self) -> Generator[simpy.Event, Any, None]:
         """Read a request or an answer, and send it."""
-        half, wait = self.http.proxy.times(0.5), self.http.proxy_wait_ms / 2e3
+        half = self.http.proxy.times(0.5)
         if self._thread:
             yield self._thread.run(half)
-            yield self.environment.timeout(wait)
         else:
-            yield self.environment.timeout(half.busy_ms / 1e3 + wait)
+            yield self.environment.timeout(half.busy_ms / 1e3)
 
     def _choose(self, tried: list[int]) -> int | None:
         """The place with the fewest running requests; None if there is no place left."""

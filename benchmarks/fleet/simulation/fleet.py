@@ -73,8 +73,9 @@ def one_machine(constants: Constants, replicas: int, settings: ReplicaSettings, 
     work = Work(constants.compute, http, random)
     members = [Replica(environment, shared, work, settings) for _ in range(replicas)]
     balancer = Balancer(environment, members, random, http, shared)
-    send = members[0].answer if replicas == 1 else balancer.send
-    return Fleet(environment, balancer, Client(environment, send, http, shared), random)
+    send, wait_ms = (members[0].answer, http.wait_ms) if replicas == 1 else (balancer.send, http.proxied_wait_ms)
+    client = Client(environment, send, http, wait_ms, random, shared)
+    return Fleet(environment, balancer, client, random)
 
 
 @dataclass(frozen=True)
@@ -97,4 +98,5 @@ def fleet_of(shape: Shape, constants: Constants, seed: int) -> Fleet:
         return Replica(environment, cores, work, shape.settings)
 
     balancer = Balancer(environment, [replica() for _ in range(shape.replicas)], random, http)
-    return Fleet(environment, balancer, Client(environment, balancer.send, http), random)
+    client = Client(environment, balancer.send, http, http.proxied_wait_ms, random)
+    return Fleet(environment, balancer, client, random)

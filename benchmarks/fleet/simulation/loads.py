@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -82,11 +83,22 @@ class Client:
         environment: Clock of the simulation.
         send: The steps of a request.
         http: CPU time of a request in the load generator.
+        wait_ms: The percentiles 0 to 100 of the time that an answer waits for threads.
+        random: Source of the waits.
         cores: Cores that the load generator shares with the service; None if it has a machine of its own.
     """
 
-    def __init__(self, environment: simpy.Environment, send: Send, http: Http, cores: Cores | None = None) -> None:
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        send: Send,
+        http: Http,
+        wait_ms: Sequence[float],
+        random: Random,
+        cores: Cores | None = None,
+    ) -> None:
         self._environment, self._send, self._http = environment, send, http
+        self._wait_ms, self._random = wait_ms, random
         self._thread = Thread(environment, cores) if cores else None
         self.outcome = Outcome()
 
@@ -97,9 +109,18 @@ class Client:
         if self._thread:
             yield self._thread.run(self._http.client.times(0.5))
         status = yield from self._send(query)
+        if status == OK:
+            yield self._environment.timeout(self._wait_seconds())
         if self._thread:
             yield self._thread.run(self._http.client.times(0.5))
         self.outcome.record(due, self._environment.now, status)
+
+    def _wait_seconds(self) -> float:
+        """A random wait."""
+        place = self._random.uniform(0, len(self._wait_ms) - 1)
+        lower, rest = self._wait_ms[int(place)], place % 1
+        upper = self._wait_ms[math.ceil(place)]
+        return (lower + rest * (upper - lower)) / 1e3
 
     def open_loop(self, due: Iterable[float], queries: Callable[[], int]) -> Generator[simpy.Event, Any, None]:
         """The steps of an open loop: requests arrive at these times, whether or not earlier ones are answered."""

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import numpy as np
 import simpy
 
-from benchmarks.fleet.constants import Compute, Http, ThreadCost
+from benchmarks.fleet.constants import Compute, Http, Step, ThreadCost
 from benchmarks.fleet.simulation.cores import Cores, Thread
 
 # The status of an answer; LOST is a connection that broke.
@@ -26,6 +27,8 @@ Steps = Generator[simpy.Event, Any, int]
 # While all threads compute, the thread that opens a version rests this number of seconds for each second of CPU time.
 # Then it waits for an idle thread: it checks at most `_POLLS` times, once in `_POLL_SECONDS`.
 _REST_FACTOR, _POLLS, _POLL_SECONDS = 4.0, 10, 0.002
+# Number of batches over which the slowness after pauses is averaged.
+_SLOW_BATCHES = 10
 
 
 @dataclass(frozen=True)
@@ -56,28 +59,35 @@ class ReplicaSettings:
 
 
 class Work:
-    """The CPU times of a replica, drawn from measured distributions.
+    """The CPU times of a replica, from the measured ones.
 
     Args:
         compute: Times of the predictor.
         http: Times of the service beside the predictor.
-        random: Source of random numbers.
+        random: Source of the times of the engine.
         engine: Searches the keys; None if the replica has the keys in files.
     """
 
     def __init__(self, compute: Compute, http: Http, random: Random, engine: Engine | None = None) -> None:
         self.compute, self.http, self.engine = compute, http, engine
         self._random = random
-        alone = compute.batch_ms[1]
-        self._idle_ms = max(0.0, http.alone_ms - sum(alone) / len(alone))
+        self._mean_ms = float(np.mean(compute.query_ms))
+        self._pauses_ms = [0, *sorted(http.alone_ms)]
+        self._alone_ms = [max(self._mean_ms, http.alone_ms.get(pause, 0.0)) for pause in self._pauses_ms]
 
-    def batch_seconds(self, queries: int, after_pause: bool) -> float:
-        """CPU time of a batch: a random one of the times for its size.
+    def batch_seconds(self, queries: Sequence[int]) -> float:
+        """CPU time of a batch on a busy thread: the mean for its size, plus its queries' differences from the mean.
 
-        After a pause, the time that a query takes longer in an idle service than in a busy process is added.
+        Args:
+            queries: Numbers of the queries. After the last measured query, the first one follows.
         """
-        time_ms = self.compute.batch_time_ms(queries, self._random.uniform(0, 100), self.engine is not None)
-        return (time_ms + after_pause * self._idle_ms) / 1e3
+        size_ms = self.compute.size_ms(len(queries), in_engine=self.engine is not None)
+        known_ms = self.compute.query_ms
+        return (size_ms + sum([known_ms[number % len(known_ms)] - self._mean_ms for number in queries])) / 1e3
+
+    def slowness_after(self, pause_seconds: float) -> float:
+        """Factor by which a query takes longer after a pause of the thread."""
+        return float(np.interp(1e3 * pause_seconds, self._pauses_ms, self._alone_ms)) / self._mean_ms
 
     def engine_seconds(self) -> float:
         return self.engine.seconds(self._random) if self.engine else 0.0
@@ -145,12 +155,10 @@ class Replica:
             return self._unless_lost(OK)
         job = self._submit(query)
         if job is None:
-            rest_ms = max(0.0, http.refused_ms - short.busy_ms)
-            yield self._loop.run(ThreadCost(idle_ms=rest_ms, busy_ms=rest_ms))
+            yield self._loop.run(http.refused.without(short))
             return self._unless_lost(OVERLOADED)
         if not (yield job.done):
             return LOST
-        yield self.environment.timeout(http.wait_ms / 2e3)
         yield self._loop.run(http.loop.without(short))
         self._remember(key)
         return self._unless_lost(OK)
@@ -171,15 +179,18 @@ class Replica:
         """Fill the cache with the answers to the first queries, which are the most frequent ones."""
         self._cache.update(((self.version, query), None) for query in range(self.settings.cached_answers))
 
-    def open_version(self, version: int, steps: Sequence[float]) -> Generator[simpy.Event, Any, None]:
-        """Open a version on a thread of its own, in steps of these CPU seconds, then serve it.
+    def open_version(self, version: int, steps: Sequence[Step]) -> Generator[simpy.Event, Any, None]:
+        """Open a version on a thread of its own, in these steps, then serve it.
 
-        The thread pauses after each step by the rules of `service.versions.throttle`: in proportion to the share of the
-        computing threads that are busy, and then until one of them is idle.
+        While a step keeps Python's global interpreter lock, the event loop waits. The thread pauses after each step by
+        the rules of `service.versions.throttle`: in proportion to the share of the computing threads that are busy, and
+        then until one of them is idle.
         """
         for step in steps:
-            yield self.cores.run(step)
-            yield self.environment.timeout(_REST_FACTOR * self._busy / self.settings.threads * step)
+            yield self.cores.run((step.cpu_ms - step.locked_ms) / 1e3)
+            if step.locked_ms:
+                yield self._loop.run(ThreadCost(idle_ms=step.locked_ms, busy_ms=step.locked_ms))
+            yield self.environment.timeout(_REST_FACTOR * self._busy / self.settings.threads * step.cpu_ms / 1e3)
             for _ in range(_POLLS):
                 if self._busy < self.settings.threads:
                     break
@@ -200,27 +211,27 @@ class Replica:
 
     def _compute(self) -> Generator[simpy.Event, Any, None]:
         """The steps of a thread: take a batch, compute it, and give its answers to the event loop."""
-        wake_up = self.work.http.wait_ms / 2e3
+        slowness = 1.0  # an exponentially weighted mean: a pause slows down the next batches too
+        idle_since = self.environment.now
         while self.alive:
-            was_idle = not self._queue
             while not self._queue:
                 woken = self.environment.event()
                 self._idle.append(woken)
                 yield woken
-            if was_idle:
-                yield self.environment.timeout(wake_up)
             batch = self._take()
             if not batch:  # another thread was faster
                 continue
             self._busy += 1
+            slowness += (self.work.slowness_after(self.environment.now - idle_since) - slowness) / _SLOW_BATCHES
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
-            seconds = self.work.batch_seconds(len(batch), was_idle)
+            seconds = slowness * self.work.batch_seconds([job.query for job in batch])
             self.compute_seconds += self.cores.slowness * seconds
             self.batches += 1
             self.queries += len(batch)
             yield self.cores.run(seconds)
             self._busy -= 1
+            idle_since = self.environment.now
             for job in batch:
                 if self._joinable.get(job.query) is job:
                     del self._joinable[job.query]

@@ -11,7 +11,7 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Changes, Recorded
+from benchmarks.fleet.constants import Changes, Recorded, Step
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of
 from benchmarks.fleet.simulation.loads import distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import Engine, ReplicaSettings
@@ -89,7 +89,7 @@ class Case:
 
 def cases(changes: Changes) -> list[Case]:
     engine = replace(_SHAPE, settings=replace(_SHAPE.settings, threads=_ENGINE_THREADS), engine=ENGINE)
-    swap = _swap_all(changes.swap_steps)
+    swap = _swap_all(changes.scaled_steps)
     return [
         Case("nothing happens", 0.6, _nothing, seconds=_STEADY_END),
         Case("nothing happens", 0.8, _nothing, seconds=_STEADY_END),
@@ -107,6 +107,7 @@ def cases(changes: Changes) -> list[Case]:
 
 def simulate_all(constants: Constants, changes: Changes) -> Scenarios:
     """Simulate all cases, on all cores."""
+    constants = replace(constants, http=constants.http.at(constants.compute.reference_ms))
     engine = cases(changes)[-1].shape
     shapes = [_SHAPE, engine, replace(engine, settings=_SHAPE.settings), _CACHED]
     steady = replace(constants, drift=None)
@@ -193,7 +194,7 @@ def _lose(count: int, refuses_connections: bool) -> Event:
     return lose
 
 
-def _swap_all(steps: Sequence[float]) -> Event:
+def _swap_all(steps: Sequence[Step]) -> Event:
     """All replicas open another version; their caches have no answers of it."""
 
     def swap(fleet: Fleet) -> Generator[simpy.Event, Any, None]:
