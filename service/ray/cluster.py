@@ -13,12 +13,12 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 from service.errors import ClusterError, SettingsError
+from service.ray.session_folder import session_folder
 
 # The address that starts Ray on this machine, for the time of the task.
 LOCAL = "local"
@@ -69,10 +69,8 @@ def connected(address: str, cores: int) -> Iterator[None]:
             stack.enter_context(_environment(PYTHONPATH=os.pathsep.join(each or os.getcwd() for each in sys.path)))
             # Actors get as much time of the processor as other programs. Ray would let all of them go first.
             stack.enter_context(_environment(RAY_worker_niceness="0"))
-            # In /tmp, because the path of a socket may have at most 107 bytes.
-            folder = tempfile.TemporaryDirectory(prefix="recollect-ray-", dir="/tmp", ignore_cleanup_errors=True)
             options |= {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-            options["_temp_dir"] = stack.enter_context(folder)
+            options["_temp_dir"] = stack.enter_context(session_folder())
         stack.enter_context(_environment(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0"))
         import ray
 
