@@ -113,7 +113,7 @@ class Compute(Recorded):
         return max(self.batch_ms)
 
     def size_ms(self, queries: float, in_engine: bool = False) -> float:
-        """Mean time of a batch; between two measured sizes, the time is interpolated.
+        """Mean time of a batch. Between two measured sizes, the time is interpolated.
 
         Args:
             queries: Number of queries, or their mean number.

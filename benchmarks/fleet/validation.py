@@ -172,7 +172,7 @@ class _Simulation:
         return reference_ms
 
     def _slowness(self, figures: Figures) -> float:
-        """The CPU time of a query, divided by that of the constants for a batch of the same size.
+        """The CPU time of a query, relative to the constant for a query in a batch of the same size.
 
         A long queue makes the batches larger, so a slow machine can take as much CPU time for a query as a fast one.
         """

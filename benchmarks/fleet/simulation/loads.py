@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -116,11 +115,9 @@ class Client:
         self.outcome.record(due, self._environment.now, status)
 
     def _wait_seconds(self) -> float:
-        """A random wait."""
+        """A random one of the measured waits, in seconds."""
         place = self._random.uniform(0, len(self._wait_ms) - 1)
-        lower, rest = self._wait_ms[int(place)], place % 1
-        upper = self._wait_ms[math.ceil(place)]
-        return (lower + rest * (upper - lower)) / 1e3
+        return float(np.interp(place, range(len(self._wait_ms)), self._wait_ms)) / 1e3
 
     def open_loop(self, due: Iterable[float], queries: Callable[[], int]) -> Generator[simpy.Event, Any, None]:
         """The steps of an open loop: requests arrive at these times, whether or not earlier ones are answered."""

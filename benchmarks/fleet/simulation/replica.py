@@ -59,7 +59,7 @@ class ReplicaSettings:
 
 
 class Work:
-    """The CPU times of a replica, from the measured ones.
+    """The CPU times of a replica, computed from the measured times.
 
     Args:
         compute: Times of the predictor.
@@ -72,8 +72,9 @@ class Work:
         self.compute, self.http, self.engine = compute, http, engine
         self._random = random
         self._mean_ms = float(np.mean(compute.query_ms))
-        self._pauses_ms = [0, *sorted(http.alone_ms)]
-        self._alone_ms = [max(self._mean_ms, http.alone_ms.get(pause, 0.0)) for pause in self._pauses_ms]
+        pauses = sorted(http.alone_ms)
+        self._pauses_ms = [0, *pauses]
+        self._alone_ms = [self._mean_ms, *(max(self._mean_ms, http.alone_ms[pause]) for pause in pauses)]
 
     def batch_seconds(self, queries: Sequence[int]) -> float:
         """CPU time of a batch on a busy thread: the mean for its size, plus its queries' differences from the mean.
@@ -180,7 +181,7 @@ class Replica:
         self._cache.update(((self.version, query), None) for query in range(self.settings.cached_answers))
 
     def open_version(self, version: int, steps: Sequence[Step]) -> Generator[simpy.Event, Any, None]:
-        """Open a version on a thread of its own, in these steps, then serve it.
+        """Open a version step by step on a separate thread, then serve it.
 
         While a step keeps Python's global interpreter lock, the event loop waits. The thread pauses after each step by
         the rules of `service.versions.throttle`: in proportion to the share of the computing threads that are busy, and
