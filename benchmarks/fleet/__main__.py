@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     needs_store(service, 20)
     service.add_argument("--replicas", type=int, required=True, choices=[1, 2], help="number of replicas")
     service.add_argument(
-        "--repetitions", type=positive_int, default=3, help="number of measurements of each load; default: 3"
+        "--repetitions", type=positive_int, default=5, help="number of measurements of each load; default: 5"
     )
     indexes = command("indexes", _indexes, "Measure kinds of indexes, and record them.")
     needs_store(indexes, 0)

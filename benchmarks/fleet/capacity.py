@@ -24,7 +24,7 @@ def query_ms(compute: Compute, http: Http, tokens: float) -> float:
     lengths = sorted(compute.encode_ms)
     times = [compute.encode_ms[length] for length in lengths]
     encode, measured = np.interp([tokens, compute.tokens], lengths, times)
-    return float(http.loop.busy_ms + compute.size_ms(full) / full + encode - measured)
+    return float(http.single.loop.busy_ms + compute.size_ms(full) / full + encode - measured)
 
 
 def cores(rate: float, milliseconds: float, utilisation: float) -> float:

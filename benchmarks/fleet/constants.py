@@ -162,24 +162,61 @@ class Drift(Recorded):
 
 
 class ThreadCost(BaseModel):
-    """CPU time of a request on a thread, in milliseconds.
+    """CPU time of a request on a thread. A request is two tasks, each of which costs half of it.
 
     Attributes:
-        idle_ms: The time if the thread and a core were idle before: they wake up, and caches are cold.
-        busy_ms: The time under load.
+        busy_ms: The time if the thread was busy before, so that no task wakes it up.
+        pause_ms: Mean pauses of the thread before a task that wakes it up, in ascending order.
+        woken_ms: The time at each of these pauses. Caches get colder during long pauses.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    idle_ms: float
     busy_ms: float
+    pause_ms: list[float]
+    woken_ms: list[float]
+
+    def after(self, pause_ms: float) -> float:
+        """The time after pauses of this mean length."""
+        return float(np.interp(pause_ms, self.pause_ms, self.woken_ms))
 
     def times(self, factor: float) -> ThreadCost:
-        return ThreadCost(idle_ms=factor * self.idle_ms, busy_ms=factor * self.busy_ms)
+        woken_ms = [factor * each for each in self.woken_ms]
+        return ThreadCost(busy_ms=factor * self.busy_ms, pause_ms=self.pause_ms, woken_ms=woken_ms)
 
     def without(self, part: ThreadCost) -> ThreadCost:
         """The cost of the rest of a request, after this part."""
-        return ThreadCost(idle_ms=max(0.0, self.idle_ms - part.idle_ms), busy_ms=max(0.0, self.busy_ms - part.busy_ms))
+        woken_ms = [max(0.0, ms - part.after(pause)) for pause, ms in zip(self.pause_ms, self.woken_ms, strict=True)]
+        busy_ms = max(0.0, self.busy_ms - part.busy_ms)
+        return ThreadCost(busy_ms=busy_ms, pause_ms=self.pause_ms, woken_ms=woken_ms)
+
+
+class Deployment(BaseModel):
+    """Costs of a request in a deployment: one replica, or two of them behind nginx.
+
+    Attributes:
+        loop: CPU time of the event loop of a replica.
+        client: CPU time of the load generator.
+        proxy: CPU time of nginx.
+        wait_ms: The percentiles 0 to 100 of the rest of the latency, without the time in the queue, the computation and
+            these CPU times: threads wait for a core, or for Python's global interpreter lock. Waits within queue and
+            computation are not included.
+        idle_cores: Share of a core that the machine uses while the replicas wait for requests: their other threads, and
+            other programs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    loop: ThreadCost
+    client: ThreadCost
+    proxy: ThreadCost
+    wait_ms: list[float]
+    idle_cores: float
+
+    def times(self, factor: float) -> Deployment:
+        """The costs on a machine that takes this factor as long. The waits stay: they are times of the scheduler."""
+        costs = {name: getattr(self, name).times(factor) for name in ("loop", "client", "proxy")}
+        return self.model_copy(update=costs)
 
 
 class Http(Recorded):
@@ -188,68 +225,37 @@ class Http(Recorded):
     Attributes:
         clients: Number of clients that keep the threads busy.
         reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
-        slowdown: Its time while another core is busy, divided by `reference_ms`.
         alone_ms: CPU time of the computing thread for one query, by the client's pause before each request, in
             milliseconds. The caches get colder during a long pause.
-        loop: CPU time of the service's event loop.
-        cached_loop: The same for an answer from the cache.
+        single: Costs with one replica.
+        proxied: Costs with two replicas behind nginx.
+        cached_loop: CPU time of the event loop for an answer from the cache.
         refused: The same for a request that is refused because the queue is full.
-        client: CPU time of the load generator.
-        proxy: CPU time of nginx.
-        wait_ms: The percentiles 0 to 100 of the rest of the latency, without the time in the queue, the computation and
-            these CPU times: threads wait for a core, or for Python's global interpreter lock. Waits within queue and
-            computation are not included.
-        proxied_wait_ms: The same for requests to two replicas behind nginx.
         request_bytes: Size of a request, with its headers.
         answer_bytes: Size of an answer, with its headers.
     """
 
     clients: int
     reference_ms: float
-    slowdown: float
     alone_ms: dict[int, float]
-    loop: ThreadCost
+    single: Deployment
+    proxied: Deployment
     cached_loop: ThreadCost
     refused: ThreadCost
-    client: ThreadCost
-    proxy: ThreadCost
-    wait_ms: list[float]
-    proxied_wait_ms: list[float]
     request_bytes: float
     answer_bytes: float
 
-    def beside_idle_cores(self) -> Http:
-        """The costs without the slowdown by the other cores, which are busy while many clients are measured."""
-
-        def faster(cost: ThreadCost) -> ThreadCost:
-            return ThreadCost(idle_ms=cost.idle_ms, busy_ms=cost.busy_ms / self.slowdown)
-
-        return self.model_copy(
-            update={
-                "loop": faster(self.loop),
-                "cached_loop": faster(self.cached_loop),
-                "refused": faster(self.refused),
-                "client": faster(self.client),
-                "proxy": faster(self.proxy),
-                "slowdown": 1.0,
-            }
-        )
-
     def at(self, reference_ms: float) -> Http:
-        """The costs, scaled to the speed of the machine at which the reference takes so many milliseconds.
-
-        The waits stay the same, because they are times of the scheduler, not CPU times.
-        """
+        """The costs, scaled to the speed of the machine at which the reference takes so many milliseconds."""
         factor = reference_ms / self.reference_ms
         return self.model_copy(
             update={
                 "reference_ms": reference_ms,
                 "alone_ms": {pause: factor * each for pause, each in self.alone_ms.items()},
-                "loop": self.loop.times(factor),
+                "single": self.single.times(factor),
+                "proxied": self.proxied.times(factor),
                 "cached_loop": self.cached_loop.times(factor),
                 "refused": self.refused.times(factor),
-                "client": self.client.times(factor),
-                "proxy": self.proxy.times(factor),
             }
         )
 

@@ -19,6 +19,7 @@ _ACCEPTED = 0.15
 _UTILISATION, _CORES, _SPARE = 0.6, 4, 1
 _LARGE, _MEMORY_GB, _LINK_GB_PER_SECOND = 500e6, (64, 256), 1.25
 _FLEET = 100
+_MEAN_PAUSES_MS = (2.5, 5, 10)
 _NAMES = {"compute_ms": "CPU of a query, ms", "answered": "answers/s", "p50": "p50, ms", "p99": "p99, ms"}
 
 
@@ -40,6 +41,9 @@ def page() -> str:
         "pauses": _pauses(http),
         "http": _http(http),
         "waits": _waits(http),
+        "request_bytes": f"{http.request_bytes:,.0f}",
+        "answer_bytes": f"{http.answer_bytes:,.0f}",
+        "idle": f"{http.single.idle_cores:.1%} of a core with one replica, and {http.proxied.idle_cores:.1%}",
         "queries": _queries(minilm, static, http),
         "replicas": _replicas(minilm, static, http),
         "network": _network(http),
@@ -94,7 +98,7 @@ def _pauses(http: Http) -> str:
 
 
 def _waits(http: Http) -> str:
-    rows = [("one replica", http.wait_ms), ("two replicas behind nginx", http.proxied_wait_ms)]
+    rows = [("one replica", http.single.wait_ms), ("two replicas behind nginx", http.proxied.wait_ms)]
     head = ["waits, ms", "median", "90th percentile", "99th percentile"]
     return _table(head, [[name, *(f"{waits[percent]:.1f}" for percent in (50, 90, 99))] for name, waits in rows])
 
@@ -106,17 +110,20 @@ def _drift(drift: Drift) -> str:
 
 def _http(http: Http) -> str:
     costs = {
-        "event loop of the service, CPU": http.loop,
+        "event loop of the service": http.single.loop,
         "the same for an answer from the cache": http.cached_loop,
         "the same for a refused request": http.refused,
-        "nginx, CPU": http.proxy,
-        "load generator, CPU": http.client,
+        "the same with two replicas": http.proxied.loop,
+        "nginx, with two replicas": http.proxied.proxy,
+        "load generator, with one replica": http.single.client,
+        "load generator, with two replicas": http.proxied.client,
     }
-    rows = {name: (f"{cost.idle_ms:.2f} ms", f"{cost.busy_ms:.2f} ms") for name, cost in costs.items()}
-    rows["bytes of a request"] = (f"{http.request_bytes:,.0f}", "")
-    rows["bytes of an answer with ten labels"] = (f"{http.answer_bytes:,.0f}", "")
-    head = ["a request", "one client", f"{http.clients} clients"]
-    return _table(head, [[name, *figures] for name, figures in rows.items()])
+    rows = [
+        [name, f"{cost.busy_ms:.2f}", *(f"{cost.after(pause):.2f}" for pause in _MEAN_PAUSES_MS)]
+        for name, cost in costs.items()
+    ]
+    head = ["CPU of a request, ms", f"{http.clients} clients", *(f"{pause:g} ms" for pause in _MEAN_PAUSES_MS)]
+    return _table(head, rows)
 
 
 def _queries(minilm: Compute, static: Compute, http: Http) -> str:

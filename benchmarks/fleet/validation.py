@@ -1,10 +1,9 @@
 """Predict the measured figures of the real service.
 
 A prediction uses the recorded constants, the arrival times of the requests, and the speed of the machine. For the CPU
-time of a query, this is the speed directly before and after the load. For all other figures, it is the speed during the
-load: the one at which the simulated batches take as much CPU time, for their size, as the real ones did. A virtual
-machine changes its speed within seconds, and a slightly higher speed makes queues much shorter. So the simulated speed
-changes too, as that of the idle machine did from a random moment on.
+time of a query, this is the speed directly before and after the load. A virtual machine changes its speed within
+seconds, and a slightly higher speed makes queues much shorter. So all other figures use the speed in each interval of
+the load: the one at which the simulated batches take as much CPU time, for their size, as the real ones did.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Changes, Recorded, Step
+from benchmarks.fleet.intervals import Interval, Slowness
 from benchmarks.fleet.measurements.service import (
     AFTER_SECONDS,
     CLIENTS,
@@ -34,11 +34,11 @@ from benchmarks.fleet.simulation.loads import distinct_queries
 from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
 from loadtests.load import arrivals
 
-# Number of simulations of each measurement. Their waits and changes of speed differ.
+# Number of simulations of each measurement. Their waits differ.
 _SIMULATIONS = 3
-# The speed during a load is found by repeated simulation: at most `_MOST_STEPS` times, or until the relative error of
-# the CPU time of batches is less than `_NEAR`.
-_MOST_STEPS, _NEAR = 5, 0.01
+# The speed in the intervals of a load is found by this number of simulations. Each corrects the speed by the ratio of
+# the real to the simulated CPU time of a batch.
+_CORRECTIONS = 5
 # A measurement counts if the hypervisor gave at most this share of the CPU time to other virtual machines meanwhile.
 MOST_STOLEN = 0.01
 
@@ -84,10 +84,11 @@ class Validation(Recorded):
 
 def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequence[Step]) -> Figures:
     """Simulate a measured load."""
-    environment, client, start, end = fleet.environment, fleet.client, 0.0, math.inf
+    environment, client = fleet.environment, fleet.client
+    start, end = _warm_seconds(measured), math.inf
     duration = AFTER_SECONDS if measured.event else seconds
+    work = _sample(fleet, [start, *_ends(measured)])
     if measured.rate is None:
-        start = WARM_SECONDS
         environment.process(client.closed_loop(CLIENTS, start + seconds, distinct_queries()))
     else:
         due = arrivals(measured.rate, seconds, measured.seed)
@@ -100,8 +101,8 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequenc
     outcome = client.outcome.between(start, end)
     return measured.model_copy(
         update={
-            "compute_ms": 1e3 * fleet.compute_seconds / max(1, client.outcome.count(OK)),
-            "batch": fleet.batch,
+            "compute_ms": 1e3 * fleet.work.compute_seconds / max(1, client.outcome.count(OK)),
+            "intervals": [after.since(before) for before, after in zip(work, work[1:], strict=False)],
             "answered": outcome.share(OK) * outcome.sent / duration,
             "p50": outcome.percentile_ms(50),
             "p99": outcome.percentile_ms(99),
@@ -109,6 +110,29 @@ def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequenc
             "lost": outcome.lost,
         }
     )
+
+
+def _warm_seconds(measured: Figures) -> float:
+    """Time before the measured part of a simulated load."""
+    return WARM_SECONDS if measured.rate is None else 0.0
+
+
+def _ends(measured: Figures) -> list[float]:
+    """The ends of the intervals in the simulated load."""
+    return [_warm_seconds(measured) + interval.end for interval in measured.intervals]
+
+
+def _sample(fleet: Fleet, moments: Sequence[float]) -> list[Interval]:
+    """Returns the work until each of these moments, after the simulation has run."""
+    work: list[Interval] = []
+
+    def sample() -> Generator[simpy.Event, Any, None]:
+        for moment in moments:
+            yield fleet.environment.timeout(moment - fleet.environment.now)
+            work.append(fleet.work)
+
+    fleet.environment.process(sample())
+    return work
 
 
 def _happen(
@@ -132,11 +156,10 @@ def validate(measured: list[ServiceFigures], constants: Constants, changes: Chan
             loads.setdefault(figures.load, []).append(figures)
         for all_repeated in loads.values():
             repeated = _undisturbed(all_repeated)
-            steady = [_Simulation(service, figures, replace(constants, drift=None), changes) for figures in repeated]
-            before_and_after = [each.predict(each.measured.reference_ms, 0) for each in steady]
-            pairs.append(_pair(service.replicas, "compute_ms", repeated, before_and_after))
             simulations = [_Simulation(service, figures, constants, changes) for figures in repeated]
-            predicted = [each.predict(each.speed(seed), seed) for each in simulations for seed in range(_SIMULATIONS)]
+            before_and_after = [each.predict([1.0]) for each in simulations]
+            pairs.append(_pair(service.replicas, "compute_ms", repeated, before_and_after))
+            predicted = [figures for each in simulations for figures in each.predict_all()]
             pairs += [_pair(service.replicas, name, repeated, predicted) for name in _names(repeated[0])]
     return Validation(pairs=pairs)
 
@@ -155,29 +178,36 @@ class _Simulation:
     constants: Constants
     changes: Changes
 
-    def predict(self, reference_ms: float, seed: int) -> Figures:
-        """Simulate the load. The time of the reference gives the speed of the machine."""
-        constants, settings = self.constants.at(reference_ms), ReplicaSettings(max_queue=self.measured.max_queue)
-        fleet = one_machine(constants, self.service.replicas, settings, self.service.cores, seed)
+    def predict_all(self) -> list[Figures]:
+        """Simulate the load several times, at the speed that the machine had in each interval."""
+        slowness = self._slowness()
+        return [self.predict(slowness, seed) for seed in range(_SIMULATIONS)]
+
+    def predict(self, slowness: Sequence[float], seed: int = 0) -> Figures:
+        """Simulate the load.
+
+        Args:
+            slowness: Factor by which a task takes longer in each interval than directly before and after the load.
+            seed: Seed of the waits.
+        """
+        constants = self.constants.at(self.measured.reference_ms)
+        settings = ReplicaSettings(max_queue=self.measured.max_queue)
+        speed = Slowness(_ends(self.measured), slowness)
+        fleet = one_machine(constants, self.service.replicas, settings, self.service.cores, seed, speed.at)
         return predict(self.measured, fleet, self.service.seconds, self.changes.scaled_steps)
 
-    def speed(self, seed: int) -> float:
-        """The mean speed, as time of the reference, at which batches take the measured CPU time."""
-        reference_ms, slowness = self.measured.reference_ms, self._slowness(self.measured)
-        for _ in range(_MOST_STEPS):
-            ratio = slowness / self._slowness(self.predict(reference_ms, seed))
-            reference_ms *= ratio
-            if abs(ratio - 1) < _NEAR:
-                break
-        return reference_ms
-
-    def _slowness(self, figures: Figures) -> float:
-        """The CPU time of a query, relative to the constant for a query in a batch of the same size.
-
-        A long queue makes the batches larger, so a slow machine can take as much CPU time for a query as a fast one.
-        """
-        size = max(1.0, figures.batch)
-        return figures.compute_ms * size / self.constants.compute.size_ms(size)
+    def _slowness(self) -> list[float]:
+        """The factor in each interval at which the simulated batches take the measured CPU time, for their size."""
+        compute = self.constants.compute
+        real = [interval.slowness(compute) for interval in self.measured.intervals]
+        factors = [1.0] * len(real)
+        for _ in range(_CORRECTIONS):
+            simulated = [interval.slowness(compute) for interval in self.predict(factors).intervals]
+            factors = [
+                factor * (wanted / found if wanted and found else 1.0)
+                for factor, wanted, found in zip(factors, real, simulated, strict=True)
+            ]
+        return factors
 
 
 def _names(measured: Figures) -> list[str]:

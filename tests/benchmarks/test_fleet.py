@@ -15,6 +15,7 @@ from benchmarks.fleet.constants import (
     RECORDED,
     Changes,
     Compute,
+    Deployment,
     Drift,
     Http,
     IndexCost,
@@ -24,6 +25,7 @@ from benchmarks.fleet.constants import (
     ThreadCost,
     read,
 )
+from benchmarks.fleet.intervals import Interval
 from benchmarks.fleet.measurements.service import Event, Figures, ServiceFigures
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
@@ -32,19 +34,16 @@ from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries,
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.validation import Pair, Spread, predict, validate
 
-NOTHING = ThreadCost(idle_ms=0, busy_ms=0)
+NOTHING = ThreadCost(busy_ms=0, pause_ms=[0], woken_ms=[0])
+NO_COSTS = Deployment(loop=NOTHING, client=NOTHING, proxy=NOTHING, wait_ms=[0, 0], idle_cores=0)
 FREE = Http(
     clients=32,
     reference_ms=80,
-    slowdown=1,
     alone_ms={1: 0},
-    loop=NOTHING,
+    single=NO_COSTS,
+    proxied=NO_COSTS,
     cached_loop=NOTHING,
     refused=NOTHING,
-    client=NOTHING,
-    proxy=NOTHING,
-    wait_ms=[0, 0],
-    proxied_wait_ms=[0, 0],
     request_bytes=300,
     answer_bytes=1_000,
 )
@@ -144,6 +143,14 @@ class TestCores:
         environment.run(ends[2])
         assert environment.now == pytest.approx(2.5)
 
+    def test_other_programs_take_their_share_of_the_cores(self) -> None:
+        environment = simpy.Environment()
+        cores = Cores(environment, 1.5)
+
+        environment.run(cores.run(1.0) & cores.run(1.0))
+
+        assert environment.now == pytest.approx(4 / 3)
+
     def test_a_second_busy_core_slows_both_down(self) -> None:
         environment = simpy.Environment()
         cores = Cores(environment, 2, slowdown=1.25)
@@ -166,13 +173,27 @@ class TestCores:
 
     def test_a_thread_runs_its_tasks_one_after_the_other_and_is_faster_while_it_is_busy(self) -> None:
         environment = simpy.Environment()
-        thread, cost = Thread(environment, Cores(environment, 2)), ThreadCost(idle_ms=1, busy_ms=0.4)
+        thread = Thread(environment, Cores(environment, 2))
+        cost = ThreadCost(busy_ms=0.4, pause_ms=[0], woken_ms=[1])
         thread.run(cost)
 
         environment.run(thread.run(cost))
+
         assert environment.now == pytest.approx(0.0014)
-        environment.run(thread.run(cost))
-        assert environment.now == pytest.approx(0.0024)
+
+    def test_a_task_costs_more_after_long_pauses(self) -> None:
+        environment = simpy.Environment()
+        thread = Thread(environment, Cores(environment, 2))
+        cost = ThreadCost(busy_ms=0.4, pause_ms=[1, 9], woken_ms=[1, 3])
+
+        def seconds(pause: float) -> float:
+            for _ in range(1_000):
+                environment.run(environment.timeout(pause))
+                start = environment.now
+                environment.run(thread.run(cost))
+            return environment.now - start
+
+        assert [seconds(pause) for pause in (0.0, 0.005, 0.1)] == pytest.approx([0.001, 0.002, 0.003])
 
 
 class TestReplica:
@@ -290,8 +311,9 @@ class TestBalancer:
         assert statuses(fleet, 2) == [OK] * 2
 
     def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
-        cost = ThreadCost(idle_ms=20, busy_ms=20)
-        http = FREE.model_copy(update={"loop": cost, "cached_loop": cost})
+        cost = ThreadCost(busy_ms=20, pause_ms=[0], woken_ms=[20])
+        single = NO_COSTS.model_copy(update={"loop": cost})
+        http = FREE.model_copy(update={"single": single, "cached_loop": cost})
         fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), Constants(compute_of(), http), seed=1)
         fleet.environment.process(stop_later(fleet, seconds=0.015))
 
@@ -314,7 +336,7 @@ class TestBalancer:
 
 
 def work(compute: Compute, engine: Engine | None = None) -> Work:
-    return Work(compute, FREE, Random(1), engine)
+    return Work(compute, FREE, NOTHING, Random(1), engine)
 
 
 def statuses(fleet: Fleet, requests: int) -> list[int]:
@@ -342,7 +364,7 @@ class TestLoads:
             running -= 1
             return OK
 
-        client = Client(environment, send, FREE, FREE.wait_ms, Random(1))
+        client = Client(environment, send, NO_COSTS, Random(1))
         environment.process(client.closed_loop(3, 10, distinct_queries()))
         environment.run()
 
@@ -372,13 +394,21 @@ class TestEvents:
         return predict(measured(event=event), fleet, 20, swap_steps)
 
 
+def worked(*compute_ms: float, batch: float = 1) -> list[Interval]:
+    """The work of 80 queries in each second, for which a query took so much CPU time."""
+    return [
+        Interval(end=end, compute_seconds=80 * each / 1e3, queries=80, batches=80 / batch)
+        for end, each in enumerate(compute_ms, start=1)
+    ]
+
+
 def measured(**changed: Any) -> Figures:
     """Figures of a load of 80 requests a second."""
     fields: dict[str, Any] = {
         "load": "80%",
         "reference_ms": 80,
         "compute_ms": 10,
-        "batch": 1,
+        "intervals": worked(10),
         "stolen": 0,
         "rate": 80,
         "seed": 1,
@@ -391,9 +421,9 @@ def measured(**changed: Any) -> Figures:
     return Figures(**fields | changed)
 
 
-def validated(*figures: Figures, drift: Drift | None = None, **changed: Any) -> list[Pair]:
+def validated(*figures: Figures, **changed: Any) -> list[Pair]:
     service = ServiceFigures(replicas=1, cores=2, seconds=5, figures=list(figures))
-    return validate([service], Constants(compute_of(**changed), FREE, drift), CHANGES).pairs
+    return validate([service], Constants(compute_of(**changed), FREE), CHANGES).pairs
 
 
 def test_disturbed_measurements_of_a_load_count_only_if_all_are_disturbed() -> None:
@@ -408,10 +438,10 @@ def test_disturbed_measurements_of_a_load_count_only_if_all_are_disturbed() -> N
 def test_a_load_is_simulated_at_the_speed_at_which_a_query_took_the_measured_cpu_time() -> None:
     """The speed before and after the load predicts only the CPU time of a query."""
 
-    def predicted(**changed: float) -> dict[str, float]:
+    def predicted(**changed: Any) -> dict[str, float]:
         return {pair.figure: pair.predicted.median for pair in validated(measured(rate=5, **changed))}
 
-    equal, slower, earlier = predicted(), predicted(compute_ms=20), predicted(reference_ms=160)
+    equal, slower, earlier = predicted(), predicted(intervals=worked(20)), predicted(reference_ms=160)
 
     assert (equal["compute_ms"], slower["compute_ms"], earlier["compute_ms"]) == pytest.approx((10, 10, 20))
     assert (equal["p50"], slower["p50"], earlier["p50"]) == pytest.approx((10, 20, 10), rel=0.02)
@@ -419,45 +449,38 @@ def test_a_load_is_simulated_at_the_speed_at_which_a_query_took_the_measured_cpu
 
 def test_the_machine_was_slower_if_larger_batches_took_the_same_cpu_time_for_a_query() -> None:
     def p50(batch: float) -> float:
-        pairs = validated(measured(compute_ms=8, batch=batch), batch_ms={1: 10, 32: 160})
+        pairs = validated(measured(intervals=worked(8, batch=batch)), batch_ms={1: 10, 32: 160})
         return next(pair.predicted.median for pair in pairs if pair.figure == "p50")
 
     assert p50(16) > 1.5 * p50(1)
 
 
-def test_an_unsteady_machine_has_longer_queues_at_the_same_cpu_time_of_a_query() -> None:
-    drift = Drift(step_seconds=1.0, slowness=[0.7, 1.3])
+def test_a_load_is_simulated_at_the_speed_of_each_interval() -> None:
+    """Some slow seconds make longer queues than seconds of the same mean speed."""
     p99 = [
-        next(pair.predicted.median for pair in validated(measured(), drift=each) if pair.figure == "p99")
-        for each in (None, drift)
+        next(pair.predicted.median for pair in validated(measured(intervals=worked(*each))) if pair.figure == "p99")
+        for each in ([10] * 5, [7, 13, 7, 13, 10])
     ]
 
     assert p99[1] > 1.5 * p99[0]
 
 
 def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
-    compute, cost = compute_of(), ThreadCost(idle_ms=2, busy_ms=1)
-    http = FREE.model_copy(update={"loop": cost})
+    compute, cost = compute_of(), ThreadCost(busy_ms=1, pause_ms=[1, 2], woken_ms=[2, 3])
+    http = FREE.model_copy(update={"single": NO_COSTS.model_copy(update={"loop": cost})})
 
     assert work(compute.at(100, 1)).batch_seconds(range(8)) == pytest.approx(
         1.25 * work(compute).batch_seconds(range(8))
     )
-    assert http.at(40).loop == ThreadCost(idle_ms=1, busy_ms=0.5)
+    assert http.at(40).single.loop == ThreadCost(busy_ms=0.5, pause_ms=[1, 2], woken_ms=[1, 1.5])
     assert compute.at(80, 1) == compute
-
-
-def test_costs_that_were_measured_beside_a_busy_core_are_not_slowed_down_twice() -> None:
-    cost = ThreadCost(idle_ms=2, busy_ms=1)
-    http = FREE.model_copy(update={"slowdown": 1.25, "refused": cost, "loop": cost})
-
-    faster = http.beside_idle_cores()
-
-    assert faster.loop == faster.refused == ThreadCost(idle_ms=2, busy_ms=0.8)
 
 
 class TestCapacity:
     def test_longer_queries_cost_their_longer_encoding(self) -> None:
-        compute, http = compute_of(), FREE.model_copy(update={"loop": ThreadCost(idle_ms=2, busy_ms=1)})
+        loop = ThreadCost(busy_ms=1, pause_ms=[1, 2], woken_ms=[2, 3])
+        compute, single = compute_of(), NO_COSTS.model_copy(update={"loop": loop})
+        http = FREE.model_copy(update={"single": single})
 
         assert capacity.query_ms(compute, http, 16) == pytest.approx(11)
         assert capacity.query_ms(compute, http, 32) == pytest.approx(15)
@@ -505,7 +528,7 @@ class TestPage:
 def test_the_time_of_a_batch_follows_its_size_and_its_queries() -> None:
     batches = {1: 10, 2: 18, 32: 200}
     compute = compute_of(batch_ms=batches, query_ms=[8, 10, 12], search_ms=dict.fromkeys(batches, 0))
-    times = Work(compute, FREE.model_copy(update={"alone_ms": {10: 11, 20: 12}}), Random(1))
+    times = Work(compute, FREE.model_copy(update={"alone_ms": {10: 11, 20: 12}}), NOTHING, Random(1))
 
     assert times.batch_seconds([1, 4]) == pytest.approx(0.018)
     assert times.batch_seconds([0, 1]) == pytest.approx(0.016)

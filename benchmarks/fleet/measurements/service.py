@@ -7,27 +7,25 @@ afterwards.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.fleet.constants import Recorded
+from benchmarks.fleet.intervals import Interval
 from benchmarks.fleet.measurements.reference import Reference
+from benchmarks.fleet.measurements.sampler import Sampler
 from benchmarks.fleet.measurements.service_load import Served, served
 from benchmarks.fleet.simulation.replica import ReplicaSettings
-from loadtests.client import Connection, LostRequestError
 from loadtests.load import Exchange, arrivals, latency_percentiles
-from loadtests.processes import steal_seconds, thread_times
-from loadtests.replica import Replica
+from loadtests.processes import steal_seconds
 from loadtests.swaps import add_changed_version, copied_versions
 from service.threads import usable_cores
 
@@ -60,7 +58,7 @@ class Figures(BaseModel):
         event: What happens during the load.
         reference_ms: Mean time of the reference (`measurements.reference`) before and after the load.
         compute_ms: CPU time of the computing threads for each answered request, during the load.
-        batch: Mean number of queries in a batch of the computing threads, during the load.
+        intervals: The work of the computing threads in the intervals of the load.
         stolen: Share of the machine's CPU time that the hypervisor gave to other virtual machines during the load.
     """
 
@@ -69,7 +67,7 @@ class Figures(BaseModel):
     load: str
     reference_ms: float
     compute_ms: float
-    batch: float
+    intervals: list[Interval]
     stolen: float
     rate: float | None
     seed: int
@@ -147,47 +145,11 @@ def _measure_all(store: Path, reference: Reference, replicas: int, seconds: floa
 
 
 @dataclass(frozen=True)
-class _Computed:
-    """The work of a replica's computing thread.
-
-    Attributes:
-        threads: CPU seconds of each thread of the replica so far. The thread that computes is the busiest one.
-        batches: Number of batches.
-        queries: Number of queries in these batches.
-    """
-
-    threads: dict[int, float]
-    batches: float
-    queries: float
-
-    @classmethod
-    def of(cls, replica: Replica) -> _Computed:
-        """The work of a replica since its start.
-
-        Raises:
-            OSError, LostRequestError: If the replica has ended.
-        """
-        with contextlib.closing(Connection(replica.address)) as connection:
-            metrics = connection.get("/metrics").body.decode()
-        samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
-
-        def total(name: str) -> float:
-            return sum(sample.value for sample in samples if sample.name == f"recollect_batch_queries_{name}")
-
-        return cls(thread_times(replica.process), total("count"), total("sum"))
-
-    def seconds_since(self, before: _Computed) -> float:
-        """CPU seconds of the computing thread since an earlier moment."""
-        return max(seconds - before.threads.get(thread, 0.0) for thread, seconds in self.threads.items())
-
-
-@dataclass(frozen=True)
 class _Conditions:
     """The conditions of a load; for the attributes, see `Figures`."""
 
     reference_ms: float
-    compute_seconds: float
-    batch: float
+    intervals: list[Interval]
     stolen: float
 
 
@@ -201,12 +163,12 @@ class _Loads:
     max_queue: int
 
     def saturated(self) -> Figures:
-        (exchanges, duration), conditions = self._timed(lambda: self.service.closed_loop(CLIENTS, self.seconds))
+        (exchanges, duration), conditions = self._timed(lambda _: self.service.closed_loop(CLIENTS, self.seconds))
         return self._figures("saturated", conditions, None, 0, exchanges, exchanges, duration)
 
     def steady(self, load: str, rate: float, seed: int) -> Figures:
         """Run an open loop with random arrivals."""
-        exchanges, conditions = self._timed(lambda: self.service.open_loop(rate, self.seconds, seed))
+        exchanges, conditions = self._timed(lambda _: self.service.open_loop(rate, self.seconds, seed))
         return self._figures(load, conditions, rate, seed, exchanges, exchanges, self.seconds)
 
     def during(self, event: Event, happen: Callable[[], object], rate: float, seed: int) -> Figures:
@@ -214,58 +176,36 @@ class _Loads:
 
         Latencies, rates and shares are those of the seconds after the event; the CPU time is that of the whole load.
         """
-        before_event: list[_Computed] = []
 
-        def happen_now() -> None:
-            before_event.extend(self._computed())
-            happen()
+        def run(sampler: Sampler) -> list[Exchange]:
+            def happen_now() -> None:
+                sampler.sample()  # the event may end a replica
+                happen()
 
-        def run() -> list[Exchange]:
             timer = threading.Timer(EVENT_SHARE * self.seconds, happen_now)
             timer.start()
             exchanges = self.service.open_loop(rate, self.seconds, seed)
             timer.join()
             return exchanges
 
-        exchanges, conditions = self._timed(run, before_event)
+        exchanges, conditions = self._timed(run)
         due = arrivals(rate, self.seconds, seed)
         after = [each for each in exchanges if each.number >= 0 and _is_after(due[each.number], self.seconds)]
         figures = self._figures(f"{_EVENT_LOAD:.0%}, {event}", conditions, rate, seed, exchanges, after, AFTER_SECONDS)
         return figures.model_copy(update={"event": event})
 
-    def _timed(self, run: Callable[[], Result], before_event: Sequence[_Computed] = ()) -> tuple[Result, _Conditions]:
-        """Run a load; return its result and its conditions.
-
-        Args:
-            run: Runs the load.
-            before_event: Receives the work of the replicas before an event, which may end one of them.
-        """
+    def _timed(self, run: Callable[[Sampler], Result]) -> tuple[Result, _Conditions]:
+        """Run a load; return its result and its conditions."""
         reference_ms = self.reference.time_ms()
-        start, stolen, before = time.perf_counter(), steal_seconds(), self._computed()
-        result = run()
-        after = self._computed(before_event)
+        start, stolen = time.perf_counter(), steal_seconds()
+        with Sampler(self.service.replicas) as sampler:
+            result = run(sampler)
         share = (steal_seconds() - stolen) / (time.perf_counter() - start) / (os.cpu_count() or 1)
-        pairs = list(zip(before, after, strict=True))
-        queries = sum(now.queries - earlier.queries for earlier, now in pairs)
-        batches = sum(now.batches - earlier.batches for earlier, now in pairs)
         return result, _Conditions(
             reference_ms=(reference_ms + self.reference.time_ms()) / 2,
-            compute_seconds=sum(now.seconds_since(earlier) for earlier, now in pairs),
-            batch=queries / max(1, batches),
+            intervals=sampler.intervals(),
             stolen=share,
         )
-
-    def _computed(self, before_event: Sequence[_Computed] = ()) -> list[_Computed]:
-        """The work of each replica until now, or until the event that ended it."""
-        work = []
-        for place, replica in enumerate(self.service.replicas):
-            try:
-                work.append(_Computed.of(replica))
-            except (OSError, LostRequestError):
-                if not before_event:
-                    raise
-                work.append(before_event[place])
-        return work
 
     def _figures(
         self,
@@ -284,8 +224,8 @@ class _Loads:
         return Figures(
             load=load,
             reference_ms=conditions.reference_ms,
-            compute_ms=1e3 * conditions.compute_seconds / max(1, answered),
-            batch=conditions.batch,
+            compute_ms=1e3 * sum(each.compute_seconds for each in conditions.intervals) / max(1, answered),
+            intervals=conditions.intervals,
             stolen=conditions.stolen,
             rate=rate,
             seed=seed,

@@ -14,7 +14,7 @@ from typing import Any
 
 import simpy
 
-from benchmarks.fleet.constants import Http
+from benchmarks.fleet.constants import ThreadCost
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.replica import LOST, OK, Replica, Steps
 
@@ -30,7 +30,7 @@ class Balancer:
         environment: Clock of the simulation.
         replicas: The replicas.
         random: Chooses among replicas with equally many requests.
-        http: CPU times of nginx.
+        cost: CPU time of a request in nginx.
         cores: Cores that nginx shares with the replicas; None if nginx has a machine of its own, which is never the
             bottleneck.
     """
@@ -38,7 +38,7 @@ class Balancer:
     environment: simpy.Environment
     replicas: list[Replica]
     random: Random
-    http: Http
+    cost: ThreadCost
     cores: Cores | None = None
     _running: list[int] = field(init=False)
     _serving: list[int] = field(init=False)
@@ -46,6 +46,7 @@ class Balancer:
     def __post_init__(self) -> None:
         self._running, self._serving = [0] * len(self.replicas), list(range(len(self.replicas)))
         self._thread = Thread(self.environment, self.cores) if self.cores else None
+        self._half = self.cost.times(0.5)
 
     def send(self, query: int) -> Steps:
         """The steps of a request; their result is its status."""
@@ -78,11 +79,10 @@ class Balancer:
 
     def _forward(self) -> Generator[simpy.Event, Any, None]:
         """Read a request or an answer, and send it."""
-        half = self.http.proxy.times(0.5)
         if self._thread:
-            yield self._thread.run(half)
+            yield self._thread.run(self._half)
         else:
-            yield self.environment.timeout(half.busy_ms / 1e3)
+            yield self.environment.timeout(self._half.busy_ms / 1e3)
 
     def _choose(self, tried: list[int]) -> int | None:
         """The place with the fewest running requests; None if there is no place left."""

@@ -11,13 +11,16 @@ import simpy
 
 from benchmarks.fleet.constants import ThreadCost
 
+# Number of pauses of a thread over which their mean is taken.
+_PAUSES = 50
+
 
 class Cores:
     """Cores with processor sharing: more tasks than cores run at equal, lower speeds.
 
     Args:
         environment: Clock of the simulation.
-        count: Number of cores.
+        count: Number of cores; less by the share of a core that other programs use.
         slowdown: Factor by which a task takes longer while another core is busy too.
         slowness: Factor by which a task takes longer that starts at this time.
     """
@@ -25,7 +28,7 @@ class Cores:
     def __init__(
         self,
         environment: simpy.Environment,
-        count: int,
+        count: float,
         slowdown: float = 1.0,
         slowness: Callable[[float], float] = lambda _: 1.0,
     ) -> None:
@@ -80,7 +83,7 @@ class Cores:
 class Thread:
     """Runs tasks one after the other, as an event loop does.
 
-    A task costs more if it wakes up the thread.
+    A task that wakes up the thread costs more, by the exponentially weighted mean of the last pauses.
 
     Args:
         environment: Clock of the simulation.
@@ -90,23 +93,27 @@ class Thread:
     def __init__(self, environment: simpy.Environment, cores: Cores) -> None:
         self._environment, self._cores = environment, cores
         self._waiting: deque[tuple[ThreadCost, simpy.Event]] = deque()
-        self._busy = False
+        self._busy, self._idle_since, self._pause_ms = False, environment.now, 0.0
 
     def run(self, cost: ThreadCost) -> simpy.Event:
         """Run a task after all earlier ones; the event happens at its end."""
         done = self._environment.event()
-        self._waiting.append((cost, done))
-        if not self._busy:
-            self._start_next()
+        if self._busy:
+            self._waiting.append((cost, done))
+        else:
+            pause_ms = 1e3 * (self._environment.now - self._idle_since)
+            self._pause_ms += (pause_ms - self._pause_ms) / _PAUSES
+            self._busy = True
+            self._start(cost.after(self._pause_ms), done)
         return done
 
-    def _start_next(self) -> None:
-        was_busy, self._busy = self._busy, bool(self._waiting)
-        if self._busy:
-            cost, done = self._waiting.popleft()
-            milliseconds = cost.busy_ms if was_busy else cost.idle_ms
-            self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
+    def _start(self, milliseconds: float, done: simpy.Event) -> None:
+        self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
 
     def _end(self, done: simpy.Event) -> None:
         done.succeed()
-        self._start_next()
+        if self._waiting:
+            cost, waiting = self._waiting.popleft()
+            self._start(cost.busy_ms, waiting)
+        else:
+            self._busy, self._idle_since = False, self._environment.now

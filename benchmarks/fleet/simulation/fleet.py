@@ -9,6 +9,7 @@ from random import Random
 import simpy
 
 from benchmarks.fleet.constants import Compute, Drift, Http, read
+from benchmarks.fleet.intervals import Interval
 from benchmarks.fleet.simulation.balancer import Balancer
 from benchmarks.fleet.simulation.cores import Cores
 from benchmarks.fleet.simulation.loads import Client
@@ -25,15 +26,15 @@ class Fleet:
     random: Random
 
     @property
-    def compute_seconds(self) -> float:
-        """CPU time of the computing threads so far, without slowdown by other cores."""
-        return sum(replica.compute_seconds for replica in self.balancer.replicas)
-
-    @property
-    def batch(self) -> float:
-        """Mean number of queries in the batches so far."""
-        batches = sum(replica.batches for replica in self.balancer.replicas)
-        return sum(replica.queries for replica in self.balancer.replicas) / max(1, batches)
+    def work(self) -> Interval:
+        """The work of the computing threads so far, without slowdown by other cores."""
+        replicas = self.balancer.replicas
+        return Interval(
+            end=self.environment.now,
+            compute_seconds=sum(replica.compute_seconds for replica in replicas),
+            queries=sum(replica.queries for replica in replicas),
+            batches=sum(replica.batches for replica in replicas),
+        )
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,31 @@ class Constants:
         return lambda seconds: drift.at(start + seconds)
 
 
-def one_machine(constants: Constants, replicas: int, settings: ReplicaSettings, cores: int, seed: int) -> Fleet:
-    """One machine: replicas, load generator and, with two replicas or more, nginx share its cores."""
-    environment, random, http = simpy.Environment(), Random(seed), constants.http.beside_idle_cores()
-    shared = Cores(environment, cores, constants.compute.slowdown, constants.slowness(random))
-    work = Work(constants.compute, http, random)
+def one_machine(
+    constants: Constants,
+    replicas: int,
+    settings: ReplicaSettings,
+    cores: int,
+    seed: int,
+    slowness: Callable[[float], float] = lambda _: 1.0,
+) -> Fleet:
+    """One machine: replicas, load generator and, with two replicas or more, nginx share its cores.
+
+    Args:
+        constants: The constants; `drift` is not used.
+        replicas: Number of replicas.
+        settings: Their settings.
+        cores: Number of cores.
+        seed: Seed of the waits, and of the choice among replicas.
+        slowness: Factor by which a task takes longer that starts at this time, in seconds.
+    """
+    environment, random, http = simpy.Environment(), Random(seed), constants.http
+    costs = http.single if replicas == 1 else http.proxied
+    shared = Cores(environment, cores - costs.idle_cores, constants.compute.slowdown, slowness)
+    work = Work(constants.compute, http, costs.loop, random)
     members = [Replica(environment, shared, work, settings) for _ in range(replicas)]
-    balancer = Balancer(environment, members, random, http, shared)
-    send, wait_ms = (members[0].answer, http.wait_ms) if replicas == 1 else (balancer.send, http.proxied_wait_ms)
-    client = Client(environment, send, http, wait_ms, random, shared)
+    balancer = Balancer(environment, members, random, costs.proxy, shared)
+    client = Client(environment, members[0].answer if replicas == 1 else balancer.send, costs, random, shared)
     return Fleet(environment, balancer, client, random)
 
 
@@ -90,13 +107,14 @@ class Shape:
 
 def fleet_of(shape: Shape, constants: Constants, seed: int) -> Fleet:
     """Simulate a fleet of this shape. The speeds of its machines change independently."""
-    environment, random, http = simpy.Environment(), Random(seed), constants.http.beside_idle_cores()
-    work = Work(constants.compute, http, random, shape.engine)
+    environment, random, http = simpy.Environment(), Random(seed), constants.http
+    work = Work(constants.compute, http, http.single.loop, random, shape.engine)
 
     def replica() -> Replica:
-        cores = Cores(environment, shape.cores, constants.compute.slowdown, constants.slowness(random))
+        count, slowness = shape.cores - http.single.idle_cores, constants.slowness(random)
+        cores = Cores(environment, count, constants.compute.slowdown, slowness)
         return Replica(environment, cores, work, shape.settings)
 
-    balancer = Balancer(environment, [replica() for _ in range(shape.replicas)], random, http)
-    client = Client(environment, balancer.send, http, http.proxied_wait_ms, random)
+    balancer = Balancer(environment, [replica() for _ in range(shape.replicas)], random, http.proxied.proxy)
+    client = Client(environment, balancer.send, http.proxied, random)
     return Fleet(environment, balancer, client, random)

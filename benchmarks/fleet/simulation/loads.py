@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from benchmarks.fleet.constants import Http
+from benchmarks.fleet.constants import Deployment
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Steps
 
@@ -81,8 +81,7 @@ class Client:
     Args:
         environment: Clock of the simulation.
         send: The steps of a request.
-        http: CPU time of a request in the load generator.
-        wait_ms: The percentiles 0 to 100 of the time that an answer waits for threads.
+        costs: CPU time of a request in the load generator, and the waits of an answer.
         random: Source of the waits.
         cores: Cores that the load generator shares with the service; None if it has a machine of its own.
     """
@@ -91,13 +90,12 @@ class Client:
         self,
         environment: simpy.Environment,
         send: Send,
-        http: Http,
-        wait_ms: Sequence[float],
+        costs: Deployment,
         random: Random,
         cores: Cores | None = None,
     ) -> None:
-        self._environment, self._send, self._http = environment, send, http
-        self._wait_ms, self._random = wait_ms, random
+        self._environment, self._send, self._random = environment, send, random
+        self._half, self._wait_ms = costs.client.times(0.5), costs.wait_ms
         self._thread = Thread(environment, cores) if cores else None
         self.outcome = Outcome()
 
@@ -106,12 +104,12 @@ class Client:
         due = self._environment.now
         self.outcome.sent += 1
         if self._thread:
-            yield self._thread.run(self._http.client.times(0.5))
+            yield self._thread.run(self._half)
         status = yield from self._send(query)
         if status == OK:
             yield self._environment.timeout(self._wait_seconds())
         if self._thread:
-            yield self._thread.run(self._http.client.times(0.5))
+            yield self._thread.run(self._half)
         self.outcome.record(due, self._environment.now, status)
 
     def _wait_seconds(self) -> float:

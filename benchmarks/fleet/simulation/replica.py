@@ -61,15 +61,27 @@ class ReplicaSettings:
 class Work:
     """The CPU times of a replica, computed from the measured times.
 
+    Attributes:
+        compute: Times of the predictor.
+        engine: Searches the keys; None if the replica has the keys in files.
+        read: Time of the event loop to read a request, or to answer it from the cache.
+        answer: Time of the event loop for the rest of a computed answer.
+        refuse: Time of the event loop for the rest of a refusal.
+
     Args:
         compute: Times of the predictor.
         http: Times of the service beside the predictor.
+        loop: CPU time of an answer in the event loop.
         random: Source of the times of the engine.
         engine: Searches the keys; None if the replica has the keys in files.
     """
 
-    def __init__(self, compute: Compute, http: Http, random: Random, engine: Engine | None = None) -> None:
-        self.compute, self.http, self.engine = compute, http, engine
+    def __init__(
+        self, compute: Compute, http: Http, loop: ThreadCost, random: Random, engine: Engine | None = None
+    ) -> None:
+        self.compute, self.engine = compute, engine
+        self.read = http.cached_loop.times(0.5)
+        self.answer, self.refuse = loop.without(self.read), http.refused.without(self.read)
         self._random = random
         self._mean_ms = float(np.mean(compute.query_ms))
         pauses = sorted(http.alone_ms)
@@ -143,24 +155,22 @@ class Replica:
 
     def answer(self, query: int) -> Steps:
         """The steps of a request; their result is its status."""
-        http = self.work.http
-        short = http.cached_loop.times(0.5)
-        yield self._loop.run(short)
+        yield self._loop.run(self.work.read)
         if not self.alive:
             return LOST
         key = (self.version, query)
         if key in self._cache:
-            yield self._loop.run(short)
+            yield self._loop.run(self.work.read)
             if key in self._cache:  # it may have been removed meanwhile
                 self._cache.move_to_end(key)
             return self._unless_lost(OK)
         job = self._submit(query)
         if job is None:
-            yield self._loop.run(http.refused.without(short))
+            yield self._loop.run(self.work.refuse)
             return self._unless_lost(OVERLOADED)
         if not (yield job.done):
             return LOST
-        yield self._loop.run(http.loop.without(short))
+        yield self._loop.run(self.work.answer)
         self._remember(key)
         return self._unless_lost(OK)
 
@@ -190,7 +200,7 @@ class Replica:
         for step in steps:
             yield self.cores.run((step.cpu_ms - step.locked_ms) / 1e3)
             if step.locked_ms:
-                yield self._loop.run(ThreadCost(idle_ms=step.locked_ms, busy_ms=step.locked_ms))
+                yield self._loop.run(ThreadCost(busy_ms=step.locked_ms, pause_ms=[0], woken_ms=[step.locked_ms]))
             yield self.environment.timeout(_REST_FACTOR * self._busy / self.settings.threads * step.cpu_ms / 1e3)
             for _ in range(_POLLS):
                 if self._busy < self.settings.threads:

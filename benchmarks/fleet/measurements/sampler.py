@@ -1,0 +1,120 @@
+"""Sample the work of the computing threads of replicas during a load."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.fleet.intervals import Interval
+from loadtests.client import Connection, LostRequestError
+from loadtests.processes import thread_times
+from loadtests.replica import Replica
+
+_STEP_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The work of a replica until a moment.
+
+    Attributes:
+        threads: CPU seconds of each thread so far.
+        metrics: The text of `/metrics`. It is parsed after the load, because that takes milliseconds.
+    """
+
+    threads: dict[int, float]
+    metrics: str
+
+    @classmethod
+    def of(cls, replica: Replica) -> _Sample:
+        """Take a sample now.
+
+        Raises:
+            OSError, LostRequestError: If the replica has ended.
+        """
+        with contextlib.closing(Connection(replica.address)) as connection:
+            return cls(thread_times(replica.process), connection.get("/metrics").body.decode())
+
+    @cached_property
+    def batches(self) -> float:
+        return self._total("count")
+
+    @cached_property
+    def queries(self) -> float:
+        return self._total("sum")
+
+    def _total(self, name: str) -> float:
+        samples = (sample for family in text_string_to_metric_families(self.metrics) for sample in family.samples)
+        return sum(sample.value for sample in samples if sample.name == f"recollect_batch_queries_{name}")
+
+
+class Sampler:
+    """Samples the work of replicas while its `with` block runs.
+
+    Args:
+        replicas: The replicas. If one ends, its last sample stays; call `sample` directly before.
+
+    Raises:
+        OSError, LostRequestError: If a replica has ended before the block.
+    """
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self._last = [_Sample.of(replica) for replica in replicas]
+        self._start = time.perf_counter()
+        self._moments = [(0.0, list(self._last))]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def sample(self) -> None:
+        """Take a sample of each replica that runs."""
+        for place, replica in enumerate(self._replicas):
+            with contextlib.suppress(OSError, LostRequestError):
+                self._last[place] = _Sample.of(replica)
+
+    def intervals(self) -> list[Interval]:
+        """The work between the samples, after the block."""
+        first = self._moments[0][1]
+        computing = [_busiest(before, after) for before, after in zip(first, self._last, strict=True)]
+        sums = [
+            Interval(
+                end=seconds,
+                compute_seconds=sum(each.threads[thread] for each, thread in zip(samples, computing, strict=True)),
+                queries=sum(each.queries for each in samples),
+                batches=sum(each.batches for each in samples),
+            )
+            for seconds, samples in self._moments
+        ]
+        return [after.since(before) for before, after in zip(sums, sums[1:], strict=False)]
+
+    def _run(self) -> None:
+        """Sample every `_STEP_SECONDS`, and at the end. A short last interval belongs to the one before."""
+        ended = False
+        while not ended:
+            ended = self._ended.wait(max(0.0, self._moments[-1][0] + _STEP_SECONDS - self._elapsed()))
+            self.sample()
+            if ended and len(self._moments) > 1 and self._elapsed() - self._moments[-1][0] < _STEP_SECONDS / 2:
+                self._moments.pop()
+            self._moments.append((self._elapsed(), list(self._last)))
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._start
+
+
+def _busiest(before: _Sample, after: _Sample) -> int:
+    """The thread that computes: the one with the most CPU time between two samples."""
+    return max(before.threads, key=lambda thread: after.threads.get(thread, 0.0) - before.threads[thread])
