@@ -162,7 +162,7 @@ class Drift(Recorded):
 
 
 class ThreadCost(BaseModel):
-    """CPU time of a request on a thread. A request is two tasks, each of which costs half of it.
+    """CPU time of a request on a thread. A request consists of two tasks of equal cost.
 
     Attributes:
         busy_ms: The time if the thread was busy before, so that no task wakes it up.
@@ -175,6 +175,11 @@ class ThreadCost(BaseModel):
     busy_ms: float
     pause_ms: list[float]
     woken_ms: list[float]
+
+    @classmethod
+    def constant(cls, milliseconds: float) -> ThreadCost:
+        """A time that does not depend on pauses."""
+        return cls(busy_ms=milliseconds, pause_ms=[0], woken_ms=[milliseconds])
 
     def after(self, pause_ms: float) -> float:
         """The time after pauses of this mean length."""
@@ -214,9 +219,17 @@ class Deployment(BaseModel):
     idle_cores: float
 
     def times(self, factor: float) -> Deployment:
-        """The costs on a machine that takes this factor as long. The waits stay: they are times of the scheduler."""
-        costs = {name: getattr(self, name).times(factor) for name in ("loop", "client", "proxy")}
-        return self.model_copy(update=costs)
+        """The costs on a machine that takes this factor as long.
+
+        The waits stay, because they are times of the scheduler. The share of a core stays too.
+        """
+        return self.model_copy(
+            update={
+                "loop": self.loop.times(factor),
+                "client": self.client.times(factor),
+                "proxy": self.proxy.times(factor),
+            }
+        )
 
 
 class Http(Recorded):

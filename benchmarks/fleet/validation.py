@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import simpy
@@ -157,8 +158,7 @@ def validate(measured: list[ServiceFigures], constants: Constants, changes: Chan
         for all_repeated in loads.values():
             repeated = _undisturbed(all_repeated)
             simulations = [_Simulation(service, figures, constants, changes) for figures in repeated]
-            before_and_after = [each.predict([1.0]) for each in simulations]
-            pairs.append(_pair(service.replicas, "compute_ms", repeated, before_and_after))
+            pairs.append(_pair(service.replicas, "compute_ms", repeated, [each.steady for each in simulations]))
             predicted = [figures for each in simulations for figures in each.predict_all()]
             pairs += [_pair(service.replicas, name, repeated, predicted) for name in _names(repeated[0])]
     return Validation(pairs=pairs)
@@ -177,6 +177,11 @@ class _Simulation:
     measured: Figures
     constants: Constants
     changes: Changes
+
+    @cached_property
+    def steady(self) -> Figures:
+        """The simulation at the speed directly before and after the load."""
+        return self.predict([1.0])
 
     def predict_all(self) -> list[Figures]:
         """Simulate the load several times, at the speed that the machine had in each interval."""
@@ -201,8 +206,9 @@ class _Simulation:
         compute = self.constants.compute
         real = [interval.slowness(compute) for interval in self.measured.intervals]
         factors = [1.0] * len(real)
-        for _ in range(_CORRECTIONS):
-            simulated = [interval.slowness(compute) for interval in self.predict(factors).intervals]
+        for correction in range(_CORRECTIONS):
+            figures = self.predict(factors) if correction else self.steady
+            simulated = [interval.slowness(compute) for interval in figures.intervals]
             factors = [
                 factor * (wanted / found if wanted and found else 1.0)
                 for factor, wanted, found in zip(factors, real, simulated, strict=True)

@@ -19,7 +19,7 @@ from service.storage.bundle_folder import try_lock
 
 # In /tmp, because the path of a socket may have at most 107 bytes.
 _PARENT, _PREFIX = Path("/tmp"), "recollect-ray-session-"
-# A process may not have locked a younger folder yet.
+# The process of a younger folder may not have locked it yet.
 _LEAST_AGE_SECONDS = 60.0
 
 

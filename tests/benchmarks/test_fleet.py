@@ -34,7 +34,7 @@ from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries,
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.validation import Pair, Spread, predict, validate
 
-NOTHING = ThreadCost(busy_ms=0, pause_ms=[0], woken_ms=[0])
+NOTHING = ThreadCost.constant(0)
 NO_COSTS = Deployment(loop=NOTHING, client=NOTHING, proxy=NOTHING, wait_ms=[0, 0], idle_cores=0)
 FREE = Http(
     clients=32,
@@ -311,7 +311,7 @@ class TestBalancer:
         assert statuses(fleet, 2) == [OK] * 2
 
     def test_a_request_in_the_event_loop_of_a_lost_replica_is_lost(self) -> None:
-        cost = ThreadCost(busy_ms=20, pause_ms=[0], woken_ms=[20])
+        cost = ThreadCost.constant(20)
         single = NO_COSTS.model_copy(update={"loop": cost})
         http = FREE.model_copy(update={"single": single, "cached_loop": cost})
         fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), Constants(compute_of(), http), seed=1)

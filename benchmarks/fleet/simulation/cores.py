@@ -20,7 +20,7 @@ class Cores:
 
     Args:
         environment: Clock of the simulation.
-        count: Number of cores; less by the share of a core that other programs use.
+        count: Number of cores, minus the share of a core that other work uses.
         slowdown: Factor by which a task takes longer while another core is busy too.
         slowness: Factor by which a task takes longer that starts at this time.
     """

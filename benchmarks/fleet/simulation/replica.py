@@ -200,7 +200,7 @@ class Replica:
         for step in steps:
             yield self.cores.run((step.cpu_ms - step.locked_ms) / 1e3)
             if step.locked_ms:
-                yield self._loop.run(ThreadCost(busy_ms=step.locked_ms, pause_ms=[0], woken_ms=[step.locked_ms]))
+                yield self._loop.run(ThreadCost.constant(step.locked_ms))
             yield self.environment.timeout(_REST_FACTOR * self._busy / self.settings.threads * step.cpu_ms / 1e3)
             for _ in range(_POLLS):
                 if self._busy < self.settings.threads:
