@@ -23,17 +23,17 @@ def main(arguments: list[str]) -> int:
         added.set_defaults(run=run)
         return added
 
-    def needs_store(added: argparse.ArgumentParser, seconds: float) -> None:
+    def needs_store(added: argparse.ArgumentParser, seconds: float | None = None) -> None:
         added.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is measured")
-        added.add_argument(
-            "--seconds", type=float, default=seconds, help=f"duration of each measurement; default: {seconds:g}"
-        )
+        if seconds:
+            text = f"duration of each measurement; default: {seconds:g}"
+            added.add_argument("--seconds", type=float, default=seconds, help=text)
 
     compute = command("compute", _compute, "Measure a predictor on one thread, and record it.")
     needs_store(compute, 30)
     compute.add_argument("--name", required=True, choices=["minilm", "static"], help="name of the record")
     needs_store(command("drift", _drift, "Measure how the speed of the idle machine changes, and record it."), 120)
-    needs_store(command("http", _http, "Measure the costs of HTTP, and record them."), 10)
+    needs_store(command("http", _http, "Measure the costs of requests, and record them."), 10)
     service = command("service", _service, "Measure the real service at several loads, and record its figures.")
     needs_store(service, 20)
     service.add_argument("--replicas", type=int, required=True, choices=[1, 2], help="number of replicas")
@@ -41,10 +41,13 @@ def main(arguments: list[str]) -> int:
         "--repetitions", type=positive_int, default=5, help="number of measurements of each load; default: 5"
     )
     indexes = command("indexes", _indexes, "Measure kinds of indexes, and record them.")
-    needs_store(indexes, 0)
+    needs_store(indexes)
     indexes.add_argument("--keys", type=positive_int, default=60_000, help="number of synthetic keys; default: 60000")
-    changes = command("changes", _changes, "Measure a swap, live writes and a compaction, and record them.")
-    needs_store(changes, 0)
+    swap = command("swap", _swap, "Measure swaps to other versions, and record them.")
+    needs_store(swap)
+    swap.add_argument("--repetitions", type=positive_int, default=5, help="number of swaps; default: 5")
+    changes = command("changes", _changes, "Measure live writes and a compaction, and record them.")
+    needs_store(changes)
     changes.add_argument("--writes", type=positive_int, default=300, help="number of live writes; default: 300")
     command("predict", _predict, "Predict the figures of the real service, and record both.")
     command("scenarios", _scenarios, "Simulate failures and overload of 100 replicas, and record their figures.")
@@ -101,6 +104,13 @@ def _indexes(given: argparse.Namespace) -> None:
     record(lambda: measure_indexes(given.store, given.keys), "indexes")
 
 
+def _swap(given: argparse.Namespace) -> None:
+    from benchmarks.fleet.constants import record
+    from benchmarks.fleet.measurements.swap import measure_swap
+
+    record(lambda: measure_swap(given.store, given.repetitions), "swap")
+
+
 def _changes(given: argparse.Namespace) -> None:
     from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.changes import measure_changes
@@ -109,21 +119,21 @@ def _changes(given: argparse.Namespace) -> None:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import Changes, read, write
+    from benchmarks.fleet.constants import read, write
     from benchmarks.fleet.measurements.service import ServiceFigures
     from benchmarks.fleet.simulation.fleet import Constants
     from benchmarks.fleet.validation import validate
 
     measured = [read(ServiceFigures, f"service-{replicas}") for replicas in (1, 2)]
-    write(validate(measured, Constants.recorded(), read(Changes, "changes")), "validation")
+    write(validate(measured, Constants.recorded()), "validation")
 
 
 def _scenarios(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import Changes, read, write
+    from benchmarks.fleet.constants import write
     from benchmarks.fleet.simulation.fleet import Constants
     from benchmarks.fleet.simulation.scenarios import simulate_all
 
-    write(simulate_all(Constants.recorded(), read(Changes, "changes")), "scenarios")
+    write(simulate_all(Constants.recorded()), "scenarios")
 
 
 def _table(given: argparse.Namespace) -> None:

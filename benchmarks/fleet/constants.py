@@ -162,10 +162,10 @@ class Drift(Recorded):
 
 
 class ThreadCost(BaseModel):
-    """CPU time of a request on a thread. A request consists of two tasks of equal cost.
+    """CPU time of a request on a thread.
 
     Attributes:
-        busy_ms: The time if the thread was busy before, so that no task wakes it up.
+        busy_ms: The time if the thread was busy before, so that no task of the request wakes it up.
         pause_ms: Mean pauses of the thread before a task that wakes it up, in ascending order.
         woken_ms: The time at each of these pauses. Caches get colder during long pauses.
     """
@@ -196,18 +196,21 @@ class ThreadCost(BaseModel):
         return ThreadCost(busy_ms=busy_ms, pause_ms=self.pause_ms, woken_ms=woken_ms)
 
 
-class Deployment(BaseModel):
+class DeploymentCosts(BaseModel):
     """Costs of a request in a deployment: one replica, or two of them behind nginx.
 
     Attributes:
         loop: CPU time of the event loop of a replica.
         client: CPU time of the load generator.
         proxy: CPU time of nginx.
-        wait_ms: The percentiles 0 to 100 of the rest of the latency, without the time in the queue, the computation and
-            these CPU times: threads wait for a core, or for Python's global interpreter lock. Waits within queue and
-            computation are not included.
-        idle_cores: Share of a core that the machine uses while the replicas wait for requests: their other threads, and
-            other programs.
+        wait_ms: The percentiles 0 to 100 of the rest of the latency: without the time in the queue, without the
+            computation, and without the mean CPU times of a request in this measurement. Threads wait for a core, or
+            for Python's global interpreter lock. Waits within queue and computation are not included. A value is
+            negative if the CPU times were shorter than their mean, or if a part of them was used outside the latency.
+        busy_wait_ms: The same while another process keeps a core busy. Then the kernel lets some threads wait for
+            this core, although another one is idle.
+        idle_cores: Share of a core that the machine uses while the replicas wait for requests, without their event
+            loops: other threads and other programs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -216,9 +219,10 @@ class Deployment(BaseModel):
     client: ThreadCost
     proxy: ThreadCost
     wait_ms: list[float]
+    busy_wait_ms: list[float]
     idle_cores: float
 
-    def times(self, factor: float) -> Deployment:
+    def times(self, factor: float) -> DeploymentCosts:
         """The costs on a machine that takes this factor as long.
 
         The waits stay, because they are times of the scheduler. The share of a core stays too.
@@ -232,6 +236,23 @@ class Deployment(BaseModel):
         )
 
 
+class Refused(BaseModel):
+    """Cost of a refused request.
+
+    Attributes:
+        loop_ms: CPU time of the event loop, which the request wakes up.
+        pause_ms: Mean pause of the event loop before.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    loop_ms: float
+    pause_ms: float
+
+    def times(self, factor: float) -> Refused:
+        return Refused(loop_ms=factor * self.loop_ms, pause_ms=self.pause_ms)
+
+
 class Http(Recorded):
     """Costs of a request to `/predict` in the service.
 
@@ -243,7 +264,7 @@ class Http(Recorded):
         single: Costs with one replica.
         proxied: Costs with two replicas behind nginx.
         cached_loop: CPU time of the event loop for an answer from the cache.
-        refused: The same for a request that is refused because the queue is full.
+        refused: Cost of a request that is refused because the queue is full.
         request_bytes: Size of a request, with its headers.
         answer_bytes: Size of an answer, with its headers.
     """
@@ -251,10 +272,10 @@ class Http(Recorded):
     clients: int
     reference_ms: float
     alone_ms: dict[int, float]
-    single: Deployment
-    proxied: Deployment
+    single: DeploymentCosts
+    proxied: DeploymentCosts
     cached_loop: ThreadCost
-    refused: ThreadCost
+    refused: Refused
     request_bytes: float
     answer_bytes: float
 
@@ -311,16 +332,41 @@ class Step(BaseModel):
     locked_ms: float
 
 
-class Changes(Recorded):
-    """Costs of new versions, live writes and compaction.
+class Swap(Recorded):
+    """Costs of a swap to another version.
 
     Attributes:
+        reference_ms: Mean time of the reference (`measurements.reference`) meanwhile.
         bundle_mb: Size of the bundle, in millions of bytes.
-        swap_seconds: Time of a swap to a version without equal files, from its activation until it serves.
-        swap_cpu_seconds: CPU time of this swap in the replica.
-        swap_steps: The steps in which this version is opened, without a service.
-        shared_swap_cpu_seconds: The same for a version whose files are equal, except for its manifest.
+        seconds: Mean time of a swap to a version without equal files, from its activation until it serves.
+        cpu_seconds: Mean CPU time of this swap in the replica.
+        steps: The steps in which this version is opened, without a service.
+        shared_cpu_seconds: CPU time of a swap to a version whose files are equal, except for its manifest.
         checksum_gb_per_second: Rate at which one thread computes the SHA-256 of mapped files.
+    """
+
+    reference_ms: float
+    bundle_mb: float
+    seconds: float
+    cpu_seconds: float
+    steps: list[Step]
+    shared_cpu_seconds: float
+    checksum_gb_per_second: float
+
+    def steps_at(self, reference_ms: float) -> list[Step]:
+        """The steps, scaled to a speed of the machine, and so that the sum of their CPU times is that of the swap.
+
+        Args:
+            reference_ms: The time of the reference at this speed.
+        """
+        factor = reference_ms / self.reference_ms * 1e3 * self.cpu_seconds / sum(step.cpu_ms for step in self.steps)
+        return [Step(cpu_ms=factor * step.cpu_ms, locked_ms=factor * step.locked_ms) for step in self.steps]
+
+
+class Changes(Recorded):
+    """Costs of live writes and compaction.
+
+    Attributes:
         write_cpu_ms: CPU time of a live instance in the replica that writes it, with its encoding.
         follow_cpu_ms: CPU time of this instance in each other replica.
         log_bytes: Size of a live instance in the log of the store.
@@ -328,19 +374,7 @@ class Changes(Recorded):
             encoding and without the training of an index.
     """
 
-    bundle_mb: float
-    swap_seconds: float
-    swap_cpu_seconds: float
-    swap_steps: list[Step]
-    shared_swap_cpu_seconds: float
-    checksum_gb_per_second: float
     write_cpu_ms: float
     follow_cpu_ms: float
     log_bytes: float
     compact_cpu_ms: float
-
-    @property
-    def scaled_steps(self) -> list[Step]:
-        """The steps, scaled so that the sum of their CPU times is that of the swap."""
-        factor = 1e3 * self.swap_cpu_seconds / sum(step.cpu_ms for step in self.swap_steps)
-        return [Step(cpu_ms=factor * step.cpu_ms, locked_ms=factor * step.locked_ms) for step in self.swap_steps]

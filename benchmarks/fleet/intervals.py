@@ -24,8 +24,8 @@ class Interval(BaseModel):
 
     end: float
     compute_seconds: float
-    queries: float
-    batches: float
+    queries: int
+    batches: int
 
     def since(self, earlier: Interval) -> Interval:
         """The work after an earlier moment, if both are the work since the start."""
@@ -36,7 +36,16 @@ class Interval(BaseModel):
             batches=self.batches - earlier.batches,
         )
 
-    def slowness(self, compute: Compute) -> float:
+    def merged_with(self, following: Interval) -> Interval:
+        """The work of this interval and the following one."""
+        return Interval(
+            end=following.end,
+            compute_seconds=self.compute_seconds + following.compute_seconds,
+            queries=self.queries + following.queries,
+            batches=self.batches + following.batches,
+        )
+
+    def relative_cpu_time(self, compute: Compute) -> float:
         """The CPU time of a batch, relative to the constant for its size; 0 without batches.
 
         A long queue makes the batches larger, so a slow machine can take as much CPU time for a query as a fast one.
@@ -44,6 +53,24 @@ class Interval(BaseModel):
         if not self.batches:
             return 0.0
         return 1e3 * self.compute_seconds / self.batches / compute.size_ms(self.queries / self.batches)
+
+
+def joined(intervals: Sequence[Interval], least: int) -> list[Interval]:
+    """Join neighbouring intervals until each has at least this number of batches, if all together have them.
+
+    A batch counts in the interval in which it begins, but a part of its CPU time may be that of the next one. So few
+    batches make the figures of an interval inexact.
+    """
+    found: list[Interval] = []
+    for interval in intervals:
+        if found and found[-1].batches < least:
+            found[-1] = found[-1].merged_with(interval)
+        else:
+            found.append(interval)
+    if len(found) > 1 and found[-1].batches < least:
+        last = found.pop()
+        found[-1] = found[-1].merged_with(last)
+    return found
 
 
 class Slowness:

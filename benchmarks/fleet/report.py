@@ -9,7 +9,7 @@ from string import Template
 import numpy as np
 
 from benchmarks.fleet import capacity
-from benchmarks.fleet.constants import Changes, Compute, Drift, Http, Indexes, read
+from benchmarks.fleet.constants import Changes, Compute, Drift, Http, Indexes, Swap, read
 from benchmarks.fleet.measurements.service import Figures, ServiceFigures
 from benchmarks.fleet.simulation.scenarios import Scenarios
 from benchmarks.fleet.validation import MOST_STOLEN, Pair, Spread, Validation
@@ -30,17 +30,20 @@ def page() -> str:
         OSError: If a record is missing.
     """
     minilm, static = read(Compute, "compute-minilm"), read(Compute, "compute-static")
-    http, indexes, changes = read(Http, "http"), read(Indexes, "indexes"), read(Changes, "changes")
+    indexes, swap, changes = read(Indexes, "indexes"), read(Swap, "swap"), read(Changes, "changes")
+    http = read(Http, "http").at(minilm.reference_ms)
     validation, scenarios = read(Validation, "validation"), read(Scenarios, "scenarios")
     service, two = read(ServiceFigures, "service-1"), read(ServiceFigures, "service-2")
-    measured = {"compute": minilm, "http": http, "service, one replica": service, "service, two replicas": two}
+    drift = read(Drift, "drift")
+    records = (minilm, static, drift, http, indexes, swap, changes, service, two)
     tables = {
         "machine": minilm.machine,
-        "dates": " and ".join(sorted({each.date for each in (minilm, static, http, indexes, changes, service, two)})),
+        "dates": " and ".join(sorted({each.date for each in records})),
         "batches": _batches(minilm, static),
         "pauses": _pauses(http),
         "http": _http(http),
         "waits": _waits(http),
+        "refused_ms": f"{http.refused.loop_ms:.2f}",
         "request_bytes": f"{http.request_bytes:,.0f}",
         "answer_bytes": f"{http.answer_bytes:,.0f}",
         "idle_single": f"{http.single.idle_cores:.1%}",
@@ -49,8 +52,8 @@ def page() -> str:
         "replicas": _replicas(minilm, static, http),
         "network": _network(http),
         "indexes": _indexes(indexes),
-        "changes": _changes(changes),
-        "large": _large(indexes, changes, minilm),
+        "changes": _changes(swap, changes),
+        "large": _large(indexes, swap, changes, minilm),
         "fleet": f"{_FLEET}",
         "writes": _writes(changes),
         "seconds": f"{service.seconds:g}",
@@ -67,9 +70,9 @@ def page() -> str:
         "engine_capacity": f"{scenarios.engine_capacity:,.0f}",
         "engine_capacity_few_threads": f"{scenarios.engine_capacity_few_threads:,.0f}",
         "cached_capacity": f"{scenarios.cached_capacity:,.0f}",
-        "others": ", ".join(f"{each.others:.0%} ({name})" for name, each in measured.items()),
+        "others": f"{max(each.others for each in records):.1%}",
         "slowdown": f"{minilm.slowdown:.2f}",
-        "drift": _drift(read(Drift, "drift")),
+        "drift": _drift(drift),
     }
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(tables)
 
@@ -99,7 +102,12 @@ def _pauses(http: Http) -> str:
 
 
 def _waits(http: Http) -> str:
-    rows = [("one replica", http.single.wait_ms), ("two replicas behind nginx", http.proxied.wait_ms)]
+    rows = [
+        ("one replica", http.single.wait_ms),
+        ("the same beside a busy core", http.single.busy_wait_ms),
+        ("two replicas behind nginx", http.proxied.wait_ms),
+        ("the same beside a busy core", http.proxied.busy_wait_ms),
+    ]
     head = ["waits, ms", "median", "90th percentile", "99th percentile"]
     return _table(head, [[name, *(f"{waits[percent]:.1f}" for percent in (50, 90, 99))] for name, waits in rows])
 
@@ -113,7 +121,6 @@ def _http(http: Http) -> str:
     costs = {
         "event loop of the service": http.single.loop,
         "the same for an answer from the cache": http.cached_loop,
-        "the same for a refused request": http.refused,
         "the same with two replicas": http.proxied.loop,
         "nginx, with two replicas": http.proxied.proxy,
         "load generator, with one replica": http.single.client,
@@ -176,16 +183,15 @@ def _indexes(indexes: Indexes) -> str:
     return _table([*head, *(f"million keys in {memory} GB" for memory in _MEMORY_GB)], rows)
 
 
-def _changes(changes: Changes) -> str:
-    longest = max(step.cpu_ms for step in changes.swap_steps)
-    locked = max(step.locked_ms for step in changes.swap_steps)
+def _changes(swap: Swap, changes: Changes) -> str:
+    longest = max(step.cpu_ms for step in swap.steps)
+    locked = max(step.locked_ms for step in swap.steps)
     rows = {
-        f"swap of a bundle of {changes.bundle_mb:,.0f} MB": f"{changes.swap_seconds:.1f} s, "
-        f"{changes.swap_cpu_seconds:.1f} s of CPU",
-        "steps of this swap, with pauses between them": f"{len(changes.swap_steps)}, the longest {longest:.0f} ms",
+        f"swap of a bundle of {swap.bundle_mb:,.0f} MB": f"{swap.seconds:.2f} s, {swap.cpu_seconds:.2f} s of CPU",
+        "steps of this swap, with pauses between them": f"{len(swap.steps)}, the longest {longest:.0f} ms",
         "longest time in which a step keeps Python's global interpreter lock": f"{locked:.0f} ms",
-        "swap to a version with equal files": f"{changes.shared_swap_cpu_seconds:.1f} s of CPU",
-        "checksums on one thread": f"{changes.checksum_gb_per_second:.1f} GB/s",
+        "swap to a version with equal files": f"{swap.shared_cpu_seconds:.2f} s of CPU",
+        "checksums on one thread": f"{swap.checksum_gb_per_second:.1f} GB/s",
         "a live instance, in the replica that writes it": f"{changes.write_cpu_ms:.1f} ms of CPU",
         "a live instance, in each other replica": f"{changes.follow_cpu_ms:.2f} ms of CPU",
         "a live instance in the log": f"{changes.log_bytes:,.0f} bytes",
@@ -194,7 +200,7 @@ def _changes(changes: Changes) -> str:
     return _table(["a change", "measured"], rows.items())
 
 
-def _large(indexes: Indexes, changes: Changes, compute: Compute) -> str:
+def _large(indexes: Indexes, swap: Swap, changes: Changes, compute: Compute) -> str:
     rows = []
     for cost in indexes.costs:
         gigabytes = capacity.bundle_bytes(_LARGE, cost, indexes) / 1e9
@@ -204,7 +210,7 @@ def _large(indexes: Indexes, changes: Changes, compute: Compute) -> str:
                 f"`{cost.index}`",
                 f"{gigabytes:,.0f} GB",
                 f"{gigabytes / _LINK_GB_PER_SECOND / 60:,.0f} min",
-                f"{gigabytes / changes.checksum_gb_per_second / 60:,.0f} min",
+                f"{gigabytes / swap.checksum_gb_per_second / 60:,.0f} min",
                 f"{hours.merge:,.0f}",
                 f"{hours.index:,.0f}",
                 "0" if cost.index == "Flat" else f"{hours.encode:,.0f}",

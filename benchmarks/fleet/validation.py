@@ -18,21 +18,21 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Changes, Recorded, Step
-from benchmarks.fleet.intervals import Interval, Slowness
+from benchmarks.fleet.constants import Recorded, Step
+from benchmarks.fleet.intervals import Interval, Slowness, joined
 from benchmarks.fleet.measurements.service import (
-    AFTER_SECONDS,
     CLIENTS,
-    EVENT_SHARE,
+    POLL_SECONDS,
     SHORT_QUEUE,
     WARM_SECONDS,
     Event,
     Figures,
     ServiceFigures,
+    event_spans,
 )
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, one_machine
 from benchmarks.fleet.simulation.loads import distinct_queries
-from benchmarks.fleet.simulation.replica import OK, ReplicaSettings
+from benchmarks.fleet.simulation.replica import OK, Replica, ReplicaSettings
 from loadtests.load import arrivals
 
 # Number of simulations of each measurement. Their waits differ.
@@ -40,6 +40,8 @@ _SIMULATIONS = 3
 # The speed in the intervals of a load is found by this number of simulations. Each corrects the speed by the ratio of
 # the real to the simulated CPU time of a batch.
 _CORRECTIONS = 5
+# Number of batches of each replica that an interval needs for an exact speed.
+_LEAST_BATCHES = 50
 # A measurement counts if the hypervisor gave at most this share of the CPU time to other virtual machines meanwhile.
 MOST_STOLEN = 0.01
 
@@ -86,24 +88,25 @@ class Validation(Recorded):
 def predict(measured: Figures, fleet: Fleet, seconds: float, swap_steps: Sequence[Step]) -> Figures:
     """Simulate a measured load."""
     environment, client = fleet.environment, fleet.client
-    start, end = _warm_seconds(measured), math.inf
-    duration = AFTER_SECONDS if measured.event else seconds
-    work = _sample(fleet, [start, *_ends(measured)])
+    start = _warm_seconds(measured)
+    spans, duration = [(start, math.inf)], seconds
+    computed = _sample(fleet, [start, *_ends(measured)])
     if measured.rate is None:
         environment.process(client.closed_loop(CLIENTS, start + seconds, distinct_queries()))
     else:
         due = arrivals(measured.rate, seconds, measured.seed)
         environment.process(client.open_loop(due, distinct_queries()))
     if measured.event:
-        start = EVENT_SHARE * seconds
-        end = start + duration
-        environment.process(_happen(measured.event, fleet, start, swap_steps))
+        spans = event_spans(measured.event, seconds)
+        duration = sum(end - start for start, end in spans)
+        for version, (start, _) in enumerate(spans, start=1):
+            environment.process(_happen(measured.event, fleet, start, version, swap_steps))
     environment.run()
-    outcome = client.outcome.between(start, end)
+    outcome = client.outcome.due_in(*spans)
     return measured.model_copy(
         update={
-            "compute_ms": 1e3 * fleet.work.compute_seconds / max(1, client.outcome.count(OK)),
-            "intervals": [after.since(before) for before, after in zip(work, work[1:], strict=False)],
+            "compute_ms": 1e3 * fleet.computed.compute_seconds / max(1, client.outcome.count(OK)),
+            "intervals": [after.since(before) for before, after in zip(computed, computed[1:], strict=False)],
             "answered": outcome.share(OK) * outcome.sent / duration,
             "p50": outcome.percentile_ms(50),
             "p99": outcome.percentile_ms(99),
@@ -125,30 +128,38 @@ def _ends(measured: Figures) -> list[float]:
 
 def _sample(fleet: Fleet, moments: Sequence[float]) -> list[Interval]:
     """Returns the work until each of these moments, after the simulation has run."""
-    work: list[Interval] = []
+    computed: list[Interval] = []
 
     def sample() -> Generator[simpy.Event, Any, None]:
         for moment in moments:
             yield fleet.environment.timeout(moment - fleet.environment.now)
-            work.append(fleet.work)
+            computed.append(fleet.computed)
 
     fleet.environment.process(sample())
-    return work
+    return computed
 
 
 def _happen(
-    event: Event, fleet: Fleet, seconds: float, swap_steps: Sequence[Step]
+    event: Event, fleet: Fleet, seconds: float, version: int, swap_steps: Sequence[Step]
 ) -> Generator[simpy.Event, Any, None]:
-    """The steps of an event after some seconds."""
+    """The steps of an event after some seconds; `version` is the number of the next version."""
     yield fleet.environment.timeout(seconds)
     if event == "swap":
         for replica in fleet.balancer.replicas:
-            fleet.environment.process(replica.open_version(1, swap_steps))
+            noticed = fleet.random.uniform(0, POLL_SECONDS)
+            fleet.environment.process(_open_after(noticed, fleet, replica, version, swap_steps))
     else:
         fleet.balancer.replicas[0].stop(refuses_connections=True)
 
 
-def validate(measured: list[ServiceFigures], constants: Constants, changes: Changes) -> Validation:
+def _open_after(
+    seconds: float, fleet: Fleet, replica: Replica, version: int, steps: Sequence[Step]
+) -> Generator[simpy.Event, Any, None]:
+    yield fleet.environment.timeout(seconds)
+    yield from replica.open_version(version, steps)
+
+
+def validate(measured: list[ServiceFigures], constants: Constants) -> Validation:
     """Predict measured figures, at the speed that the machine had during each load."""
     pairs = []
     for service in measured:
@@ -156,8 +167,8 @@ def validate(measured: list[ServiceFigures], constants: Constants, changes: Chan
         for figures in service.figures:
             loads.setdefault(figures.load, []).append(figures)
         for all_repeated in loads.values():
-            repeated = _undisturbed(all_repeated)
-            simulations = [_Simulation(service, figures, constants, changes) for figures in repeated]
+            repeated = [_with_longer_intervals(figures, service.replicas) for figures in _undisturbed(all_repeated)]
+            simulations = [_Simulation(service, figures, constants) for figures in repeated]
             pairs.append(_pair(service.replicas, "compute_ms", repeated, [each.steady for each in simulations]))
             predicted = [figures for each in simulations for figures in each.predict_all()]
             pairs += [_pair(service.replicas, name, repeated, predicted) for name in _names(repeated[0])]
@@ -169,6 +180,11 @@ def _undisturbed(measured: list[Figures]) -> list[Figures]:
     return [each for each in measured if each.stolen <= MOST_STOLEN] or [min(measured, key=lambda each: each.stolen)]
 
 
+def _with_longer_intervals(measured: Figures, replicas: int) -> Figures:
+    """The figures with longer intervals where intervals have few batches."""
+    return measured.model_copy(update={"intervals": joined(measured.intervals, _LEAST_BATCHES * replicas)})
+
+
 @dataclass(frozen=True)
 class _Simulation:
     """The simulation of a measured load."""
@@ -176,7 +192,6 @@ class _Simulation:
     service: ServiceFigures
     measured: Figures
     constants: Constants
-    changes: Changes
 
     @cached_property
     def steady(self) -> Figures:
@@ -199,16 +214,16 @@ class _Simulation:
         settings = ReplicaSettings(max_queue=self.measured.max_queue)
         speed = Slowness(_ends(self.measured), slowness)
         fleet = one_machine(constants, self.service.replicas, settings, self.service.cores, seed, speed.at)
-        return predict(self.measured, fleet, self.service.seconds, self.changes.scaled_steps)
+        return predict(self.measured, fleet, self.service.seconds, constants.swap_steps)
 
     def _slowness(self) -> list[float]:
         """The factor in each interval at which the simulated batches take the measured CPU time, for their size."""
         compute = self.constants.compute
-        real = [interval.slowness(compute) for interval in self.measured.intervals]
+        real = [interval.relative_cpu_time(compute) for interval in self.measured.intervals]
         factors = [1.0] * len(real)
         for correction in range(_CORRECTIONS):
             figures = self.predict(factors) if correction else self.steady
-            simulated = [interval.slowness(compute) for interval in figures.intervals]
+            simulated = [interval.relative_cpu_time(compute) for interval in figures.intervals]
             factors = [
                 factor * (wanted / found if wanted and found else 1.0)
                 for factor, wanted, found in zip(factors, real, simulated, strict=True)

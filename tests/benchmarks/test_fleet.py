@@ -15,27 +15,32 @@ from benchmarks.fleet.constants import (
     RECORDED,
     Changes,
     Compute,
-    Deployment,
+    DeploymentCosts,
     Drift,
     Http,
     IndexCost,
     Indexes,
     Recorded,
+    Refused,
     Step,
+    Swap,
     ThreadCost,
     read,
 )
 from benchmarks.fleet.intervals import Interval
-from benchmarks.fleet.measurements.service import Event, Figures, ServiceFigures
+from benchmarks.fleet.measurements.service import Event, Figures, ServiceFigures, event_spans
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of, one_machine
 from benchmarks.fleet.simulation.loads import Client, Outcome, distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Engine, Replica, ReplicaSettings, Work
 from benchmarks.fleet.validation import Pair, Spread, predict, validate
+from loadtests.load import arrivals
 
 NOTHING = ThreadCost.constant(0)
-NO_COSTS = Deployment(loop=NOTHING, client=NOTHING, proxy=NOTHING, wait_ms=[0, 0], idle_cores=0)
+NO_COSTS = DeploymentCosts(
+    loop=NOTHING, client=NOTHING, proxy=NOTHING, wait_ms=[0, 0], busy_wait_ms=[0, 0], idle_cores=0
+)
 FREE = Http(
     clients=32,
     reference_ms=80,
@@ -43,21 +48,19 @@ FREE = Http(
     single=NO_COSTS,
     proxied=NO_COSTS,
     cached_loop=NOTHING,
-    refused=NOTHING,
+    refused=Refused(loop_ms=0, pause_ms=0),
     request_bytes=300,
     answer_bytes=1_000,
 )
-CHANGES = Changes(
+CHANGES = Changes(write_cpu_ms=10, follow_cpu_ms=1, log_bytes=2_000, compact_cpu_ms=1)
+SWAP = Swap(
+    reference_ms=80,
     bundle_mb=100,
-    swap_seconds=1,
-    swap_cpu_seconds=1,
-    swap_steps=[Step(cpu_ms=1_000, locked_ms=0)],
-    shared_swap_cpu_seconds=1,
+    seconds=1,
+    cpu_seconds=1,
+    steps=[Step(cpu_ms=500, locked_ms=100)],
+    shared_cpu_seconds=1,
     checksum_gb_per_second=1,
-    write_cpu_ms=10,
-    follow_cpu_ms=1,
-    log_bytes=2_000,
-    compact_cpu_ms=1,
 )
 SERVICE_MS = 10.0
 
@@ -86,7 +89,7 @@ ALONE = ReplicaSettings(encode_together=1, max_queue=100_000)
 
 def run(settings: ReplicaSettings, compute: Compute, rate: float, seconds: float, seed: int = 1) -> Outcome:
     """The outcome of an open loop at one replica with one core."""
-    fleet = one_machine(Constants(compute, FREE), 1, settings, 1, seed)
+    fleet = one_machine(Constants(compute, FREE, SWAP), 1, settings, 1, seed)
     fleet.environment.process(fleet.client.open_loop(poisson(rate, seconds, fleet.random), distinct_queries()))
     fleet.environment.run()
     return fleet.client.outcome
@@ -181,6 +184,28 @@ class TestCores:
 
         assert environment.now == pytest.approx(0.0014)
 
+    def test_a_stopped_task_leaves_its_core_to_the_others(self) -> None:
+        environment = simpy.Environment()
+        cores = Cores(environment, 1)
+        stopped, other = cores.run(5.0), cores.run(1.0)
+        environment.run(until=1)
+
+        cores.stop(stopped)
+        environment.run(other)
+
+        assert environment.now == pytest.approx(1.5)
+        assert not stopped.triggered
+
+    def test_a_task_that_continues_another_one_wakes_up_no_thread(self) -> None:
+        environment = simpy.Environment()
+        thread = Thread(environment, Cores(environment, 2))
+        cost = ThreadCost(busy_ms=0.4, pause_ms=[0], woken_ms=[1])
+        environment.run(thread.run(cost))
+
+        environment.run(thread.run(cost))
+
+        assert environment.now == pytest.approx(0.0014)
+
     def test_a_task_costs_more_after_long_pauses(self) -> None:
         environment = simpy.Environment()
         thread = Thread(environment, Cores(environment, 2))
@@ -193,7 +218,7 @@ class TestCores:
                 environment.run(thread.run(cost))
             return environment.now - start
 
-        assert [seconds(pause) for pause in (0.0, 0.005, 0.1)] == pytest.approx([0.001, 0.002, 0.003])
+        assert [seconds(pause) for pause in (0.0001, 0.005, 0.1)] == pytest.approx([0.001, 0.002, 0.003])
 
 
 class TestReplica:
@@ -255,6 +280,49 @@ class TestReplica:
         environment.run(environment.process(replica.answer(4)))
         assert environment.now == pytest.approx(1 + SERVICE_MS / 1e3)
 
+    def test_an_answer_costs_the_event_loop_the_measured_time(self) -> None:
+        """In a closed loop with one client, the thread sleeps before each request, and before each computed answer."""
+        cached = ThreadCost(busy_ms=0.2, pause_ms=[0], woken_ms=[0.3])
+        loop = ThreadCost(busy_ms=0.5, pause_ms=[0], woken_ms=[0.9])
+        http = FREE.model_copy(update={"cached_loop": cached, "refused": Refused(loop_ms=0.4, pause_ms=1)})
+        times = Work(compute_of(), http, loop, Random(1))
+
+        def milliseconds(settings: ReplicaSettings, *before: int) -> float:
+            environment = simpy.Environment()
+            replica = Replica(environment, Cores(environment, 2), times, settings)
+            replica.fill_cache()
+            for query in before:
+                environment.process(replica.answer(query))
+            environment.run(until=0.005)
+            environment.run(environment.process(replica.answer(0)))
+            return 1e3 * environment.now - 5
+
+        assert milliseconds(ReplicaSettings(cached_answers=1)) == pytest.approx(0.3)
+        assert milliseconds(ReplicaSettings()) == pytest.approx(SERVICE_MS + 0.9)
+        # One query is computed, and one waits.
+        assert milliseconds(ReplicaSettings(max_queue=1), 1, 2) == pytest.approx(0.4)
+
+    def test_a_refusal_costs_the_measured_time_after_the_pauses_of_its_measurement(self) -> None:
+        cached = ThreadCost(busy_ms=0.2, pause_ms=[0, 2], woken_ms=[0.3, 0.5])
+        http = FREE.model_copy(update={"cached_loop": cached, "refused": Refused(loop_ms=0.6, pause_ms=1)})
+        times = Work(compute_of(), http, NOTHING, Random(1))
+
+        assert times.read.after(1) + times.refuse.busy_ms == pytest.approx(0.6)
+        assert times.read.after(2) + times.refuse.busy_ms == pytest.approx(0.7)
+
+    def test_an_ended_replica_leaves_its_core_to_the_others(self) -> None:
+        environment = simpy.Environment()
+        cores = Cores(environment, 1)
+        ended, other = (Replica(environment, cores, work(compute_of()), ReplicaSettings()) for _ in range(2))
+        environment.process(ended.answer(0))
+        answered = environment.process(other.answer(1))
+        environment.run(until=0.004)
+
+        ended.stop(refuses_connections=True)
+        environment.run(answered)
+
+        assert environment.now == pytest.approx(0.012)
+
     def test_an_engine_delays_answers_without_using_a_core(self) -> None:
         environment, settings = simpy.Environment(), ReplicaSettings(threads=2, encode_together=1)
         members = work(compute_of(), Engine(median_ms=100, p99_ms=100))
@@ -289,23 +357,33 @@ class TestReplica:
         assert environment.now == pytest.approx(0.05 + SERVICE_MS / 1e3)
 
 
+def test_the_use_without_requests_takes_its_share_of_the_cores() -> None:
+    costs = NO_COSTS.model_copy(update={"idle_cores": 0.5})
+    constants = Constants(compute_of(), FREE.model_copy(update={"single": costs}), SWAP)
+    settings = ReplicaSettings()
+
+    for fleet in (one_machine(constants, 1, settings, 1, seed=1), fleet_of(Shape(1, 1, settings), constants, seed=1)):
+        assert statuses(fleet, 1) == [OK]
+        assert mean_ms(fleet.client.outcome) == pytest.approx(2 * SERVICE_MS)
+
+
 class TestBalancer:
     def test_a_request_to_an_ended_process_is_answered_by_another_replica(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE, SWAP), seed=1)
         fleet.balancer.replicas[0].stop(refuses_connections=True)
 
         assert statuses(fleet, 20) == [OK] * 20
         assert fleet.client.outcome.percentile_ms(100) < 500
 
     def test_a_request_to_a_machine_that_is_off_waits_for_the_connection_timeout(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE, SWAP), seed=1)
         fleet.balancer.replicas[0].stop(refuses_connections=False)
 
         assert statuses(fleet, 20) == [OK] * 20
         assert fleet.client.outcome.percentile_ms(100) >= 500
 
     def test_running_requests_of_a_lost_replica_go_to_another_one(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE, SWAP), seed=1)
         fleet.environment.process(stop_later(fleet, seconds=0.005))
 
         assert statuses(fleet, 2) == [OK] * 2
@@ -314,14 +392,14 @@ class TestBalancer:
         cost = ThreadCost.constant(20)
         single = NO_COSTS.model_copy(update={"loop": cost})
         http = FREE.model_copy(update={"single": single, "cached_loop": cost})
-        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), Constants(compute_of(), http), seed=1)
+        fleet = fleet_of(Shape(1, 2, ReplicaSettings(encode_together=1)), Constants(compute_of(), http, SWAP), seed=1)
         fleet.environment.process(stop_later(fleet, seconds=0.015))
 
         # The thread computes the first query, and the event loop reads the second one.
         assert statuses(fleet, 2) == [LOST] * 2
 
     def test_without_replicas_all_requests_are_lost(self) -> None:
-        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE), seed=1)
+        fleet = fleet_of(Shape(2, 1, ReplicaSettings()), Constants(compute_of(), FREE, SWAP), seed=1)
         for replica in fleet.balancer.replicas:
             replica.stop(refuses_connections=True)
 
@@ -329,7 +407,7 @@ class TestBalancer:
 
     def test_a_refused_request_is_tried_at_one_other_replica(self) -> None:
         settings = ReplicaSettings(encode_together=1, max_queue=1)
-        fleet = fleet_of(Shape(2, 1, settings), Constants(compute_of(), FREE), seed=1)
+        fleet = fleet_of(Shape(2, 1, settings), Constants(compute_of(), FREE, SWAP), seed=1)
 
         # Each replica computes one query, and one query waits.
         assert sorted(statuses(fleet, 6)) == [OK] * 4 + [OVERLOADED] * 2
@@ -371,6 +449,35 @@ class TestLoads:
         assert most == 3
         assert client.outcome.answered_per_second(0, 10) == pytest.approx(30, rel=0.02)
 
+    def test_waits_change_the_latency_and_delay_no_request(self) -> None:
+        environment, costs = simpy.Environment(), NO_COSTS.model_copy(update={"wait_ms": [-5, 95]})
+
+        def send(query: int) -> Any:
+            yield environment.timeout(0.01)
+            return OK
+
+        client = Client(environment, send, costs, Random(1))
+        environment.process(client.closed_loop(1, 10, distinct_queries()))
+        environment.run()
+
+        assert environment.now == pytest.approx(10, abs=0.011)
+        assert mean_ms(client.outcome) == pytest.approx(10 + 45, rel=0.1)
+        assert client.outcome.percentile_ms(0) >= 5
+
+    def test_answers_wait_longer_if_a_core_is_used_when_they_are_due(self) -> None:
+        environment, costs = simpy.Environment(), NO_COSTS.model_copy(update={"busy_wait_ms": [5, 5]})
+        cores = Cores(environment, 2)
+
+        def send(query: int) -> Any:
+            yield cores.run(0.01)
+            return OK
+
+        client = Client(environment, send, costs, Random(1), cores)
+        environment.process(client.open_loop([0, 0.02, 0.025], distinct_queries()))
+        environment.run()
+
+        assert [1e3 * each for each in client.outcome.seconds] == pytest.approx([10, 10, 15])
+
     def test_frequent_queries_follow_zipfs_law(self) -> None:
         queries = frequent_queries(100, seed=1)
         drawn = [queries() for _ in range(20_000)]
@@ -385,12 +492,21 @@ class TestEvents:
     def test_a_swap_and_a_killed_replica_delay_requests_and_lose_none(self) -> None:
         none, swap = self.predicted("swap", swap_steps=[]), self.predicted("swap")
         killed = self.predicted("one replica is killed")
-        assert swap.p99 > 1.25 * none.p99
+        assert swap.p99 > 1.15 * none.p99
         assert killed.p50 > 1.2 * none.p50
         assert (swap.lost, killed.lost) == (0, 0)
 
+    def test_the_requests_after_each_swap_count(self) -> None:
+        spans = event_spans("swap", seconds=20)
+        due = arrivals(80, 20, seed=1)
+        counted = sum(any(start <= each < end for start, end in spans) for each in due)
+
+        seconds = sum(end - start for start, end in spans)
+        assert self.predicted("swap").answered == pytest.approx(counted / seconds)
+        assert counted < len(due)
+
     def predicted(self, event: Event, swap_steps: Sequence[Step] = (Step(cpu_ms=10, locked_ms=0),) * 100) -> Figures:
-        fleet = one_machine(Constants(compute_of(), FREE), 2, ALONE, 2, seed=1)
+        fleet = one_machine(Constants(compute_of(), FREE, SWAP), 2, ALONE, 2, seed=1)
         return predict(measured(event=event), fleet, 20, swap_steps)
 
 
@@ -423,7 +539,7 @@ def measured(**changed: Any) -> Figures:
 
 def validated(*figures: Figures, **changed: Any) -> list[Pair]:
     service = ServiceFigures(replicas=1, cores=2, seconds=5, figures=list(figures))
-    return validate([service], Constants(compute_of(**changed), FREE), CHANGES).pairs
+    return validate([service], Constants(compute_of(**changed), FREE, SWAP)).pairs
 
 
 def test_disturbed_measurements_of_a_load_count_only_if_all_are_disturbed() -> None:
@@ -474,6 +590,9 @@ def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
     )
     assert http.at(40).single.loop == ThreadCost(busy_ms=0.5, pause_ms=[1, 2], woken_ms=[1, 1.5])
     assert compute.at(80, 1) == compute
+    # The steps of the swap have half of its CPU time. The rest is spread over them.
+    assert SWAP.steps_at(80) == [Step(cpu_ms=1_000, locked_ms=200)]
+    assert SWAP.steps_at(20) == [Step(cpu_ms=250, locked_ms=50)]
 
 
 class TestCapacity:
@@ -533,4 +652,4 @@ def test_the_time_of_a_batch_follows_its_size_and_its_queries() -> None:
     assert times.batch_seconds([1, 4]) == pytest.approx(0.018)
     assert times.batch_seconds([0, 1]) == pytest.approx(0.016)
     assert times.batch_seconds(range(64)) == pytest.approx(0.4, rel=0.01)
-    assert [times.slowness_after(seconds) for seconds in (0, 0.01, 0.015, 9)] == pytest.approx([1, 1.1, 1.15, 1.2])
+    assert [times.pause_factor(seconds) for seconds in (0, 0.01, 0.015, 9)] == pytest.approx([1, 1.1, 1.15, 1.2])

@@ -2,142 +2,168 @@
 
 For each replica, one client waits before each request, so that caches get cold during the pause. With many clients, a
 thread handles several requests after each other, and some work, such as the call that wakes up the event loop, is
-shared. The waits are measured with requests at random times and at a low rate.
+shared. The load generator and the waits are measured with requests at random times, and the waits also while a core is
+busy.
 """
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from benchmarks.fleet.constants import Deployment, Http, ThreadCost
-from benchmarks.fleet.measurements.reference import Reference, Speed
+from benchmarks.fleet.constants import DeploymentCosts, Http, Refused, ThreadCost
+from benchmarks.fleet.measurements.reference import Reference
 from benchmarks.fleet.measurements.service_load import BODIES, Served, served
-from loadtests.client import Connection
+from loadtests.client import Connection, Reply
 from loadtests.processes import busy_seconds, thread_times
 
 _WARM_SECONDS = 2.0
 _CLIENTS = 32
 # Milliseconds for which a client waits before each request.
 _PAUSES_MS = (0, 1, 3, 10, 30)
-# Requests per second at which the waits for threads are measured.
-_LOW_RATE = 50.0
-# After the last request, the service gets so many seconds before its use of an idle machine is measured, in ticks of
-# 10 ms. So this takes three times as long as a load.
-_SETTLE_SECONDS, _IDLE_FACTOR = 2.0, 3
+# Requests per second of two open loops. Both show the costs of the load generator, and the second one the waits.
+_MEDIUM_RATE, _LOW_RATE = 200.0, 50.0
+# Requests per second at which a service with a queue of one query refuses many requests.
+_REFUSED_RATE = 500.0
+# Measurements with few events take this many times as long as the others.
+_LONG = 3
+# After the last request, the service gets so many seconds before its use of an idle machine is measured.
+_SETTLE_SECONDS = 2.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Threads:
+    """CPU seconds of the threads of a service.
+
+    Attributes:
+        loop: The event loops: the main thread of each replica.
+        compute: The threads that compute the answers: the busiest other thread of each replica.
+        nginx: All threads of nginx; 0 without nginx.
+    """
+
+    loop: float
+    compute: float
+    nginx: float
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """CPU times of a request during a load, in milliseconds.
+    """CPU times of a request during a load, in milliseconds; for the threads of the service, see `_Threads`.
 
     Attributes:
-        every: Mean time from a request to the next one.
-        client: Of the load generator.
-        compute: Of the threads that compute the answers: the busiest thread of each replica.
-        loop: Of all other threads of the replicas.
-        nginx: Of nginx; 0 without nginx.
+        interval: Mean time from a request to the next one.
+        client: CPU time of the load generator.
     """
 
-    every: float
+    interval: float
     client: float
-    compute: float
     loop: float
+    compute: float
     nginx: float
 
 
-def _paused(service: Served, seconds: float, pause_ms: int, bodies: int = BODIES) -> _Costs:
-    """Measure with one client for each replica, which waits before each request."""
-    return _measured(service, seconds, lambda duration: _send(service, duration, pause_ms, bodies))
+@dataclass(frozen=True)
+class _Requests:
+    """Measures the costs of requests to a service.
 
-
-def _busy(service: Served, seconds: float, bodies: int = BODIES) -> _Costs:
-    """Measure with many clients."""
-    return _measured(service, seconds, lambda duration: len(service.closed_loop(_CLIENTS, duration, bodies)[0]))
-
-
-def _measured(service: Served, seconds: float, run: Callable[[float], int]) -> _Costs:
-    """The costs of a load that returns the number of its requests, after a shorter one to warm up."""
-    run(min(_WARM_SECONDS, seconds))
-    start, own, before = time.perf_counter(), time.process_time(), _thread_times(service)
-    requests = run(seconds)
-    after, last, end = _thread_times(service), time.process_time(), time.perf_counter()
-    unit = 1e3 / requests
-    spent = [_difference(old, new) for old, new in zip(before, after, strict=True)]
-    replicas, nginx = spent[: len(service.replicas)], spent[len(service.replicas) :]
-    compute = sum(max(threads) for threads in replicas)
-    return _Costs(
-        every=unit * (end - start),
-        client=unit * (last - own),
-        compute=unit * compute,
-        loop=unit * (sum(map(sum, replicas)) - compute),
-        nginx=unit * sum(map(sum, nginx)),
-    )
-
-
-def _deployment(service: Served, busy: _Costs, paused: Sequence[_Costs], seconds: float) -> Deployment:
-    """The costs of a deployment, from the loads with many clients and with pauses."""
-    loops = len(service.replicas)
-    return Deployment(
-        loop=_thread_cost(busy.loop, [(loops * each.every, each.loop) for each in paused]),
-        client=_thread_cost(busy.client, [(each.every, each.client) for each in paused]),
-        proxy=_thread_cost(busy.nginx, [(each.every, each.nginx) for each in paused]),
-        wait_ms=_waits_ms(service, seconds),
-        idle_cores=_idle_cores(seconds),
-    )
-
-
-def _thread_cost(busy_ms: float, paused: Sequence[tuple[float, float]]) -> ThreadCost:
-    """The cost on a thread.
-
-    Args:
-        busy_ms: CPU time of a request with many clients.
-        paused: For each load with pauses, the time between two requests of the thread, and the CPU time of a request.
-            Both tasks of a request wake up the thread.
+    Attributes:
+        service: The service.
+        seconds: Duration of each load.
+        bodies: Number of different requests.
     """
-    return ThreadCost(
-        busy_ms=busy_ms,
-        pause_ms=[(every - cost) / 2 for every, cost in paused],
-        woken_ms=[cost for _, cost in paused],
-    )
 
+    service: Served
+    seconds: float
+    bodies: int = BODIES
 
-def _waits_ms(service: Served, seconds: float) -> list[float]:
-    """Measure the percentiles of the waits at a low rate."""
-    rests: list[float] = []
+    def costs(self, paused: dict[int, _Costs], reference: Reference) -> DeploymentCosts:
+        """The costs of a request.
 
-    def run(duration: float) -> int:
-        rests[:] = service.rests_ms(_LOW_RATE, duration, seed=0)
-        return len(rests)
+        Args:
+            paused: The costs with clients that pause.
+            reference: Keeps a core busy for a part of the measurement.
+        """
+        busy, loops = self.busy(), len(self.service.replicas)
+        medium, _ = self._measured(partial(self.service.other_latencies_ms, _MEDIUM_RATE))
+        low, wait_ms = self._waits()
+        with reference.busy_core():
+            _, busy_wait_ms = self._waits()
+        return DeploymentCosts(
+            loop=_thread_cost(busy.loop, [(loops * each.interval, each.loop) for each in paused.values()]),
+            client=_thread_cost(busy.client, [(each.interval, each.client) for each in (medium, low)]),
+            proxy=_thread_cost(busy.nginx, [(each.interval, each.nginx) for each in paused.values()]),
+            wait_ms=wait_ms,
+            busy_wait_ms=busy_wait_ms,
+            idle_cores=self._idle_cores(),
+        )
 
-    costs = _measured(service, seconds, run)
-    waits = np.array(rests) - (costs.client + costs.loop + costs.nginx)
-    percentiles: list[float] = np.percentile(np.maximum(waits, 0), range(101)).tolist()
-    return percentiles
+    def busy(self) -> _Costs:
+        """The costs with many clients."""
+        return self._measured(lambda seconds: self.service.closed_loop(_CLIENTS, seconds, self.bodies)[0])[0]
 
+    def paused(self) -> dict[int, _Costs]:
+        """The costs with one client for each replica, which waits before each request, by its pause in milliseconds."""
+        return {pause: self._measured(partial(_send, self.service, pause, self.bodies))[0] for pause in _PAUSES_MS}
 
-def _refused_ms(service: Served, seconds: float, answered_ms: float) -> float:
-    """Measure the CPU time of the event loop for a refused request; that of an answered one is `answered_ms`."""
-    (replica,) = service.replicas
-    loop = replica.process  # the event loop runs on the main thread, whose number is that of the process
-    before = thread_times(loop)[loop]
-    exchanges, _ = service.closed_loop(_CLIENTS, seconds)
-    spent_ms = 1e3 * (thread_times(loop)[loop] - before)
-    answered = sum(exchange.status == 200 for exchange in exchanges)
-    return max(0.0, (spent_ms - answered * answered_ms) / max(1, len(exchanges) - answered))
+    def refused(self, answered_ms: float) -> Refused:
+        """The cost of a refused request.
 
+        Args:
+            answered_ms: CPU time of the event loop for an answered request.
+        """
+        costs, exchanges = self._measured(partial(self.service.open_loop, _REFUSED_RATE))
+        answered, refused = (sum(exchange.status == status for exchange in exchanges) for status in (200, 503))
+        tasks = 2 * answered + refused  # an answer wakes up the event loop twice
+        spent_ms = costs.loop * len(exchanges)
+        return Refused(
+            loop_ms=max(0.0, (spent_ms - answered * answered_ms) / max(1, refused)),
+            pause_ms=(costs.interval - costs.loop) * len(exchanges) / tasks,
+        )
 
-def _idle_cores(seconds: float) -> float:
-    """Measure the share of a core that the machine uses while no requests are sent."""
-    time.sleep(_SETTLE_SECONDS)
-    start, busy = time.perf_counter(), busy_seconds()
-    time.sleep(_IDLE_FACTOR * seconds)
-    return (busy_seconds() - busy) / (time.perf_counter() - start)
+    def _waits(self) -> tuple[_Costs, list[float]]:
+        """The costs with requests at random times at a low rate, and the percentiles of the waits in milliseconds."""
+        costs, rests_ms = self._measured(partial(self.service.other_latencies_ms, _LOW_RATE), _LONG)
+        waits_ms = np.percentile(rests_ms, range(101)) - (costs.client + costs.loop + costs.nginx)
+        return costs, waits_ms.tolist()
+
+    def _idle_cores(self) -> float:
+        """The share of a core that the machine uses while no requests are sent, without the event loops."""
+        time.sleep(_SETTLE_SECONDS)
+        start, busy, before = time.perf_counter(), busy_seconds(), _thread_times(self.service)
+        time.sleep(_LONG * self.seconds)
+        used = busy_seconds() - busy - _spent(self.service, before).loop
+        return max(0.0, used / (time.perf_counter() - start))
+
+    def _measured(self, run: Callable[[float], Sequence[Result]], factor: int = 1) -> tuple[_Costs, Sequence[Result]]:
+        """The costs of a load, and its results, after a shorter load to warm up.
+
+        Args:
+            run: Runs the load for some seconds, and returns a result for each request.
+            factor: Duration of the load, as a multiple of `seconds`.
+        """
+        run(min(_WARM_SECONDS, self.seconds))
+        before, start, own = _thread_times(self.service), time.perf_counter(), time.process_time()
+        results = run(factor * self.seconds)
+        client, seconds, spent = time.process_time() - own, time.perf_counter() - start, _spent(self.service, before)
+        unit = 1e3 / len(results)
+        costs = _Costs(
+            interval=unit * seconds,
+            client=unit * client,
+            loop=unit * spent.loop,
+            compute=unit * spent.compute,
+            nginx=unit * spent.nginx,
+        )
+        return costs, results
 
 
 def _thread_times(service: Served) -> list[dict[int, float]]:
@@ -146,35 +172,62 @@ def _thread_times(service: Served) -> list[dict[int, float]]:
     return [thread_times(process) for process in [*replicas, *([service.nginx] if service.nginx else [])]]
 
 
-def _send(service: Served, seconds: float, pause_ms: int, bodies: int) -> int:
+def _spent(service: Served, before: list[dict[int, float]]) -> _Threads:
+    """The times of the threads since `before`."""
+    spent = [
+        {thread: seconds - old.get(thread, 0.0) for thread, seconds in new.items()}
+        for old, new in zip(before, _thread_times(service), strict=True)
+    ]
+    # The main thread has the number of the process.
+    loops = [threads.pop(replica.process) for replica, threads in zip(service.replicas, spent, strict=False)]
+    replicas, nginx = spent[: len(loops)], spent[len(loops) :]
+    return _Threads(
+        loop=sum(loops),
+        compute=sum(max(threads.values()) for threads in replicas),
+        nginx=sum(sum(threads.values()) for threads in nginx),
+    )
+
+
+def _thread_cost(busy_ms: float, paused: Sequence[tuple[float, float]], wakeups: int = 2) -> ThreadCost:
+    """The cost of a request on a thread.
+
+    Args:
+        busy_ms: CPU time with many clients.
+        paused: The time between two requests of the thread, and the CPU time of a request, for each load in which the
+            thread pauses.
+        wakeups: Number of times that a request wakes up the thread.
+    """
+    return ThreadCost(
+        busy_ms=busy_ms,
+        pause_ms=[(interval - cost) / wakeups for interval, cost in paused],
+        woken_ms=[cost for _, cost in paused],
+    )
+
+
+def _send(service: Served, pause_ms: int, bodies: int, seconds: float) -> list[Reply]:
     """Send requests for some seconds from one client for each replica, with a pause before each request.
 
     Returns:
-        The number of requests.
+        The answers.
+
+    Raises:
+        LostRequestError: If a request got no answer.
     """
-    until, sent = time.perf_counter() + seconds, list[int]()
+    until = time.perf_counter() + seconds
 
-    def send(first: int) -> None:
-        connection, number = Connection(service.address), first
-        while number == first or time.perf_counter() < until:
-            time.sleep(pause_ms / 1e3)
-            connection.post("/predict", service.bodies[number % min(bodies, len(service.bodies))])
-            number += 1
-        connection.close()
-        sent.append(number - first)
+    def send(first: int) -> list[Reply]:
+        replies: list[Reply] = []
+        with contextlib.closing(Connection(service.address)) as connection:
+            while not replies or time.perf_counter() < until:
+                time.sleep(pause_ms / 1e3)
+                number = first + len(replies)
+                replies.append(connection.post("/predict", service.bodies[number % min(bodies, len(service.bodies))]))
+        return replies
 
-    apart = BODIES // len(service.replicas)  # clients send different queries at the same time
-    threads = [threading.Thread(target=send, args=(place * apart,)) for place in range(len(service.replicas))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(sent)
-
-
-def _difference(old: dict[int, float], new: dict[int, float]) -> list[float]:
-    """CPU seconds of each thread between two moments."""
-    return [seconds - old.get(thread, 0.0) for thread, seconds in new.items()]
+    clients = len(service.replicas)
+    apart = BODIES // clients  # clients send different queries at the same time
+    with ThreadPoolExecutor(clients) as pool:
+        return [reply for replies in pool.map(send, range(0, clients * apart, apart)) for reply in replies]
 
 
 def measure_http(store: Path, seconds: float) -> Http:
@@ -188,39 +241,34 @@ def measure_http(store: Path, seconds: float) -> Http:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
     """
     with Reference(store) as reference:
-        speed = Speed(reference)
-        speed.measure()
+        reference_ms = [reference.time_ms()]
         with served(store, 1, "--cache-mb", "0") as service:
-            busy, paused = _busy(service, seconds), [_paused(service, seconds, pause) for pause in _PAUSES_MS]
-            single = _deployment(service, busy, paused, seconds)
+            requests = _Requests(service, seconds)
+            paused = requests.paused()
+            single = requests.costs(paused, reference)
             request, answer = _sizes(service)
-            speed.measure()
+        reference_ms.append(reference.time_ms())
         with served(store, 1) as service:
-            # The same query always: all answers come from the cache, and the event loop is the busiest thread.
-            cached_busy = _busy(service, seconds, bodies=1)
-            cached = [_paused(service, seconds, pause, bodies=1) for pause in _PAUSES_MS]
+            # The same query always, so all answers come from the cache.
+            requests = _Requests(service, seconds, bodies=1)
+            cached = [(each.interval, each.loop) for each in requests.paused().values()]
+            cached_loop = _thread_cost(requests.busy().loop, cached, wakeups=1)
         with served(store, 1, "--cache-mb", "0", "--max-queue", "1") as service:
-            refused_ms = _refused_ms(service, seconds, busy.loop)
+            # Most answers follow a short pause of the event loop.
+            refused = _Requests(service, seconds).refused(single.loop.woken_ms[0])
+        reference_ms.append(reference.time_ms())
         with served(store, 2, "--cache-mb", "0") as service:
-            speed.measure()
-            proxied = _deployment(
-                service,
-                _busy(service, seconds),
-                [_paused(service, seconds, pause) for pause in _PAUSES_MS],
-                seconds,
-            )
-            speed.measure()
-    cached_loop = _thread_cost(
-        cached_busy.compute + cached_busy.loop, [(each.every, each.compute + each.loop) for each in cached]
-    )
+            requests = _Requests(service, seconds)
+            proxied = requests.costs(requests.paused(), reference)
+        reference_ms.append(reference.time_ms())
     return Http(
         clients=_CLIENTS,
-        reference_ms=speed.reference_ms,
-        alone_ms={pause: each.compute for pause, each in zip(_PAUSES_MS, paused, strict=True) if pause},
+        reference_ms=float(np.mean(reference_ms)),
+        alone_ms={pause: each.compute for pause, each in paused.items() if pause},
         single=single,
         proxied=proxied,
         cached_loop=cached_loop,
-        refused=cached_loop.times(refused_ms / cached_loop.busy_ms),
+        refused=refused,
         request_bytes=request,
         answer_bytes=answer,
     )

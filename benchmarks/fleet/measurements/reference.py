@@ -6,11 +6,13 @@ minutes apart can only be compared if their speeds are known.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +54,10 @@ class Reference:
         ready = context.Event()
         self._other = context.Process(target=_keep_busy, args=(store, ready), daemon=True)
         self._other.start()
-        ready.wait(_START_SECONDS)
+        if not ready.wait(_START_SECONDS):
+            raise TimeoutError(
+                f"{store}: expected a second process that keeps a core busy within {_START_SECONDS:.0f} s"
+            )
         self._signal(signal.SIGSTOP)
 
     def __enter__(self) -> Reference:
@@ -74,9 +79,15 @@ class Reference:
 
     def time_beside_ms(self) -> float:
         """The same while another core is busy."""
+        with self.busy_core():
+            return self.time_ms()
+
+    @contextlib.contextmanager
+    def busy_core(self) -> Iterator[None]:
+        """Keep a core busy while the `with` block runs."""
         self._signal(signal.SIGCONT)
         try:
-            return self.time_ms()
+            yield
         finally:
             self._signal(signal.SIGSTOP)
 

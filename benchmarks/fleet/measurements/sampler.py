@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,8 +16,6 @@ from benchmarks.fleet.intervals import Interval
 from loadtests.client import Connection, LostRequestError
 from loadtests.processes import thread_times
 from loadtests.replica import Replica
-
-_STEP_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -36,55 +35,58 @@ class _Sample:
         """Take a sample now.
 
         Raises:
-            OSError, LostRequestError: If the replica has ended.
+            OSError, LostRequestError: If the replica does not answer.
         """
         with contextlib.closing(Connection(replica.address)) as connection:
             return cls(thread_times(replica.process), connection.get("/metrics").body.decode())
 
     @cached_property
-    def batches(self) -> float:
+    def batches(self) -> int:
         return self._total("count")
 
     @cached_property
-    def queries(self) -> float:
+    def queries(self) -> int:
         return self._total("sum")
 
-    def _total(self, name: str) -> float:
+    def _total(self, name: str) -> int:
         samples = (sample for family in text_string_to_metric_families(self.metrics) for sample in family.samples)
-        return sum(sample.value for sample in samples if sample.name == f"recollect_batch_queries_{name}")
+        return int(sum(sample.value for sample in samples if sample.name == f"recollect_batch_queries_{name}"))
 
 
 class Sampler:
     """Samples the work of replicas while its `with` block runs.
 
     Args:
-        replicas: The replicas. If one ends, its last sample stays; call `sample` directly before.
+        replicas: The replicas. Call `sample` directly before one of them ends.
+        step_seconds: Time from a sample to the next one.
 
     Raises:
-        OSError, LostRequestError: If a replica has ended before the block.
+        OSError, LostRequestError: If a replica does not answer before the block.
     """
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Sequence[Replica], step_seconds: float = 2.0) -> None:
+        self._replicas, self._step_seconds = replicas, step_seconds
         self._last = [_Sample.of(replica) for replica in replicas]
         self._start = time.perf_counter()
         self._moments = [(0.0, list(self._last))]
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Sampler:
-        self._thread.start()
+        self._samples = self._pool.submit(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        self._pool.shutdown()
+        self._samples.result()  # raises its error
 
     def sample(self) -> None:
-        """Take a sample of each replica that runs."""
-        for place, replica in enumerate(self._replicas):
-            with contextlib.suppress(OSError, LostRequestError):
-                self._last[place] = _Sample.of(replica)
+        """Take a sample of each replica; if it does not answer, its last sample stays."""
+        with self._lock:
+            for place, replica in enumerate(self._replicas):
+                with contextlib.suppress(OSError, LostRequestError):
+                    self._last[place] = _Sample.of(replica)
 
     def intervals(self) -> list[Interval]:
         """The work between the samples, after the block."""
@@ -102,13 +104,11 @@ class Sampler:
         return [after.since(before) for before, after in zip(sums, sums[1:], strict=False)]
 
     def _run(self) -> None:
-        """Sample every `_STEP_SECONDS`, and at the end. A short last interval belongs to the one before."""
+        """Sample after each step, and at the end."""
         ended = False
         while not ended:
-            ended = self._ended.wait(max(0.0, self._moments[-1][0] + _STEP_SECONDS - self._elapsed()))
+            ended = self._ended.wait(max(0.0, self._moments[-1][0] + self._step_seconds - self._elapsed()))
             self.sample()
-            if ended and len(self._moments) > 1 and self._elapsed() - self._moments[-1][0] < _STEP_SECONDS / 2:
-                self._moments.pop()
             self._moments.append((self._elapsed(), list(self._last)))
 
     def _elapsed(self) -> float:

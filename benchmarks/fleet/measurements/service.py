@@ -1,17 +1,18 @@
 """Measure the real service: its rate at saturation, and its latency at several loads, under overload and during events.
 
 The rates of the open loops are shares of the measured rate at saturation. During two of the loads, the service swaps to
-another version, or a replica is killed; their figures are those of the requests that were due in the four seconds
-afterwards.
+other versions, or a replica is killed; their figures are those of the requests that were due in a fifth of
+the load after each of these events.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -33,12 +34,15 @@ LOADS = (0.3, 0.6, 0.8)
 # Load and queue of the overload. The running requests must be fewer than the connections of the load generator.
 _OVERLOAD, SHORT_QUEUE = 1.3, 8
 CLIENTS, WARM_SECONDS = 64, 2.0
-# The load during an event. The event happens after this share of the load, and its figures are of so many seconds.
-_EVENT_LOAD, EVENT_SHARE, AFTER_SECONDS = 0.5, 0.3, 4.0
+# The load during events, and the share of it after each event that counts.
+_EVENT_LOAD, _EVENT_SHARE = 0.5, 0.2
 # The service looks this often for an activated version.
-_POLL_SECONDS = 0.1
-# What happens during a load: nothing, a replica is killed, or the service swaps to a version without equal files.
+POLL_SECONDS = 0.1
+# What happens during a load: nothing, a replica is killed, or the service swaps to other versions. No two versions have
+# equal files.
 Event = Literal["", "one replica is killed", "swap"]
+# It happens after these shares of the load. A swap is short, so several of them make its figures steadier.
+_EVENT_SHARES: dict[Event, tuple[float, ...]] = {"": (), "one replica is killed": (0.3,), "swap": (0.1, 0.4, 0.7)}
 Result = TypeVar("Result")
 
 
@@ -96,6 +100,16 @@ class ServiceFigures(Recorded):
     figures: list[Figures]
 
 
+def event_spans(event: Event, seconds: float) -> list[tuple[float, float]]:
+    """The spans of a load that count, each from an event on, in seconds since the start of the load.
+
+    Args:
+        event: Kind of the events.
+        seconds: Duration of the load.
+    """
+    return [(share * seconds, (share + _EVENT_SHARE) * seconds) for share in _EVENT_SHARES[event]]
+
+
 def measure_service(store: Path, replicas: int, seconds: float, repetitions: int) -> ServiceFigures:
     """Measure the service at saturation, at the loads, with a short queue under overload, and during events.
 
@@ -133,14 +147,13 @@ def _measure_all(store: Path, reference: Reference, replicas: int, seconds: floa
         figures.append(loads.steady(f"{_OVERLOAD:.0%}", _OVERLOAD * saturated.answered, first_seed + len(LOADS)))
     rate, seed = _EVENT_LOAD * saturated.answered, first_seed + len(LOADS) + 1
     with copied_versions(store, 1) as (copied, versions):
-        changed = add_changed_version(copied, versions[0], 1)
-        with served(copied.root, replicas, "--cache-mb", "0", "--poll-seconds", f"{_POLL_SECONDS}") as service:
+        changed = [add_changed_version(copied, versions[0], 1 + number) for number in range(len(_EVENT_SHARES["swap"]))]
+        with served(copied.root, replicas, "--cache-mb", "0", "--poll-seconds", f"{POLL_SECONDS}") as service:
             service.closed_loop(CLIENTS, min(WARM_SECONDS, seconds))
             loads = _Loads(service, reference, seconds, most)
-            figures.append(loads.during("swap", lambda: copied.activate(changed), rate, seed))
+            figures.append(loads.during("swap", [partial(copied.activate, each) for each in changed], rate, seed))
             if replicas > 1:
-                killed = service.replicas[0]
-                figures.append(loads.during("one replica is killed", killed.kill, rate, seed))
+                figures.append(loads.during("one replica is killed", [service.replicas[0].kill], rate, seed))
     return figures
 
 
@@ -171,27 +184,38 @@ class _Loads:
         exchanges, conditions = self._timed(lambda _: self.service.open_loop(rate, self.seconds, seed))
         return self._figures(load, conditions, rate, seed, exchanges, exchanges, self.seconds)
 
-    def during(self, event: Event, happen: Callable[[], object], rate: float, seed: int) -> Figures:
-        """Run an open loop during an event.
+    def during(self, event: Event, actions: Sequence[Callable[[], object]], rate: float, seed: int) -> Figures:
+        """Run an open loop during events.
 
-        Latencies, rates and shares are those of the seconds after the event; the CPU time is that of the whole load.
+        Latencies, rates and shares are those of the seconds after the events; the CPU time is that of the whole load.
         """
+        spans = event_spans(event, self.seconds)
 
         def run(sampler: Sampler) -> list[Exchange]:
-            def happen_now() -> None:
-                sampler.sample()  # the event may end a replica
-                happen()
+            start = time.perf_counter()
 
-            timer = threading.Timer(EVENT_SHARE * self.seconds, happen_now)
-            timer.start()
-            exchanges = self.service.open_loop(rate, self.seconds, seed)
-            timer.join()
+            def happen_all() -> None:
+                for (due, _), action in zip(spans, actions, strict=True):
+                    time.sleep(max(0.0, start + due - time.perf_counter()))
+                    if event == "one replica is killed":
+                        sampler.sample()
+                    action()
+
+            with ThreadPoolExecutor(1) as pool:
+                happened = pool.submit(happen_all)
+                exchanges = self.service.open_loop(rate, self.seconds, seed)
+                happened.result()  # raises its error
             return exchanges
 
         exchanges, conditions = self._timed(run)
         due = arrivals(rate, self.seconds, seed)
-        after = [each for each in exchanges if each.number >= 0 and _is_after(due[each.number], self.seconds)]
-        figures = self._figures(f"{_EVENT_LOAD:.0%}, {event}", conditions, rate, seed, exchanges, after, AFTER_SECONDS)
+        after = [
+            each
+            for each in exchanges
+            if each.number >= 0 and any(start <= due[each.number] < end for start, end in spans)
+        ]
+        seconds = sum(end - start for start, end in spans)
+        figures = self._figures(f"{_EVENT_LOAD:.0%}, {event}", conditions, rate, seed, exchanges, after, seconds)
         return figures.model_copy(update={"event": event})
 
     def _timed(self, run: Callable[[Sampler], Result]) -> tuple[Result, _Conditions]:
@@ -236,8 +260,3 @@ class _Loads:
             refused=float((statuses == 503).mean()),
             lost=float(((statuses != 200) & (statuses != 503)).mean()),
         )
-
-
-def _is_after(due: float, seconds: float) -> bool:
-    """Whether a request was due in the seconds after the event."""
-    return 0 <= due - EVENT_SHARE * seconds < AFTER_SECONDS

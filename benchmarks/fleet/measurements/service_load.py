@@ -17,7 +17,7 @@ from loadtests.replica import Replica, replica
 from loadtests.workload import sample_texts
 from service.store.store import Store
 
-BODIES, _CONNECTIONS = 512, 64
+BODIES, _CONNECTIONS, _FEW_CONNECTIONS = 512, 64, 16
 # The milliseconds of a stage in the header `Server-Timing`.
 _DURATION = re.compile(r"dur=([\d.]+)")
 Judge = Callable[[int, Reply], str]
@@ -48,14 +48,17 @@ class Served:
         exchanges: list[Exchange] = []
         return exchanges, closed_loop(self._load(exchanges, bodies), clients, seconds)
 
-    def open_loop(self, rate: float, seconds: float, seed: int) -> list[Exchange]:
+    def open_loop(self, rate: float, seconds: float, seed: int = 0) -> list[Exchange]:
         """Run an open loop with random times between the requests; return its exchanges."""
         exchanges: list[Exchange] = []
         unsent = open_loop(self._load(exchanges, BODIES), rate, seconds, _CONNECTIONS, seed)
         return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
 
-    def rests_ms(self, rate: float, seconds: float, seed: int) -> list[float]:
-        """Run an open loop; return its latencies without the stages that the answers name: queue and computation."""
+    def other_latencies_ms(self, rate: float, seconds: float) -> list[float]:
+        """Run an open loop; return its latencies without the stages that the answers name: queue and computation.
+
+        The load has few connections, because the first request of each one also opens it.
+        """
         exchanges: list[Exchange] = []
         stages_ms: dict[int, float] = {}
 
@@ -63,7 +66,7 @@ class Served:
             stages_ms[number] = sum(map(float, _DURATION.findall(reply.headers.get("server-timing", ""))))
             return _judge(number, reply)
 
-        open_loop(self._load(exchanges, BODIES, judge), rate, seconds, _CONNECTIONS, seed)
+        open_loop(self._load(exchanges, BODIES, judge), rate, seconds, _FEW_CONNECTIONS, seed=0)
         return [1e3 * each.seconds - stages_ms[each.number] for each in exchanges if each.status == 200]
 
     def _load(self, exchanges: list[Exchange], bodies: int, judge: Judge = _judge) -> Load:

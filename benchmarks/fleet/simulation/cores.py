@@ -47,10 +47,22 @@ class Cores:
         self._set_timer()
         return done
 
+    def stop(self, task: simpy.Event) -> None:
+        """Stop a task; its event never happens."""
+        self._advance()
+        self._tasks = [each for each in self._tasks if each[2] is not task]
+        heapq.heapify(self._tasks)
+        self._set_timer()
+
     @property
     def slowness(self) -> float:
         """Factor by which a task takes longer that starts now."""
         return self._slowness(self._environment.now)
+
+    @property
+    def are_busy(self) -> bool:
+        """Whether a task runs."""
+        return bool(self._tasks)
 
     @property
     def _speed(self) -> float:
@@ -93,21 +105,24 @@ class Thread:
     def __init__(self, environment: simpy.Environment, cores: Cores) -> None:
         self._environment, self._cores = environment, cores
         self._waiting: deque[tuple[ThreadCost, simpy.Event]] = deque()
-        self._busy, self._idle_since, self._pause_ms = False, environment.now, 0.0
+        self._busy, self._pause_ms = False, 0.0
+        self._idle_since: float | None = None  # None before the first task
 
     def run(self, cost: ThreadCost) -> simpy.Event:
         """Run a task after all earlier ones; the event happens at its end."""
-        done = self._environment.event()
+        done, now = self._environment.event(), self._environment.now
         if self._busy:
             self._waiting.append((cost, done))
+        elif now == self._idle_since:  # the task continues the one that has just ended
+            self._start(cost.busy_ms, done)
         else:
-            pause_ms = 1e3 * (self._environment.now - self._idle_since)
+            pause_ms = 1e3 * (now - (self._idle_since or 0.0))
             self._pause_ms += (pause_ms - self._pause_ms) / _PAUSES
-            self._busy = True
             self._start(cost.after(self._pause_ms), done)
         return done
 
     def _start(self, milliseconds: float, done: simpy.Event) -> None:
+        self._busy = True
         self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
 
     def _end(self, done: simpy.Event) -> None:

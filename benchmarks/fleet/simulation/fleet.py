@@ -8,7 +8,7 @@ from random import Random
 
 import simpy
 
-from benchmarks.fleet.constants import Compute, Drift, Http, read
+from benchmarks.fleet.constants import Compute, Drift, Http, Step, Swap, read
 from benchmarks.fleet.intervals import Interval
 from benchmarks.fleet.simulation.balancer import Balancer
 from benchmarks.fleet.simulation.cores import Cores
@@ -26,7 +26,7 @@ class Fleet:
     random: Random
 
     @property
-    def work(self) -> Interval:
+    def computed(self) -> Interval:
         """The work of the computing threads so far, without slowdown by other cores."""
         replicas = self.balancer.replicas
         return Interval(
@@ -43,6 +43,7 @@ class Constants:
 
     compute: Compute
     http: Http
+    swap: Swap
     drift: Drift | None = None
 
     @classmethod
@@ -52,11 +53,16 @@ class Constants:
         Raises:
             OSError: If a record is missing.
         """
-        return cls(read(Compute, "compute-minilm"), read(Http, "http"), read(Drift, "drift"))
+        return cls(read(Compute, "compute-minilm"), read(Http, "http"), read(Swap, "swap"), read(Drift, "drift"))
 
     def at(self, reference_ms: float) -> Constants:
         """The constants at the speed at which the reference takes so many milliseconds, without a busy core beside."""
         return replace(self, compute=self.compute.at(reference_ms, slowdown=1.0), http=self.http.at(reference_ms))
+
+    @property
+    def swap_steps(self) -> list[Step]:
+        """The steps in which a replica opens a version, at the speed of `compute`."""
+        return self.swap.steps_at(self.compute.reference_ms)
 
     def slowness(self, random: Random) -> Callable[[float], float]:
         """The measured changes of speed, from a random moment on."""

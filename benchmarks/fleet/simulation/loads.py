@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from benchmarks.fleet.constants import Deployment
+from benchmarks.fleet.constants import DeploymentCosts
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.replica import LOST, OK, OVERLOADED, Steps
 
@@ -31,11 +31,11 @@ class Outcome:
         self.seconds.append(now - due)
         self.status.append(status)
 
-    def between(self, start: float, end: float) -> Outcome:
-        """The requests that were due in this time."""
+    def due_in(self, *spans: tuple[float, float]) -> Outcome:
+        """The requests that were due in one of these spans, each from its start to its end."""
         found = Outcome()
         for due, seconds, status in zip(self.due, self.seconds, self.status, strict=True):
-            if start <= due < end:
+            if any(start <= due < end for start, end in spans):
                 found.record(due, due + seconds, status)
         found.sent = len(found.due)
         return found
@@ -81,7 +81,8 @@ class Client:
     Args:
         environment: Clock of the simulation.
         send: The steps of a request.
-        costs: CPU time of a request in the load generator, and the waits of an answer.
+        costs: CPU time of a request in the load generator, and the waits of an answer. Waits are added to the latency,
+            and delay nothing else.
         random: Source of the waits.
         cores: Cores that the load generator shares with the service; None if it has a machine of its own.
     """
@@ -90,32 +91,32 @@ class Client:
         self,
         environment: simpy.Environment,
         send: Send,
-        costs: Deployment,
+        costs: DeploymentCosts,
         random: Random,
         cores: Cores | None = None,
     ) -> None:
         self._environment, self._send, self._random = environment, send, random
-        self._half, self._wait_ms = costs.client.times(0.5), costs.wait_ms
+        self._costs, self._half, self._cores = costs, costs.client.times(0.5), cores
         self._thread = Thread(environment, cores) if cores else None
         self.outcome = Outcome()
 
     def request(self, query: int) -> Generator[simpy.Event, Any, None]:
         """The steps of one request."""
-        due = self._environment.now
+        due, wait = self._environment.now, self._wait_seconds()
         self.outcome.sent += 1
         if self._thread:
             yield self._thread.run(self._half)
         status = yield from self._send(query)
-        if status == OK:
-            yield self._environment.timeout(self._wait_seconds())
         if self._thread:
             yield self._thread.run(self._half)
-        self.outcome.record(due, self._environment.now, status)
+        self.outcome.record(due, max(due, self._environment.now + wait * (status == OK)), status)
 
     def _wait_seconds(self) -> float:
         """A random one of the measured waits, in seconds."""
-        place = self._random.uniform(0, len(self._wait_ms) - 1)
-        return float(np.interp(place, range(len(self._wait_ms)), self._wait_ms)) / 1e3
+        is_busy = self._cores is not None and self._cores.are_busy
+        waits_ms = self._costs.busy_wait_ms if is_busy else self._costs.wait_ms
+        place = self._random.uniform(0, len(waits_ms) - 1)
+        return float(np.interp(place, range(len(waits_ms)), waits_ms)) / 1e3
 
     def open_loop(self, due: Iterable[float], queries: Callable[[], int]) -> Generator[simpy.Event, Any, None]:
         """The steps of an open loop: requests arrive at these times, whether or not earlier ones are answered."""

@@ -27,7 +27,7 @@ Steps = Generator[simpy.Event, Any, int]
 # While all threads compute, the thread that opens a version rests this number of seconds for each second of CPU time.
 # Then it waits for an idle thread: it checks at most `_POLLS` times, once in `_POLL_SECONDS`.
 _REST_FACTOR, _POLLS, _POLL_SECONDS = 4.0, 10, 0.002
-# Number of batches over which the slowness after pauses is averaged.
+# Number of batches over which the factor after pauses is averaged.
 _SLOW_BATCHES = 10
 
 
@@ -64,9 +64,11 @@ class Work:
     Attributes:
         compute: Times of the predictor.
         engine: Searches the keys; None if the replica has the keys in files.
-        read: Time of the event loop to read a request, or to answer it from the cache.
-        answer: Time of the event loop for the rest of a computed answer.
-        refuse: Time of the event loop for the rest of a refusal.
+        read: Time of the event loop to read a request and to look for its answer in the cache. If the request wakes up
+            the event loop, this time includes the whole difference.
+        answer_cached: Time of the event loop for the rest of an answer from the cache.
+        answer: The same for a computed answer.
+        refuse: The same for a refusal.
 
     Args:
         compute: Times of the predictor.
@@ -80,8 +82,12 @@ class Work:
         self, compute: Compute, http: Http, loop: ThreadCost, random: Random, engine: Engine | None = None
     ) -> None:
         self.compute, self.engine = compute, engine
-        self.read = http.cached_loop.times(0.5)
-        self.answer, self.refuse = loop.without(self.read), http.refused.without(self.read)
+        half_ms = http.cached_loop.busy_ms / 2
+        self.answer_cached = ThreadCost.constant(half_ms)
+        self.read = http.cached_loop.without(self.answer_cached)
+        self.answer = loop.without(self.read)
+        refused = http.refused
+        self.refuse = ThreadCost.constant(max(0.0, refused.loop_ms - self.read.after(refused.pause_ms)))
         self._random = random
         self._mean_ms = float(np.mean(compute.query_ms))
         pauses = sorted(http.alone_ms)
@@ -98,7 +104,7 @@ class Work:
         known_ms = self.compute.query_ms
         return (size_ms + sum([known_ms[number % len(known_ms)] - self._mean_ms for number in queries])) / 1e3
 
-    def slowness_after(self, pause_seconds: float) -> float:
+    def pause_factor(self, pause_seconds: float) -> float:
         """Factor by which a query takes longer after a pause of the thread."""
         return float(np.interp(1e3 * pause_seconds, self._pauses_ms, self._alone_ms)) / self._mean_ms
 
@@ -144,6 +150,7 @@ class Replica:
     queries: int = 0
     _queue: deque[_Job] = field(default_factory=deque)
     _busy: int = 0
+    _running: set[simpy.Event] = field(default_factory=set)
     _joinable: dict[int, _Job] = field(default_factory=dict)
     _idle: list[simpy.Event] = field(default_factory=list)
     _cache: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
@@ -160,7 +167,7 @@ class Replica:
             return LOST
         key = (self.version, query)
         if key in self._cache:
-            yield self._loop.run(self.work.read)
+            yield self._loop.run(self.work.answer_cached)
             if key in self._cache:  # it may have been removed meanwhile
                 self._cache.move_to_end(key)
             return self._unless_lost(OK)
@@ -183,6 +190,8 @@ class Replica:
         self.alive, self.refuses_connections = False, refuses_connections
         for job in self._joinable.values():
             job.done.succeed(False)
+        for computed in self._running:
+            self.cores.stop(computed)
         self._joinable.clear()
         self._queue.clear()
 
@@ -222,7 +231,7 @@ class Replica:
 
     def _compute(self) -> Generator[simpy.Event, Any, None]:
         """The steps of a thread: take a batch, compute it, and give its answers to the event loop."""
-        slowness = 1.0  # an exponentially weighted mean: a pause slows down the next batches too
+        factor = 1.0  # an exponentially weighted mean: a pause slows down the next batches too
         idle_since = self.environment.now
         while self.alive:
             while not self._queue:
@@ -233,14 +242,17 @@ class Replica:
             if not batch:  # another thread was faster
                 continue
             self._busy += 1
-            slowness += (self.work.slowness_after(self.environment.now - idle_since) - slowness) / _SLOW_BATCHES
+            factor += (self.work.pause_factor(self.environment.now - idle_since) - factor) / _SLOW_BATCHES
             if self.work.engine is not None:
                 yield self.environment.timeout(self.work.engine_seconds())
-            seconds = slowness * self.work.batch_seconds([job.query for job in batch])
+            seconds = factor * self.work.batch_seconds([job.query for job in batch])
             self.compute_seconds += self.cores.slowness * seconds
             self.batches += 1
             self.queries += len(batch)
-            yield self.cores.run(seconds)
+            computed = self.cores.run(seconds)
+            self._running.add(computed)
+            yield computed
+            self._running.remove(computed)
             self._busy -= 1
             idle_since = self.environment.now
             for job in batch:

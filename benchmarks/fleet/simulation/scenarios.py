@@ -11,7 +11,7 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Changes, Recorded, Step
+from benchmarks.fleet.constants import Recorded, Step
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of
 from benchmarks.fleet.simulation.loads import distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import Engine, ReplicaSettings
@@ -87,9 +87,9 @@ class Case:
     seconds: float = _END
 
 
-def cases(changes: Changes) -> list[Case]:
+def cases(swap_steps: Sequence[Step]) -> list[Case]:
     engine = replace(_SHAPE, settings=replace(_SHAPE.settings, threads=_ENGINE_THREADS), engine=ENGINE)
-    swap = _swap_all(changes.scaled_steps)
+    swap = _swap_all(swap_steps)
     return [
         Case("nothing happens", 0.6, _nothing, seconds=_STEADY_END),
         Case("nothing happens", 0.8, _nothing, seconds=_STEADY_END),
@@ -105,18 +105,18 @@ def cases(changes: Changes) -> list[Case]:
     ]
 
 
-def simulate_all(constants: Constants, changes: Changes) -> Scenarios:
+def simulate_all(constants: Constants) -> Scenarios:
     """Simulate all cases, on all cores."""
     constants = replace(constants, http=constants.http.at(constants.compute.reference_ms))
-    engine = cases(changes)[-1].shape
+    all_cases = cases(constants.swap_steps)
+    engine = all_cases[-1].shape
     shapes = [_SHAPE, engine, replace(engine, settings=_SHAPE.settings), _CACHED]
     steady = replace(constants, drift=None)
     usual, by_engine, by_engine_alone, cached = (capacity(shape, steady) for shape in shapes)
     capacities = {_SHAPE: usual, engine: by_engine, _CACHED: cached}
     with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
         futures = [
-            pool.submit(_simulate, number, capacities[case.shape], constants, changes)
-            for number, case in enumerate(cases(changes))
+            pool.submit(_simulate, number, capacities[case.shape], constants) for number, case in enumerate(all_cases)
         ]
         return Scenarios(
             capacity=usual,
@@ -136,18 +136,18 @@ def capacity(shape: Shape, constants: Constants) -> float:
     return fleet.client.outcome.answered_per_second(_WARM, _SATURATED_SECONDS)
 
 
-def _simulate(number: int, capacity_of_one: float, constants: Constants, changes: Changes) -> Row:
+def _simulate(number: int, capacity_of_one: float, constants: Constants) -> Row:
     """Simulate a case by its number, because a process cannot send its event to another process."""
-    case = cases(changes)[number]
+    case = cases(constants.swap_steps)[number]
     fleet = _start(case.shape, constants)
     environment, rate = fleet.environment, case.load * case.shape.replicas * capacity_of_one
     environment.process(fleet.client.open_loop(poisson(rate, case.seconds, fleet.random), _queries(case.shape)))
     environment.process(case.event(fleet))
     environment.run()
     outcome = fleet.client.outcome
-    before = outcome.between(_WARM, _EVENT)
-    during = outcome.between(_EVENT, _EVENT + REMOVED_SECONDS)
-    after = outcome.between(case.seconds - 1, case.seconds)
+    before = outcome.due_in((_WARM, _EVENT))
+    during = outcome.due_in((_EVENT, _EVENT + REMOVED_SECONDS))
+    after = outcome.due_in((case.seconds - 1, case.seconds))
     return Row(
         case=case.name,
         load=case.load,
