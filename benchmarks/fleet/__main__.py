@@ -54,13 +54,14 @@ def main(arguments: list[str]) -> int:
     command("table", _table, "Print docs/scaling.md.")
     given = parser.parse_args(arguments)
     ThreadBudget.of(1, 1).apply()  # before the libraries load
+    from loadtests.client import LostRequestError
     from loadtests.deployment import MissingProgramError
     from loadtests.replica import ReplicaError
     from service.errors import ServiceError
 
     try:
         given.run(given)
-    except (ServiceError, ReplicaError, MissingProgramError, OSError, ValueError) as error:
+    except (ServiceError, ReplicaError, MissingProgramError, LostRequestError, OSError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0

@@ -239,6 +239,7 @@ def measure_http(store: Path, seconds: float) -> Http:
 
     Raises:
         ServiceError, ReplicaError, MissingProgramError: If the store cannot be served.
+        LostRequestError: If a request got no answer.
     """
     with Reference(store) as reference:
         reference_ms = [reference.time_ms()]

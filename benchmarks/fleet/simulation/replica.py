@@ -150,7 +150,7 @@ class Replica:
     queries: int = 0
     _queue: deque[_Job] = field(default_factory=deque)
     _busy: int = 0
-    _running: set[simpy.Event] = field(default_factory=set)
+    _computing: set[simpy.Event] = field(default_factory=set)
     _joinable: dict[int, _Job] = field(default_factory=dict)
     _idle: list[simpy.Event] = field(default_factory=list)
     _cache: OrderedDict[tuple[int, int], None] = field(default_factory=OrderedDict)
@@ -190,8 +190,8 @@ class Replica:
         self.alive, self.refuses_connections = False, refuses_connections
         for job in self._joinable.values():
             job.done.succeed(False)
-        for computed in self._running:
-            self.cores.stop(computed)
+        for task in self._computing:
+            self.cores.stop(task)
         self._joinable.clear()
         self._queue.clear()
 
@@ -249,10 +249,10 @@ class Replica:
             self.compute_seconds += self.cores.slowness * seconds
             self.batches += 1
             self.queries += len(batch)
-            computed = self.cores.run(seconds)
-            self._running.add(computed)
-            yield computed
-            self._running.remove(computed)
+            task = self.cores.run(seconds)
+            self._computing.add(task)
+            yield task
+            self._computing.remove(task)
             self._busy -= 1
             idle_since = self.environment.now
             for job in batch:
