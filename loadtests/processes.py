@@ -58,6 +58,11 @@ def thread_times(process: int) -> dict[int, float]:
     return times
 
 
+def thread_seconds(process: int) -> float:
+    """CPU time of the running threads of a process and its descendants so far, in nanosecond resolution."""
+    return sum(thread_times(process).values())
+
+
 def memory(process: int) -> Memory:
     """Current memory of a process and its descendants."""
     total: dict[str, int] = {}

@@ -68,29 +68,29 @@ def main(arguments: list[str]) -> int:
 
 
 def _compute(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.compute import measure_compute
+    from benchmarks.fleet.records import record
 
     record(lambda: measure_compute(given.store, given.seconds), f"compute-{given.name}")
 
 
 def _drift(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.drift import measure_drift
+    from benchmarks.fleet.records import record
 
     record(lambda: measure_drift(given.store, given.seconds), "drift")
 
 
 def _http(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.http import measure_http
+    from benchmarks.fleet.records import record
 
     record(lambda: measure_http(given.store, given.seconds), "http")
 
 
 def _service(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.service import measure_service
+    from benchmarks.fleet.records import record
 
     record(
         lambda: measure_service(given.store, given.replicas, given.seconds, given.repetitions),
@@ -99,29 +99,29 @@ def _service(given: argparse.Namespace) -> None:
 
 
 def _indexes(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.indexes import measure_indexes
+    from benchmarks.fleet.records import record
 
     record(lambda: measure_indexes(given.store, given.keys), "indexes")
 
 
 def _swap(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.swap import measure_swap
+    from benchmarks.fleet.records import record
 
     record(lambda: measure_swap(given.store, given.repetitions), "swap")
 
 
 def _changes(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import record
     from benchmarks.fleet.measurements.changes import measure_changes
+    from benchmarks.fleet.records import record
 
     record(lambda: measure_changes(given.store, given.writes), "changes")
 
 
 def _predict(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import read, write
     from benchmarks.fleet.measurements.service import ServiceFigures
+    from benchmarks.fleet.records import read, write
     from benchmarks.fleet.simulation.fleet import Constants
     from benchmarks.fleet.validation import validate
 
@@ -130,7 +130,7 @@ def _predict(given: argparse.Namespace) -> None:
 
 
 def _scenarios(given: argparse.Namespace) -> None:
-    from benchmarks.fleet.constants import write
+    from benchmarks.fleet.records import write
     from benchmarks.fleet.simulation.fleet import Constants
     from benchmarks.fleet.simulation.scenarios import simulate_all
 

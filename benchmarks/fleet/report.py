@@ -9,8 +9,9 @@ from string import Template
 import numpy as np
 
 from benchmarks.fleet import capacity
-from benchmarks.fleet.constants import Changes, Compute, Drift, Http, Indexes, Swap, read
+from benchmarks.fleet.constants import Changes, Compute, Drift, Http, Indexes, Swap
 from benchmarks.fleet.measurements.service import Figures, ServiceFigures
+from benchmarks.fleet.records import read
 from benchmarks.fleet.simulation.scenarios import Scenarios
 from benchmarks.fleet.validation import MOST_STOLEN, Pair, Spread, Validation
 

@@ -18,7 +18,7 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Recorded, Step
+from benchmarks.fleet.constants import Step
 from benchmarks.fleet.intervals import Interval, Slowness, joined
 from benchmarks.fleet.measurements.service import (
     CLIENTS,
@@ -30,6 +30,7 @@ from benchmarks.fleet.measurements.service import (
     ServiceFigures,
     event_spans,
 )
+from benchmarks.fleet.records import Recorded
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, one_machine
 from benchmarks.fleet.simulation.loads import distinct_queries
 from benchmarks.fleet.simulation.replica import OK, Replica, ReplicaSettings
@@ -181,7 +182,7 @@ def _undisturbed(measured: list[Figures]) -> list[Figures]:
 
 
 def _with_longer_intervals(measured: Figures, replicas: int) -> Figures:
-    """The figures with longer intervals where intervals have few batches."""
+    """Join those intervals of the figures that have few batches."""
     return measured.model_copy(update={"intervals": joined(measured.intervals, _LEAST_BATCHES * replicas)})
 
 

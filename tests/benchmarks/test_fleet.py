@@ -12,7 +12,6 @@ import simpy
 from benchmarks.fleet import __main__ as command
 from benchmarks.fleet import capacity
 from benchmarks.fleet.constants import (
-    RECORDED,
     Changes,
     Compute,
     DeploymentCosts,
@@ -20,15 +19,14 @@ from benchmarks.fleet.constants import (
     Http,
     IndexCost,
     Indexes,
-    Recorded,
     Refused,
     Step,
     Swap,
     ThreadCost,
-    read,
 )
 from benchmarks.fleet.intervals import Interval
 from benchmarks.fleet.measurements.service import Event, Figures, ServiceFigures, event_spans
+from benchmarks.fleet.records import RECORDED, Recorded, read
 from benchmarks.fleet.report import page
 from benchmarks.fleet.simulation.cores import Cores, Thread
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of, one_machine

@@ -27,7 +27,7 @@ with folders.session_folder() as folder:
 
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty parent folder for the folders of Ray. Every folder in it counts as old."""
+    """An empty folder, in which Ray's folders are created. All of them count as old."""
     with tempfile.TemporaryDirectory() as parent:
         monkeypatch.setattr(folders, "_PARENT", Path(parent))
         monkeypatch.setattr(folders, "_LEAST_AGE_SECONDS", -1.0)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.fleet.constants import Changes
 from loadtests.client import Connection
-from loadtests.processes import thread_times
-from loadtests.replica import Replica, replica
+from loadtests.processes import thread_seconds
+from loadtests.replica import replica
 from loadtests.swaps import copied_versions
 from loadtests.workload import sample_texts
 from service.store.store import Store
@@ -70,23 +70,22 @@ def _write(store: Store, writes: int) -> tuple[float, float, float]:
 
         write(0)  # the first write builds tables
         time.sleep(_FOLLOW_SECONDS)
-        size, spent = _other_bytes(store), [_cpu(each) for each in (writer, follower)]
+        size, spent = _other_bytes(store), [thread_seconds(each.process) for each in (writer, follower)]
         start = time.perf_counter()
         for number in range(1, writes + 1):
             write(number)
         time.sleep(_FOLLOW_SECONDS)
         duration = time.perf_counter() - start
-        after = [_cpu(each) for each in (writer, follower)]
+        after = [thread_seconds(each.process) for each in (writer, follower)]
         time.sleep(_IDLE_SECONDS)
-        idle = [(_cpu(each) - cpu) / _IDLE_SECONDS for each, cpu in zip((writer, follower), after, strict=True)]
+        idle = [
+            (thread_seconds(each.process) - cpu) / _IDLE_SECONDS
+            for each, cpu in zip((writer, follower), after, strict=True)
+        ]
         write_cpu, follow_cpu = (
             last - first - rate * duration for first, last, rate in zip(spent, after, idle, strict=True)
         )
         return _other_bytes(store) - size, write_cpu, follow_cpu
-
-
-def _cpu(server: Replica) -> float:
-    return sum(thread_times(server.process).values())
 
 
 def _child_seconds() -> float:

@@ -33,7 +33,7 @@ _PAUSES_MS = (0, 1, 3, 10, 30)
 _MEDIUM_RATE, _LOW_RATE = 200.0, 50.0
 # Requests per second at which a service with a queue of one query refuses many requests.
 _REFUSED_RATE = 500.0
-# Measurements with few events take this many times as long as the others.
+# The waits and the idle machine are measured this many times as long as the costs.
 _LONG = 3
 # After the last request, the service gets so many seconds before its use of an idle machine is measured.
 _SETTLE_SECONDS = 2.0
@@ -112,7 +112,7 @@ class _Requests:
         return self._measured(lambda seconds: self.service.closed_loop(_CLIENTS, seconds, self.bodies)[0])[0]
 
     def paused(self) -> dict[int, _Costs]:
-        """The costs with one client for each replica, which waits before each request, by its pause in milliseconds."""
+        """The costs by the milliseconds that a client pauses before each request. Each replica has one client."""
         return {pause: self._measured(partial(_send, self.service, pause, self.bodies))[0] for pause in _PAUSES_MS}
 
     def refused(self, answered_ms: float) -> Refused:
@@ -178,7 +178,7 @@ def _spent(service: Served, before: list[dict[int, float]]) -> _Threads:
         {thread: seconds - old.get(thread, 0.0) for thread, seconds in new.items()}
         for old, new in zip(before, _thread_times(service), strict=True)
     ]
-    # The main thread has the number of the process.
+    # The event loop runs on the main thread, whose id is that of the process.
     loops = [threads.pop(replica.process) for replica, threads in zip(service.replicas, spent, strict=False)]
     replicas, nginx = spent[: len(loops)], spent[len(loops) :]
     return _Threads(

@@ -19,11 +19,11 @@ from typing import Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Recorded
 from benchmarks.fleet.intervals import Interval
 from benchmarks.fleet.measurements.reference import Reference
 from benchmarks.fleet.measurements.sampler import Sampler
 from benchmarks.fleet.measurements.service_load import Served, served
+from benchmarks.fleet.records import Recorded
 from benchmarks.fleet.simulation.replica import ReplicaSettings
 from loadtests.load import Exchange, arrivals, latency_percentiles
 from loadtests.processes import steal_seconds
@@ -101,7 +101,7 @@ class ServiceFigures(Recorded):
 
 
 def event_spans(event: Event, seconds: float) -> list[tuple[float, float]]:
-    """The spans of a load that count, each from an event on, in seconds since the start of the load.
+    """The parts of a load that count: the time after each event, in seconds since the start of the load.
 
     Args:
         event: Kind of the events.

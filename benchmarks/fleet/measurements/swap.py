@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.fleet.constants import Step, Swap
 from benchmarks.fleet.measurements.reference import Reference
-from loadtests.processes import thread_times
+from loadtests.processes import thread_seconds
 from loadtests.replica import Replica, replica
 from loadtests.swaps import add_changed_version, copied_versions, swap_to
 from service.bundle.integrity import describe_files
@@ -19,8 +19,10 @@ from service.store.store import Store
 from service.versions.opening import Opener
 from service.versions.throttle import Throttle
 
-# Time in which the server closes the old version after a swap, and the time without requests before it.
-_CLOSING_SECONDS, _IDLE_SECONDS = 1.0, 2.0
+# After a swap, the server closes the old version within this time.
+_CLOSING_SECONDS = 1.0
+# Before a swap, the CPU time of the idle server is measured for this time.
+_IDLE_SECONDS = 2.0
 # A thread wakes up this often. If it is later than Python's switch interval allows, and a core is free, another thread
 # kept the interpreter lock.
 _WAKE_UP_SECONDS, _LATE_SECONDS = 0.0005, 2 * sys.getswitchinterval()
@@ -100,7 +102,7 @@ def measure_swap(store: Path, repetitions: int) -> Swap:
 
 
 def _swap(store: Store, version: str, server: Replica) -> tuple[float, float]:
-    """Swap to a version; return the CPU time of the server for it, and the duration."""
+    """Swap to a version; return the CPU time that the server needs for the swap, and the duration of the swap."""
     idle = _seconds_used(server, lambda: time.sleep(_IDLE_SECONDS)) / _IDLE_SECONDS
     start = time.perf_counter()
     used = _seconds_used(server, lambda: swap_to(store, version, server.address))
@@ -111,13 +113,13 @@ def _swap(store: Store, version: str, server: Replica) -> tuple[float, float]:
 
 def _seconds_used(server: Replica, run: Callable[[], None]) -> float:
     """CPU time of the server while `run` runs."""
-    before = sum(thread_times(server.process).values())
+    before = thread_seconds(server.process)
     run()
-    return sum(thread_times(server.process).values()) - before
+    return thread_seconds(server.process) - before
 
 
 def _steps(store: Store, version: str, changed: str) -> list[Step]:
-    """Open a version beside another one; return the steps."""
+    """Open a version while another one is open; return the steps of the opening."""
     opener = Opener(store, threads=1)
     with contextlib.closing(opener.open(version)) as predictor, _StepTimer() as timer:
         opener.open(changed, timer, [predictor]).close()

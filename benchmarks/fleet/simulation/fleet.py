@@ -8,8 +8,9 @@ from random import Random
 
 import simpy
 
-from benchmarks.fleet.constants import Compute, Drift, Http, Step, Swap, read
+from benchmarks.fleet.constants import Compute, Drift, Http, Step, Swap
 from benchmarks.fleet.intervals import Interval
+from benchmarks.fleet.records import read
 from benchmarks.fleet.simulation.balancer import Balancer
 from benchmarks.fleet.simulation.cores import Cores
 from benchmarks.fleet.simulation.loads import Client

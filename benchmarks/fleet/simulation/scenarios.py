@@ -11,7 +11,8 @@ from typing import Any
 import simpy
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.fleet.constants import Recorded, Step
+from benchmarks.fleet.constants import Step
+from benchmarks.fleet.records import Recorded
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of
 from benchmarks.fleet.simulation.loads import distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import Engine, ReplicaSettings
