@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             added.add_argument("--seconds", type=float, default=seconds, help=text)
 
     compute = command("compute", _compute, "Measure a predictor on one thread, and record it.")
-    needs_store(compute, 30)
+    needs_store(compute, 60)
     compute.add_argument("--name", required=True, choices=["minilm", "static"], help="name of the record")
     needs_store(command("drift", _drift, "Measure how the speed of the idle machine changes, and record it."), 120)
     needs_store(command("http", _http, "Measure the costs of requests, and record them."), 10)

@@ -124,48 +124,8 @@ class ThreadCost(BaseModel):
         return ThreadCost(busy_ms=busy_ms, pause_ms=self.pause_ms, woken_ms=woken_ms)
 
 
-class DeploymentCosts(BaseModel):
-    """Costs of a request in a deployment: one replica, or two of them behind nginx.
-
-    Attributes:
-        loop: CPU time of the event loop of a replica.
-        client: CPU time of the load generator.
-        proxy: CPU time of nginx.
-        wait_ms: The percentiles 0 to 100 of the rest of the latency: without the time in the queue, without the
-            computation, and without the mean CPU times of a request in this measurement. Threads wait for a core, or
-            for Python's global interpreter lock. Waits within queue and computation are not included. A value is
-            negative if the CPU times were shorter than their mean, or if a part of them was used outside the latency.
-        busy_wait_ms: The same while another process keeps a core busy. Then the kernel lets some threads wait for
-            this core, although another one is idle.
-        idle_cores: Share of a core that the machine uses while the replicas wait for requests, without their event
-            loops: other threads and other programs.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    loop: ThreadCost
-    client: ThreadCost
-    proxy: ThreadCost
-    wait_ms: list[float]
-    busy_wait_ms: list[float]
-    idle_cores: float
-
-    def times(self, factor: float) -> DeploymentCosts:
-        """The costs on a machine that takes this factor as long.
-
-        The waits stay, because they are times of the scheduler. The share of a core stays too.
-        """
-        return self.model_copy(
-            update={
-                "loop": self.loop.times(factor),
-                "client": self.client.times(factor),
-                "proxy": self.proxy.times(factor),
-            }
-        )
-
-
 class Refused(BaseModel):
-    """Cost of a refused request.
+    """Cost of a request that a replica refuses because its queue is full.
 
     Attributes:
         loop_ms: CPU time of the event loop, which the request wakes up.
@@ -181,6 +141,49 @@ class Refused(BaseModel):
         return Refused(loop_ms=factor * self.loop_ms, pause_ms=self.pause_ms)
 
 
+class DeploymentCosts(BaseModel):
+    """Costs of a request in a deployment: one replica, or two of them behind nginx.
+
+    Attributes:
+        loop: CPU time of the event loop of a replica.
+        client: CPU time of the load generator.
+        proxy: CPU time of nginx.
+        refused: Cost of a refused request.
+        wait_ms: The percentiles 0 to 100 of the rest of the latency: without the time in the queue, without the
+            computation, and without the mean CPU times of a request in this measurement. Threads wait for a core, or
+            for Python's global interpreter lock. Waits within queue and computation are not included. A value is
+            negative if the CPU times were shorter than their mean, or if a part of them was used outside the latency.
+        busy_wait_ms: The same while another process keeps a core busy. Then the kernel lets some threads wait for
+            this core, although another one is idle.
+        idle_cores: Share of a core that the machine uses while the replicas wait for requests, without their event
+            loops: other threads and other programs.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    loop: ThreadCost
+    client: ThreadCost
+    proxy: ThreadCost
+    refused: Refused
+    wait_ms: list[float]
+    busy_wait_ms: list[float]
+    idle_cores: float
+
+    def times(self, factor: float) -> DeploymentCosts:
+        """The costs on a machine that takes this factor as long.
+
+        The waits stay, because they are times of the scheduler. The share of a core stays too.
+        """
+        return self.model_copy(
+            update={
+                "loop": self.loop.times(factor),
+                "client": self.client.times(factor),
+                "proxy": self.proxy.times(factor),
+                "refused": self.refused.times(factor),
+            }
+        )
+
+
 class Http(Recorded):
     """Costs of a request to `/predict` in the service.
 
@@ -192,7 +195,6 @@ class Http(Recorded):
         single: Costs with one replica.
         proxied: Costs with two replicas behind nginx.
         cached_loop: CPU time of the event loop for an answer from the cache.
-        refused: Cost of a request that is refused because the queue is full.
         request_bytes: Size of a request, with its headers.
         answer_bytes: Size of an answer, with its headers.
     """
@@ -203,7 +205,6 @@ class Http(Recorded):
     single: DeploymentCosts
     proxied: DeploymentCosts
     cached_loop: ThreadCost
-    refused: Refused
     request_bytes: float
     answer_bytes: float
 
@@ -217,7 +218,6 @@ class Http(Recorded):
                 "single": self.single.times(factor),
                 "proxied": self.proxied.times(factor),
                 "cached_loop": self.cached_loop.times(factor),
-                "refused": self.refused.times(factor),
             }
         )
 

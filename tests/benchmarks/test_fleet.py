@@ -37,7 +37,13 @@ from loadtests.load import arrivals
 
 NOTHING = ThreadCost.constant(0)
 NO_COSTS = DeploymentCosts(
-    loop=NOTHING, client=NOTHING, proxy=NOTHING, wait_ms=[0, 0], busy_wait_ms=[0, 0], idle_cores=0
+    loop=NOTHING,
+    client=NOTHING,
+    proxy=NOTHING,
+    refused=Refused(loop_ms=0, pause_ms=0),
+    wait_ms=[0, 0],
+    busy_wait_ms=[0, 0],
+    idle_cores=0,
 )
 FREE = Http(
     clients=32,
@@ -46,7 +52,6 @@ FREE = Http(
     single=NO_COSTS,
     proxied=NO_COSTS,
     cached_loop=NOTHING,
-    refused=Refused(loop_ms=0, pause_ms=0),
     request_bytes=300,
     answer_bytes=1_000,
 )
@@ -282,8 +287,8 @@ class TestReplica:
         """In a closed loop with one client, the thread sleeps before each request, and before each computed answer."""
         cached = ThreadCost(busy_ms=0.2, pause_ms=[0], woken_ms=[0.3])
         loop = ThreadCost(busy_ms=0.5, pause_ms=[0], woken_ms=[0.9])
-        http = FREE.model_copy(update={"cached_loop": cached, "refused": Refused(loop_ms=0.4, pause_ms=1)})
-        times = Work(compute_of(), http, loop, Random(1))
+        costs = NO_COSTS.model_copy(update={"loop": loop, "refused": Refused(loop_ms=0.4, pause_ms=1)})
+        times = Work(compute_of(), FREE.model_copy(update={"cached_loop": cached}), costs, Random(1))
 
         def milliseconds(settings: ReplicaSettings, *before: int) -> float:
             environment = simpy.Environment()
@@ -302,8 +307,8 @@ class TestReplica:
 
     def test_a_refusal_costs_the_measured_time_after_the_pauses_of_its_measurement(self) -> None:
         cached = ThreadCost(busy_ms=0.2, pause_ms=[0, 2], woken_ms=[0.3, 0.5])
-        http = FREE.model_copy(update={"cached_loop": cached, "refused": Refused(loop_ms=0.6, pause_ms=1)})
-        times = Work(compute_of(), http, NOTHING, Random(1))
+        costs = NO_COSTS.model_copy(update={"refused": Refused(loop_ms=0.6, pause_ms=1)})
+        times = Work(compute_of(), FREE.model_copy(update={"cached_loop": cached}), costs, Random(1))
 
         assert times.read.after(1) + times.refuse.busy_ms == pytest.approx(0.6)
         assert times.read.after(2) + times.refuse.busy_ms == pytest.approx(0.7)
@@ -412,7 +417,7 @@ class TestBalancer:
 
 
 def work(compute: Compute, engine: Engine | None = None) -> Work:
-    return Work(compute, FREE, NOTHING, Random(1), engine)
+    return Work(compute, FREE, NO_COSTS, Random(1), engine)
 
 
 def statuses(fleet: Fleet, requests: int) -> list[int]:
@@ -579,6 +584,16 @@ def test_a_load_is_simulated_at_the_speed_of_each_interval() -> None:
     assert p99[1] > 1.5 * p99[0]
 
 
+def test_intervals_with_few_batches_have_one_speed() -> None:
+    """The CPU time of few batches is inexact, so it would give seconds a wrong speed."""
+    equal, changing = (
+        {pair.figure: pair.predicted.median for pair in validated(measured(intervals=worked(*each, batch=4)))}
+        for each in ([10] * 5, [7, 13, 7, 13, 10])
+    )
+
+    assert changing == pytest.approx(equal)
+
+
 def test_measurements_at_another_speed_of_the_machine_are_scaled() -> None:
     compute, cost = compute_of(), ThreadCost(busy_ms=1, pause_ms=[1, 2], woken_ms=[2, 3])
     http = FREE.model_copy(update={"single": NO_COSTS.model_copy(update={"loop": cost})})
@@ -645,7 +660,7 @@ class TestPage:
 def test_the_time_of_a_batch_follows_its_size_and_its_queries() -> None:
     batches = {1: 10, 2: 18, 32: 200}
     compute = compute_of(batch_ms=batches, query_ms=[8, 10, 12], search_ms=dict.fromkeys(batches, 0))
-    times = Work(compute, FREE.model_copy(update={"alone_ms": {10: 11, 20: 12}}), NOTHING, Random(1))
+    times = Work(compute, FREE.model_copy(update={"alone_ms": {10: 11, 20: 12}}), NO_COSTS, Random(1))
 
     assert times.batch_seconds([1, 4]) == pytest.approx(0.018)
     assert times.batch_seconds([0, 1]) == pytest.approx(0.016)

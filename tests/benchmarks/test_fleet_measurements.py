@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fleet.measurements.changes import measure_changes
 from benchmarks.fleet.measurements.compute import measure_compute
 from benchmarks.fleet.measurements.drift import measure_drift
 from benchmarks.fleet.measurements.http import measure_http
@@ -13,6 +14,7 @@ from benchmarks.fleet.measurements.service import measure_service
 from benchmarks.fleet.measurements.swap import measure_swap
 from benchmarks.fleet.simulation.fleet import Constants
 from benchmarks.fleet.validation import validate
+from service.store.store import Store
 
 
 @pytest.mark.slow
@@ -31,9 +33,25 @@ def test_the_constants_are_measured_and_predict_the_real_service(built: Any) -> 
         assert min(costs.loop.busy_ms, *costs.loop.woken_ms, costs.client.busy_ms, *costs.client.woken_ms) > 0
         assert len(costs.wait_ms) == len(costs.busy_wait_ms) == 101
     assert http.single.proxy.busy_ms == 0 < http.proxied.proxy.busy_ms
-    assert min(http.cached_loop.busy_ms, http.refused.pause_ms, *http.alone_ms.values()) > 0
+    assert (
+        min(
+            http.cached_loop.busy_ms,
+            http.single.refused.pause_ms,
+            http.proxied.refused.pause_ms,
+            *http.alone_ms.values(),
+        )
+        > 0
+    )
     assert sum(step.cpu_ms for step in constants.swap.steps) > 0
 
     pairs = validate([measured], constants).pairs
     assert {pair.figure for pair in pairs} == {"compute_ms", "answered", "p50", "p99", "refused", "lost"}
     assert all(pair.predicted.median > 0 for pair in pairs if pair.figure not in ("refused", "lost"))
+
+
+@pytest.mark.slow
+def test_live_writes_and_a_compaction_are_measured_in_a_copy_of_the_store(built: Any) -> None:
+    changes = measure_changes(built.store, writes=3)
+
+    assert changes.log_bytes > 0 < changes.compact_cpu_ms
+    assert Store(built.store).versions() == [built.version]

@@ -67,10 +67,10 @@ class _Work:
         return math.ceil(len(self.texts) / _SIZES[-1])
 
     def do_all(self, times: _Times) -> None:
-        """Do the work of all turns, then time the reference."""
+        """Do the work of all turns, and time the reference after each of them."""
         for turn in range(self.turns):
             self.do(turn, times)
-        times.reference.append(self.reference.time_ms())
+            times.reference.append(self.reference.time_ms())
 
     def do(self, turn: int, times: _Times) -> None:
         """Answer the texts of a turn in batches of each size, and encode texts."""

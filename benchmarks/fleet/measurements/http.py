@@ -31,8 +31,8 @@ _CLIENTS = 32
 _PAUSES_MS = (0, 1, 3, 10, 30)
 # Requests per second of two open loops. Both show the costs of the load generator, and the second one the waits.
 _MEDIUM_RATE, _LOW_RATE = 200.0, 50.0
-# Requests per second at which a service with a queue of one query refuses many requests.
-_REFUSED_RATE = 500.0
+# The rate at which requests are refused, divided by the rate at which one client for each replica gets answers.
+_OVERLOAD = 2.0
 # The waits and the idle machine are measured this many times as long as the costs.
 _LONG = 3
 # After the last request, the service gets so many seconds before its use of an idle machine is measured.
@@ -58,13 +58,17 @@ class _Threads:
 
 @dataclass(frozen=True)
 class _Costs:
-    """CPU times of a request during a load, in milliseconds; for the threads of the service, see `_Threads`.
+    """CPU times of a request, in milliseconds; for the threads of the service, see `_Threads`.
+
+    The times are scaled to one speed of the machine for all loads.
 
     Attributes:
-        interval: Mean time from a request to the next one.
+        slowness: The CPU times during the load, divided by the scaled ones.
+        interval: Mean time from a request to the next one, not scaled.
         client: CPU time of the load generator.
     """
 
+    slowness: float
     interval: float
     client: float
     loop: float
@@ -79,29 +83,34 @@ class _Requests:
     Attributes:
         service: The service.
         seconds: Duration of each load.
+        reference: Shows the speed of the machine around each load.
+        reference_ms: Time of the reference to which the CPU times are scaled.
         bodies: Number of different requests.
     """
 
     service: Served
     seconds: float
+    reference: Reference
+    reference_ms: float
     bodies: int = BODIES
 
-    def costs(self, paused: dict[int, _Costs], reference: Reference) -> DeploymentCosts:
+    def costs(self, paused: dict[int, _Costs], refused: Refused) -> DeploymentCosts:
         """The costs of a request.
 
         Args:
             paused: The costs with clients that pause.
-            reference: Keeps a core busy for a part of the measurement.
+            refused: The cost of a refused request.
         """
         busy, loops = self.busy(), len(self.service.replicas)
         medium, _ = self._measured(partial(self.service.other_latencies_ms, _MEDIUM_RATE))
         low, wait_ms = self._waits()
-        with reference.busy_core():
+        with self.reference.busy_core():
             _, busy_wait_ms = self._waits()
         return DeploymentCosts(
             loop=_thread_cost(busy.loop, [(loops * each.interval, each.loop) for each in paused.values()]),
             client=_thread_cost(busy.client, [(each.interval, each.client) for each in (medium, low)]),
             proxy=_thread_cost(busy.nginx, [(each.interval, each.nginx) for each in paused.values()]),
+            refused=refused,
             wait_ms=wait_ms,
             busy_wait_ms=busy_wait_ms,
             idle_cores=self._idle_cores(),
@@ -113,27 +122,38 @@ class _Requests:
 
     def paused(self) -> dict[int, _Costs]:
         """The costs by the milliseconds that a client pauses before each request. Each replica has one client."""
-        return {pause: self._measured(partial(_send, self.service, pause, self.bodies))[0] for pause in _PAUSES_MS}
+        return {pause: self._paused(pause) for pause in _PAUSES_MS}
 
-    def refused(self, answered_ms: float) -> Refused:
-        """The cost of a refused request.
+    def refused(self) -> Refused:
+        """The cost of a refused request, with requests at random times and a queue of one query.
 
-        Args:
-            answered_ms: CPU time of the event loop for an answered request.
+        With nginx, each replica can refuse the same request.
         """
-        costs, exchanges = self._measured(partial(self.service.open_loop, _REFUSED_RATE))
-        answered, refused = (sum(exchange.status == status for exchange in exchanges) for status in (200, 503))
+        alone = self._paused(0)  # no request is refused
+        rate, loops = _OVERLOAD * 1e3 / alone.interval, len(self.service.replicas)
+
+        def statuses(seconds: float) -> list[int]:
+            before = self.service.statuses()
+            self.service.open_loop(rate, seconds)
+            return list((self.service.statuses() - before).elements())
+
+        costs, handled = self._measured(statuses)
+        answered, refused = handled.count(200), handled.count(503)
+        loop_ms, elapsed_ms = len(handled) * costs.loop, len(handled) * costs.interval
         tasks = 2 * answered + refused  # an answer wakes up the event loop twice
-        spent_ms = costs.loop * len(exchanges)
         return Refused(
-            loop_ms=max(0.0, (spent_ms - answered * answered_ms) / max(1, refused)),
-            pause_ms=(costs.interval - costs.loop) * len(exchanges) / tasks,
+            loop_ms=max(0.0, (loop_ms - answered * alone.loop) / max(1, refused)),
+            pause_ms=(loops * elapsed_ms - loop_ms) / tasks,
         )
+
+    def _paused(self, pause_ms: int) -> _Costs:
+        """The costs with one client for each replica, which pauses before each request."""
+        return self._measured(partial(_send, self.service, pause_ms, self.bodies))[0]
 
     def _waits(self) -> tuple[_Costs, list[float]]:
         """The costs with requests at random times at a low rate, and the percentiles of the waits in milliseconds."""
         costs, rests_ms = self._measured(partial(self.service.other_latencies_ms, _LOW_RATE), _LONG)
-        waits_ms = np.percentile(rests_ms, range(101)) - (costs.client + costs.loop + costs.nginx)
+        waits_ms = np.percentile(rests_ms, range(101)) - costs.slowness * (costs.client + costs.loop + costs.nginx)
         return costs, waits_ms.tolist()
 
     def _idle_cores(self) -> float:
@@ -151,13 +171,16 @@ class _Requests:
             run: Runs the load for some seconds, and returns a result for each request.
             factor: Duration of the load, as a multiple of `seconds`.
         """
+        before_ms = self.reference.time_ms()
         run(min(_WARM_SECONDS, self.seconds))
         before, start, own = _thread_times(self.service), time.perf_counter(), time.process_time()
         results = run(factor * self.seconds)
         client, seconds, spent = time.process_time() - own, time.perf_counter() - start, _spent(self.service, before)
-        unit = 1e3 / len(results)
+        slowness = (before_ms + self.reference.time_ms()) / 2 / self.reference_ms
+        unit = 1e3 / len(results) / slowness
         costs = _Costs(
-            interval=unit * seconds,
+            slowness=slowness,
+            interval=1e3 * seconds / len(results),
             client=unit * client,
             loop=unit * spent.loop,
             compute=unit * spent.compute,
@@ -242,34 +265,37 @@ def measure_http(store: Path, seconds: float) -> Http:
         LostRequestError: If a request got no answer.
     """
     with Reference(store) as reference:
-        reference_ms = [reference.time_ms()]
+        reference_ms = reference.time_ms()
+
+        def requests(service: Served, bodies: int = BODIES) -> _Requests:
+            return _Requests(service, seconds, reference, reference_ms, bodies)
+
+        def refused(replicas: int) -> Refused:
+            with served(store, replicas, "--cache-mb", "0", "--max-queue", "1") as service:
+                return requests(service).refused()
+
+        refusal = refused(1)
         with served(store, 1, "--cache-mb", "0") as service:
-            requests = _Requests(service, seconds)
-            paused = requests.paused()
-            single = requests.costs(paused, reference)
+            alone = requests(service)
+            paused = alone.paused()
+            single = alone.costs(paused, refusal)
             request, answer = _sizes(service)
-        reference_ms.append(reference.time_ms())
         with served(store, 1) as service:
             # The same query always, so all answers come from the cache.
-            requests = _Requests(service, seconds, bodies=1)
-            cached = [(each.interval, each.loop) for each in requests.paused().values()]
-            cached_loop = _thread_cost(requests.busy().loop, cached, wakeups=1)
-        with served(store, 1, "--cache-mb", "0", "--max-queue", "1") as service:
-            # Most answers follow a short pause of the event loop.
-            refused = _Requests(service, seconds).refused(single.loop.woken_ms[0])
-        reference_ms.append(reference.time_ms())
+            cached = requests(service, bodies=1)
+            pauses = [(each.interval, each.loop) for each in cached.paused().values()]
+            cached_loop = _thread_cost(cached.busy().loop, pauses, wakeups=1)
+        refusal = refused(2)
         with served(store, 2, "--cache-mb", "0") as service:
-            requests = _Requests(service, seconds)
-            proxied = requests.costs(requests.paused(), reference)
-        reference_ms.append(reference.time_ms())
+            both = requests(service)
+            proxied = both.costs(both.paused(), refusal)
     return Http(
         clients=_CLIENTS,
-        reference_ms=float(np.mean(reference_ms)),
+        reference_ms=reference_ms,
         alone_ms={pause: each.compute for pause, each in paused.items() if pause},
         single=single,
         proxied=proxied,
         cached_loop=cached_loop,
-        refused=refused,
         request_bytes=request,
         answer_bytes=answer,
     )

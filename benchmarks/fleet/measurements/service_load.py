@@ -6,11 +6,14 @@ import contextlib
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests.client import Address, Reply
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtests.client import Address, Connection, Reply
 from loadtests.deployment import deployed
 from loadtests.load import Exchange, Load, closed_loop, open_loop
 from loadtests.replica import Replica, replica
@@ -68,6 +71,20 @@ class Served:
 
         open_loop(self._load(exchanges, BODIES, judge), rate, seconds, _FEW_CONNECTIONS, seed=0)
         return [1e3 * each.seconds - stages_ms[each.number] for each in exchanges if each.status == 200]
+
+    def statuses(self) -> Counter[int]:
+        """The number of requests that the replicas have answered so far, by status.
+
+        nginx sends a refused request to the other replica too, so one request can count twice.
+        """
+        counts: Counter[int] = Counter()
+        for each in self.replicas:
+            with contextlib.closing(Connection(each.address)) as connection:
+                text = connection.get("/metrics").body.decode()
+            for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+                if sample.name == "recollect_requests_total" and sample.labels["path"] == "/predict":
+                    counts[int(sample.labels["status"])] += int(sample.value)
+        return counts
 
     def _load(self, exchanges: list[Exchange], bodies: int, judge: Judge = _judge) -> Load:
         def request(number: int) -> tuple[str, bytes]:

@@ -95,7 +95,7 @@ def one_machine(
     environment, random, http = simpy.Environment(), Random(seed), constants.http
     costs = http.single if replicas == 1 else http.proxied
     shared = Cores(environment, cores - costs.idle_cores, constants.compute.slowdown, slowness)
-    work = Work(constants.compute, http, costs.loop, random)
+    work = Work(constants.compute, http, costs, random)
     members = [Replica(environment, shared, work, settings) for _ in range(replicas)]
     balancer = Balancer(environment, members, random, costs.proxy, shared)
     client = Client(environment, members[0].answer if replicas == 1 else balancer.send, costs, random, shared)
@@ -115,7 +115,7 @@ class Shape:
 def fleet_of(shape: Shape, constants: Constants, seed: int) -> Fleet:
     """Simulate a fleet of this shape. The speeds of its machines change independently."""
     environment, random, http = simpy.Environment(), Random(seed), constants.http
-    work = Work(constants.compute, http, http.single.loop, random, shape.engine)
+    work = Work(constants.compute, http, http.single, random, shape.engine)
 
     def replica() -> Replica:
         count, slowness = shape.cores - http.single.idle_cores, constants.slowness(random)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from benchmarks.fleet.constants import Compute, Http, Step, ThreadCost
+from benchmarks.fleet.constants import Compute, DeploymentCosts, Http, Step, ThreadCost
 from benchmarks.fleet.simulation.cores import Cores, Thread
 
 # The status of an answer; LOST is a connection that broke.
@@ -73,20 +73,20 @@ class Work:
     Args:
         compute: Times of the predictor.
         http: Times of the service beside the predictor.
-        loop: CPU time of an answer in the event loop.
+        costs: Costs of a request in the replica's deployment.
         random: Source of the times of the engine.
         engine: Searches the keys; None if the replica has the keys in files.
     """
 
     def __init__(
-        self, compute: Compute, http: Http, loop: ThreadCost, random: Random, engine: Engine | None = None
+        self, compute: Compute, http: Http, costs: DeploymentCosts, random: Random, engine: Engine | None = None
     ) -> None:
         self.compute, self.engine = compute, engine
         half_ms = http.cached_loop.busy_ms / 2
         self.answer_cached = ThreadCost.constant(half_ms)
         self.read = http.cached_loop.without(self.answer_cached)
-        self.answer = loop.without(self.read)
-        refused = http.refused
+        self.answer = costs.loop.without(self.read)
+        refused = costs.refused
         self.refuse = ThreadCost.constant(max(0.0, refused.loop_ms - self.read.after(refused.pause_ms)))
         self._random = random
         self._mean_ms = float(np.mean(compute.query_ms))
