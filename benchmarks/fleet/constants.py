@@ -129,7 +129,7 @@ class Refused(BaseModel):
 
     Attributes:
         loop_ms: CPU time of the event loop, which the request wakes up.
-        pause_ms: Mean pause of the event loop before.
+        pause_ms: Mean pause of the event loop before it wakes up.
     """
 
     model_config = ConfigDict(frozen=True)

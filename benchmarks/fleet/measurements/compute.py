@@ -67,7 +67,7 @@ class _Work:
         return math.ceil(len(self.texts) / _SIZES[-1])
 
     def do_all(self, times: _Times) -> None:
-        """Do the work of all turns, and time the reference after each of them."""
+        """Do the work of all turns. Time the reference after each turn."""
         for turn in range(self.turns):
             self.do(turn, times)
             times.reference.append(self.reference.time_ms())

@@ -31,7 +31,7 @@ _CLIENTS = 32
 _PAUSES_MS = (0, 1, 3, 10, 30)
 # Requests per second of two open loops. Both show the costs of the load generator, and the second one the waits.
 _MEDIUM_RATE, _LOW_RATE = 200.0, 50.0
-# The rate at which requests are refused, divided by the rate at which one client for each replica gets answers.
+# Refusals are measured at this multiple of the rate at which one client for each replica gets answers.
 _OVERLOAD = 2.0
 # The waits and the idle machine are measured this many times as long as the costs.
 _LONG = 3
@@ -58,12 +58,12 @@ class _Threads:
 
 @dataclass(frozen=True)
 class _Costs:
-    """CPU times of a request, in milliseconds; for the threads of the service, see `_Threads`.
+    """Mean CPU times of a request, in milliseconds. `_Threads` explains those of the service.
 
-    The times are scaled to one speed of the machine for all loads.
+    The CPU times of all loads are scaled to the same speed of the machine.
 
     Attributes:
-        slowness: The CPU times during the load, divided by the scaled ones.
+        slowness: The factor by which the CPU times during the load were longer than the scaled ones.
         interval: Mean time from a request to the next one, not scaled.
         client: CPU time of the load generator.
     """
@@ -121,13 +121,14 @@ class _Requests:
         return self._measured(lambda seconds: self.service.closed_loop(_CLIENTS, seconds, self.bodies)[0])[0]
 
     def paused(self) -> dict[int, _Costs]:
-        """The costs by the milliseconds that a client pauses before each request. Each replica has one client."""
+        """The costs of `_paused`, by the milliseconds of the pause."""
         return {pause: self._paused(pause) for pause in _PAUSES_MS}
 
     def refused(self) -> Refused:
-        """The cost of a refused request, with requests at random times and a queue of one query.
+        """The cost of a refused request.
 
-        With nginx, each replica can refuse the same request.
+        The service must have a queue of one query. Requests arrive at random times. nginx sends a refused request to
+        the other replica, so the refusals are counted at the replicas.
         """
         alone = self._paused(0)  # no request is refused
         rate, loops = _OVERLOAD * 1e3 / alone.interval, len(self.service.replicas)
@@ -147,7 +148,7 @@ class _Requests:
         )
 
     def _paused(self, pause_ms: int) -> _Costs:
-        """The costs with one client for each replica, which pauses before each request."""
+        """The costs if each replica has one client, which pauses before each request."""
         return self._measured(partial(_send, self.service, pause_ms, self.bodies))[0]
 
     def _waits(self) -> tuple[_Costs, list[float]]:

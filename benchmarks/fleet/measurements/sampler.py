@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from benchmarks.fleet.intervals import Interval
-from loadtests.client import Connection, LostRequestError
+from benchmarks.fleet.measurements.service_load import metric_samples, metrics_of
+from loadtests.client import LostRequestError
 from loadtests.processes import thread_times
 from loadtests.replica import Replica
 
@@ -37,8 +36,7 @@ class _Sample:
         Raises:
             OSError, LostRequestError: If the replica does not answer.
         """
-        with contextlib.closing(Connection(replica.address)) as connection:
-            return cls(thread_times(replica.process), connection.get("/metrics").body.decode())
+        return cls(thread_times(replica.process), metrics_of(replica))
 
     @cached_property
     def batches(self) -> int:
@@ -49,7 +47,7 @@ class _Sample:
         return self._total("sum")
 
     def _total(self, name: str) -> int:
-        samples = (sample for family in text_string_to_metric_families(self.metrics) for sample in family.samples)
+        samples = metric_samples(self.metrics)
         return int(sum(sample.value for sample in samples if sample.name == f"recollect_batch_queries_{name}"))
 
 

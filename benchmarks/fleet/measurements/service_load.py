@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from loadtests.client import Address, Connection, Reply
 from loadtests.deployment import deployed
@@ -73,15 +74,13 @@ class Served:
         return [1e3 * each.seconds - stages_ms[each.number] for each in exchanges if each.status == 200]
 
     def statuses(self) -> Counter[int]:
-        """The number of requests that the replicas have answered so far, by status.
+        """The number of answers that the replicas have given so far to requests to `/predict`, by status.
 
-        nginx sends a refused request to the other replica too, so one request can count twice.
+        If a replica refuses a request, nginx sends it to the other one, so a request can have two answers.
         """
         counts: Counter[int] = Counter()
         for each in self.replicas:
-            with contextlib.closing(Connection(each.address)) as connection:
-                text = connection.get("/metrics").body.decode()
-            for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+            for sample in metric_samples(metrics_of(each)):
                 if sample.name == "recollect_requests_total" and sample.labels["path"] == "/predict":
                     counts[int(sample.labels["status"])] += int(sample.value)
         return counts
@@ -91,6 +90,21 @@ class Served:
             return "/predict", self.bodies[number % min(bodies, len(self.bodies))]
 
         return Load(self.address, request, judge, exchanges.append)
+
+
+def metrics_of(replica: Replica) -> str:
+    """The text of `/metrics`.
+
+    Raises:
+        OSError, LostRequestError: If the replica does not answer.
+    """
+    with contextlib.closing(Connection(replica.address)) as connection:
+        return connection.get("/metrics").body.decode()
+
+
+def metric_samples(metrics: str) -> Iterator[Sample]:
+    """The samples in the text of `/metrics`."""
+    return (sample for family in text_string_to_metric_families(metrics) for sample in family.samples)
 
 
 @contextlib.contextmanager
