@@ -195,6 +195,8 @@ class Http(Recorded):
         single: Costs with one replica.
         proxied: Costs with two replicas behind nginx.
         cached_loop: CPU time of the event loop for an answer from the cache.
+        lock_share: Waits of a computing thread within a batch, as a share of the CPU time of the event loop during the
+            batch, for each number of queries in the batch. It waits mostly for Python's global interpreter lock.
         request_bytes: Size of a request, with its headers.
         answer_bytes: Size of an answer, with its headers.
     """
@@ -205,6 +207,7 @@ class Http(Recorded):
     single: DeploymentCosts
     proxied: DeploymentCosts
     cached_loop: ThreadCost
+    lock_share: dict[int, float]
     request_bytes: float
     answer_bytes: float
 

@@ -44,6 +44,7 @@ def page() -> str:
         "pauses": _pauses(http),
         "http": _http(http),
         "waits": _waits(http),
+        "lock_share": _lock_share(http),
         "refused_ms": f"{http.single.refused.loop_ms:.2f}",
         "refused_twice_ms": f"{http.proxied.refused.loop_ms:.2f}",
         "request_bytes": f"{http.request_bytes:,.0f}",
@@ -112,6 +113,12 @@ def _waits(http: Http) -> str:
     ]
     head = ["waits, ms", "median", "90th percentile", "99th percentile"]
     return _table(head, [[name, *(f"{waits[percent]:.1f}" for percent in (50, 90, 99))] for name, waits in rows])
+
+
+def _lock_share(http: Http) -> str:
+    sizes = sorted(http.lock_share)
+    head = ["", *(f"batch of {size}" for size in sizes)]
+    return _table(head, [["waits / CPU time of the event loop", *(f"{http.lock_share[size]:.2f}" for size in sizes)]])
 
 
 def _drift(drift: Drift) -> str:

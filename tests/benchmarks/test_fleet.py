@@ -52,6 +52,7 @@ FREE = Http(
     single=NO_COSTS,
     proxied=NO_COSTS,
     cached_loop=NOTHING,
+    lock_share={1: 0},
     request_bytes=300,
     answer_bytes=1_000,
 )
@@ -312,6 +313,46 @@ class TestReplica:
 
         assert times.read.after(1) + times.refuse.busy_ms == pytest.approx(0.6)
         assert times.read.after(2) + times.refuse.busy_ms == pytest.approx(0.7)
+
+    def test_a_batch_waits_for_the_interpreter_lock_in_proportion_to_the_cpu_time_of_the_event_loop(self) -> None:
+        cost = ThreadCost.constant(1)
+        http = FREE.model_copy(update={"cached_loop": cost, "lock_share": {1: 0.25, 3: 0.75}})
+        times = Work(compute_of(), http, NO_COSTS.model_copy(update={"loop": cost}), Random(1))
+        environment = simpy.Environment()
+        replica = Replica(environment, Cores(environment, 2, slowness=lambda _: 2.0), times, ReplicaSettings())
+
+        first = environment.process(replica.answer(0))
+        environment.run(until=0.010)
+        others = [environment.process(replica.answer(query)) for query in (1, 2)]
+        ends_ms = []
+        for request in (first, *others):
+            environment.run(request)
+            ends_ms.append(1e3 * environment.now / 2)  # at the mean speed
+
+        # At the mean speed, the event loop reads each request in 0.5 ms, and answers it in 0.5 ms. During the first
+        # batch, it reads two requests. During the second batch, which has two queries, it answers the first request.
+        batches_ms = SERVICE_MS + 0.25 * 1, 2 * SERVICE_MS + 0.5 * 0.5
+        computed_ms = [0.5 + batches_ms[0], 0.5 + sum(batches_ms)]
+        assert ends_ms == pytest.approx([computed_ms[0] + 0.5, computed_ms[1] + 0.5, computed_ms[1] + 1])
+
+    @pytest.mark.parametrize(("share", "milliseconds"), [(0.5, 30), (3, 50)])
+    def test_waits_for_the_interpreter_lock_overlap_with_waits_for_a_core(
+        self, share: float, milliseconds: float
+    ) -> None:
+        http = FREE.model_copy(update={"cached_loop": ThreadCost.constant(20), "lock_share": {1: share}})
+        environment = simpy.Environment()
+        replica = Replica(environment, Cores(environment, 1), Work(compute_of(), http, NO_COSTS, Random(1)), ALONE)
+
+        answer = environment.process(replica.answer(0))
+        environment.run(until=0.012)
+        environment.process(replica.answer(1))
+        environment.run(answer)
+
+        # The event loop reads each request in 10 ms. The computation of the first one begins at 10 ms. From 12 ms on,
+        # it shares the core with the second request. So it waits 8 ms for the core, and ends at 28 ms. At a share of
+        # 0.5, 5 ms for the lock are a part of these 8 ms, and the event loop is free at 30 ms. At a share of 3, the
+        # 30 ms for the lock begin with these 8 ms.
+        assert 1e3 * environment.now == pytest.approx(milliseconds)
 
     def test_an_ended_replica_leaves_its_core_to_the_others(self) -> None:
         environment = simpy.Environment()

@@ -2,8 +2,9 @@
 
 For each replica, one client waits before each request, so that caches get cold during the pause. With many clients, a
 thread handles several requests after each other, and some work, such as the call that wakes up the event loop, is
-shared. The load generator and the waits are measured with requests at random times, and the waits also while a core is
-busy.
+shared. The waits of the computing thread within its batches are measured with many clients too, for several sizes of
+batches. The load generator and the other waits are measured with requests at random times, and these waits also while
+a core is busy.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _CLIENTS = 32
 _PAUSES_MS = (0, 1, 3, 10, 30)
 # Requests per second of two open loops. Both show the costs of the load generator, and the second one the waits.
 _MEDIUM_RATE, _LOW_RATE = 200.0, 50.0
+# Sizes of batches for which the waits of the computing thread are measured.
+_BATCH_SIZES = (1, 2, 4, 8, 16)
 # Refusals are measured at this multiple of the rate at which one client for each replica gets answers.
 _OVERLOAD = 2.0
 # The waits and the idle machine are measured this many times as long as the costs.
@@ -146,6 +149,15 @@ class _Requests:
             loop_ms=max(0.0, (loop_ms - answered * alone.loop) / max(1, refused)),
             pause_ms=(loops * elapsed_ms - loop_ms) / tasks,
         )
+
+    def lock_share(self) -> float:
+        """The time for which the computing thread waits, as a share of the CPU time of the event loop.
+
+        There must be one replica, whose batches have at most half as many queries as there are clients. So queries wait
+        at all times, and the thread never waits for a query.
+        """
+        costs = self.busy()
+        return max(0.0, costs.interval / costs.slowness - costs.compute) / costs.loop
 
     def _paused(self, pause_ms: int) -> _Costs:
         """The costs if each replica has one client, which pauses before each request."""
@@ -286,6 +298,10 @@ def measure_http(store: Path, seconds: float) -> Http:
             cached = requests(service, bodies=1)
             pauses = [(each.interval, each.loop) for each in cached.paused().values()]
             cached_loop = _thread_cost(cached.busy().loop, pauses, wakeups=1)
+        lock_share = {}
+        for size in _BATCH_SIZES:
+            with served(store, 1, "--cache-mb", "0", "--encode-together", f"{size}") as service:
+                lock_share[size] = requests(service).lock_share()
         refusal = refused(2)
         with served(store, 2, "--cache-mb", "0") as service:
             both = requests(service)
@@ -297,6 +313,7 @@ def measure_http(store: Path, seconds: float) -> Http:
         single=single,
         proxied=proxied,
         cached_loop=cached_loop,
+        lock_share=lock_share,
         request_bytes=request,
         answer_bytes=answer,
     )

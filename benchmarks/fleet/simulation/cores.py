@@ -34,7 +34,7 @@ class Cores:
     ) -> None:
         self._environment, self._count, self._slowdown, self._slowness = environment, count, slowdown, slowness
         # All tasks run at one speed. So the CPU time that a task has had since a common origin orders their ends.
-        self._progress, self._since = 0.0, 0.0
+        self._progress, self._since, self._waited = 0.0, 0.0, 0.0
         self._tasks: list[tuple[float, int, simpy.Event]] = []  # a heap of the ends, in units of `_progress`
         self._numbers = itertools.count()
         self._timer = 0
@@ -65,15 +65,26 @@ class Cores:
         return bool(self._tasks)
 
     @property
+    def waited(self) -> float:
+        """Seconds for which a task that always runs would have waited for a core so far."""
+        self._advance()
+        return self._waited
+
+    @property
+    def _share(self) -> float:
+        """The share of a core that each task has."""
+        return min(1.0, self._count / max(1, len(self._tasks)))
+
+    @property
     def _speed(self) -> float:
-        tasks = len(self._tasks)
-        slowdown = self._slowdown if tasks > 1 and self._count > 1 else 1.0
-        return min(1.0, self._count / max(1, tasks)) / slowdown
+        slowdown = self._slowdown if len(self._tasks) > 1 and self._count > 1 else 1.0
+        return self._share / slowdown
 
     def _advance(self) -> None:
-        now = self._environment.now
-        self._progress += (now - self._since) * self._speed
-        self._since = now
+        seconds = self._environment.now - self._since
+        self._progress += seconds * self._speed
+        self._waited += seconds * (1 - self._share)
+        self._since = self._environment.now
 
     def _set_timer(self) -> None:
         """Wake up at the next end. Timers that were set before are ignored, because the speed has changed."""
@@ -97,6 +108,9 @@ class Thread:
 
     A task that wakes up the thread costs more, by the exponentially weighted mean of the last pauses.
 
+    Attributes:
+        cpu_seconds: CPU time of all tasks that have begun, at the mean speed.
+
     Args:
         environment: Clock of the simulation.
         cores: Cores that the tasks use.
@@ -104,6 +118,7 @@ class Thread:
 
     def __init__(self, environment: simpy.Environment, cores: Cores) -> None:
         self._environment, self._cores = environment, cores
+        self.cpu_seconds = 0.0
         self._waiting: deque[tuple[ThreadCost, simpy.Event]] = deque()
         self._busy, self._pause_ms = False, 0.0
         self._idle_since: float | None = None  # None before the first task
@@ -123,6 +138,7 @@ class Thread:
 
     def _start(self, milliseconds: float, done: simpy.Event) -> None:
         self._busy = True
+        self.cpu_seconds += milliseconds / 1e3
         self._cores.run(milliseconds / 1e3).callbacks.append(lambda _: self._end(done))
 
     def _end(self, done: simpy.Event) -> None:

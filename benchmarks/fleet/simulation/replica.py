@@ -81,7 +81,7 @@ class Work:
     def __init__(
         self, compute: Compute, http: Http, costs: DeploymentCosts, random: Random, engine: Engine | None = None
     ) -> None:
-        self.compute, self.engine = compute, engine
+        self.compute, self.engine, self._lock_share = compute, engine, http.lock_share
         half_ms = http.cached_loop.busy_ms / 2
         self.answer_cached = ThreadCost.constant(half_ms)
         self.read = http.cached_loop.without(self.answer_cached)
@@ -103,6 +103,14 @@ class Work:
         size_ms = self.compute.size_ms(len(queries), in_engine=self.engine is not None)
         known_ms = self.compute.query_ms
         return (size_ms + sum([known_ms[number % len(known_ms)] - self._mean_ms for number in queries])) / 1e3
+
+    def lock_seconds(self, queries: int, loop_seconds: float) -> float:
+        """Time for which a batch waits for the interpreter lock while the event loop uses this CPU time.
+
+        Batches that are larger than the measured ones wait like the largest one.
+        """
+        sizes = sorted(self._lock_share)
+        return loop_seconds * float(np.interp(queries, sizes, [self._lock_share[size] for size in sizes]))
 
     def pause_factor(self, pause_seconds: float) -> float:
         """Factor by which a query takes longer after a pause of the thread."""
@@ -249,16 +257,26 @@ class Replica:
             self.compute_seconds += self.cores.slowness * seconds
             self.batches += 1
             self.queries += len(batch)
-            task = self.cores.run(seconds)
-            self._computing.add(task)
-            yield task
-            self._computing.remove(task)
+            yield from self._run(len(batch), seconds)
             self._busy -= 1
             idle_since = self.environment.now
             for job in batch:
                 if self._joinable.get(job.query) is job:
                     del self._joinable[job.query]
                     job.done.succeed(True)
+
+    def _run(self, queries: int, seconds: float) -> Generator[simpy.Event, Any, None]:
+        """Use a core for this CPU time of a batch, then wait for the interpreter lock.
+
+        The wait is a share of the CPU time of the event loop's tasks that began during the computation. It overlaps
+        with the waits for a core.
+        """
+        loop_seconds, waited, task = self._loop.cpu_seconds, self.cores.waited, self.cores.run(seconds)
+        self._computing.add(task)
+        yield task
+        self._computing.remove(task)
+        locked = self.cores.slowness * self.work.lock_seconds(queries, self._loop.cpu_seconds - loop_seconds)
+        yield self.environment.timeout(max(0.0, locked - (self.cores.waited - waited)))
 
     def _take(self) -> list[_Job]:
         """The share of the waiting queries that a free thread takes."""
