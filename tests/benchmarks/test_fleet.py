@@ -626,7 +626,7 @@ def test_a_load_is_simulated_at_the_speed_of_each_interval() -> None:
 
 
 def test_intervals_with_few_batches_have_one_speed() -> None:
-    """The CPU time of few batches is inexact. Alone, it would show a wrong speed."""
+    """The CPU time of a few batches is too inexact to show the speed of an interval."""
     equal, changing = (
         {pair.figure: pair.predicted.median for pair in validated(measured(intervals=worked(*each, batch=4)))}
         for each in ([10] * 5, [7, 13, 7, 13, 10])

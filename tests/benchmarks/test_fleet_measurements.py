@@ -39,8 +39,10 @@ def test_the_constants_are_measured_and_predict_the_real_service(built: Any) -> 
 
     pairs = validate([measured], constants).pairs
     assert {pair.figure for pair in pairs} == {"compute_ms", "answered", "p50", "p99", "refused", "lost"}
-    # The other loads can be so short and so low on a busy machine that they have no answer.
-    assert all(pair.predicted.median > 0 for pair in pairs if pair.load == "saturated")
+    # On a busy machine, a short load can have no answer. Then its percentiles are 0, measured and predicted.
+    counted = [pair for pair in pairs if pair.figure not in ("refused", "lost") and pair.measured.median > 0]
+    assert {pair.figure for pair in counted if pair.load == "saturated"} == {"compute_ms", "answered", "p50", "p99"}
+    assert all(pair.predicted.median > 0 for pair in counted)
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ class _Requests:
         return self._measured(lambda seconds: self.service.closed_loop(_CLIENTS, seconds, self.bodies)[0])[0]
 
     def paused(self) -> dict[int, _Costs]:
-        """The costs of `_paused`, by the milliseconds of the pause."""
+        """The costs if each replica has one client, by the milliseconds for which it pauses before each request."""
         return {pause: self._paused(pause) for pause in _PAUSES_MS}
 
     def refused(self) -> Refused:

@@ -66,7 +66,7 @@ class Cores:
 
     @property
     def waited(self) -> float:
-        """Seconds for which a task that always runs would have waited for a core so far."""
+        """Seconds that a task loses to other tasks, from the start until now, if it runs all the time."""
         self._advance()
         return self._waited
 

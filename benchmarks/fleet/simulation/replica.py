@@ -81,7 +81,7 @@ class Work:
     def __init__(
         self, compute: Compute, http: Http, costs: DeploymentCosts, random: Random, engine: Engine | None = None
     ) -> None:
-        self.compute, self.engine, self._lock_share = compute, engine, http.lock_share
+        self.compute, self.engine = compute, engine
         half_ms = http.cached_loop.busy_ms / 2
         self.answer_cached = ThreadCost.constant(half_ms)
         self.read = http.cached_loop.without(self.answer_cached)
@@ -92,6 +92,8 @@ class Work:
         self._mean_ms = float(np.mean(compute.query_ms))
         pauses = sorted(http.alone_ms)
         self._pauses_ms = [0, *pauses]
+        self._sizes = sorted(http.lock_share)
+        self._lock_shares = [http.lock_share[size] for size in self._sizes]
         self._alone_ms = [self._mean_ms, *(max(self._mean_ms, http.alone_ms[pause]) for pause in pauses)]
 
     def batch_seconds(self, queries: Sequence[int]) -> float:
@@ -105,12 +107,13 @@ class Work:
         return (size_ms + sum([known_ms[number % len(known_ms)] - self._mean_ms for number in queries])) / 1e3
 
     def lock_seconds(self, queries: int, loop_seconds: float) -> float:
-        """Time for which a batch waits for the interpreter lock while the event loop uses this CPU time.
+        """Time for which a batch waits for the interpreter lock.
 
-        Batches that are larger than the measured ones wait like the largest one.
+        Args:
+            queries: Number of queries in the batch. A batch beyond the largest measured size waits like this size.
+            loop_seconds: CPU time of the event loop during the batch.
         """
-        sizes = sorted(self._lock_share)
-        return loop_seconds * float(np.interp(queries, sizes, [self._lock_share[size] for size in sizes]))
+        return loop_seconds * float(np.interp(queries, self._sizes, self._lock_shares))
 
     def pause_factor(self, pause_seconds: float) -> float:
         """Factor by which a query takes longer after a pause of the thread."""
@@ -266,7 +269,7 @@ class Replica:
                     job.done.succeed(True)
 
     def _run(self, queries: int, seconds: float) -> Generator[simpy.Event, Any, None]:
-        """Use a core for this CPU time of a batch, then wait for the interpreter lock.
+        """Compute a batch that needs this CPU time, then wait for the interpreter lock.
 
         The wait is a share of the CPU time of the event loop's tasks that began during the computation. It overlaps
         with the waits for a core.
