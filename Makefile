@@ -44,15 +44,15 @@ rules: .venv/dev.stamp
 	$(BIN)/python deploy/prometheus/write_manifest.py
 
 # Write the JSON Schema of a bundle's manifest.
-PRINT_SCHEMA = import json; from service.bundle.manifest import Manifest; print(json.dumps(Manifest.model_json_schema(), indent=2))
+PRINT_SCHEMA = import json; from recollect.service.bundle.manifest import Manifest; print(json.dumps(Manifest.model_json_schema(), indent=2))
 schema: .venv/dev.stamp
 	$(BIN)/python -c "$(PRINT_SCHEMA)" > docs/manifest.schema.json
 
 # Renew the locked dependencies of the images. `--upgrade` takes the newest releases that pyproject.toml allows.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
 lock: .venv/lock.stamp
-	$(LOCK) --extra serve --extra s3 pyproject.toml --output-file deploy/requirements/cpu.lock
-	$(LOCK) --extra serve-gpu --extra s3 pyproject.toml --output-file deploy/requirements/cuda.lock
+	$(LOCK) --extra serve --extra cpu --extra s3 pyproject.toml --output-file deploy/requirements/cpu.lock
+	$(LOCK) --extra serve --extra gpu --extra s3 pyproject.toml --output-file deploy/requirements/cuda.lock
 	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.lock
 
 .venv/pip.stamp:
@@ -70,7 +70,7 @@ endef
 
 .venv/demo.stamp: .venv/pip.stamp pyproject.toml
 	@$(SAY_SIZE)
-	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[build,serve]"
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet "$(TORCH)" --editable ".[build,serve,cpu]"
 	touch $@
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml

@@ -24,25 +24,25 @@ from jaxtyping import Float
 from pydantic import SecretStr
 
 from benchmarks.arguments import positive_int
-from index_builder.choose_index import Target
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.faiss_index import build_index, write_index
-from index_builder.milvus.collections import NewCollections
-from index_builder.milvus.index_types import index_type
-from index_builder.milvus.measure import choose_effort
-from index_builder.recall import exact_neighbours, recall
-from service.errors import ServiceError
-from service.milvus.collection import KeyCollection
-from service.milvus.instances import InstanceCollection
-from service.predictor.searcher import KeyIndex, OpenIndex
-from service.settings import EngineSettings
-from trainer.data.dataset import open_dataset
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.errors import TrainerError
-from trainer.memory.memory import Memory, open_memory
-from trainer.static.query_encoder import load_query_encoder
+from recollect.index_builder.choose_index import Target
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.milvus.collections import NewCollections
+from recollect.index_builder.milvus.index_types import index_type
+from recollect.index_builder.milvus.measure import choose_effort
+from recollect.index_builder.recall import exact_neighbours, recall
+from recollect.service.errors import ServiceError
+from recollect.service.milvus.collection import KeyCollection
+from recollect.service.milvus.instances import InstanceCollection
+from recollect.service.predictor.searcher import KeyIndex, OpenIndex
+from recollect.service.settings import EngineSettings
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.errors import TrainerError
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.static.query_encoder import load_query_encoder
 
 # Searches for the nearest keys of queries; the second element of the answer has their rows.
 Search = Callable[[Float[np.ndarray, "query dim"], int], Any]

@@ -27,25 +27,25 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.arguments import positive_int
 from benchmarks.synthetic_memory import SyntheticMemory
-from index_builder.build import usable_device, write_bundle
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.faiss_index import check_factory, factory_string
-from index_builder.onnx_export import Sample
-from index_builder.recall import exact_neighbours, recall, search_milliseconds
-from index_builder.settings import BuildSettings
-from service.bundle.bundle import open_bundle
-from service.bundle.manifest import IndexInfo, Manifest
-from service.bundle.values import Values
-from service.predictor.predictor import Predictor
-from service.predictor.scoring import cast_votes, rank
-from service.predictor.searcher import Neighbours
-from service.threads import threads_or_cores
-from trainer.encoding.encoder import Encoder, UnitVectorModel
-from trainer.encoding.pretrained import PACKAGED, load_pretrained
-from trainer.memory.memory import open_memory
-from trainer.progress_bar import progress_bar
+from recollect.index_builder.build import usable_device, write_bundle
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import check_factory, factory_string
+from recollect.index_builder.onnx_export import Sample
+from recollect.index_builder.recall import exact_neighbours, recall, search_milliseconds
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.manifest import IndexInfo, Manifest
+from recollect.service.bundle.values import Values
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.scoring import cast_votes, rank
+from recollect.service.predictor.searcher import Neighbours
+from recollect.service.threads import threads_or_cores
+from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
+from recollect.trainer.encoding.pretrained import PACKAGED, load_pretrained
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.progress_bar import progress_bar
 
 _TIMED_SECONDS = 60.0
 _SAMPLED_SECONDS = 0.02

@@ -28,30 +28,30 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from benchmarks.arguments import positive_int
-from index_builder.build import describe_bundle, new_version, write_indexes, write_manifest
-from index_builder.bundle_tables import read_field, write_bundle_tables
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.live_memory.bundle_memory import BundleMemory
-from index_builder.live_memory.final_state import FinalState
-from index_builder.live_memory.merged_memory import write_merged_memory
-from index_builder.onnx_export import Sample
-from index_builder.settings import BuildSettings
-from index_builder.verify import golden_queries
-from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.integrity import describe_files
-from service.errors import ServiceError
-from service.memory.entries import Entry, PutInstance, PutLabel
-from service.memory_log.log import number
-from service.predictor.golden import write_golden
-from service.predictor.predictor import Predictor
-from service.store.store import Store
-from trainer.data.dataset import open_dataset
-from trainer.data.split import LabelSets
-from trainer.errors import TrainerError
-from trainer.memory.memory import Memory
-from trainer.metrics import hits, ndcg_at, precision_at, recall_at
+from recollect.index_builder.build import describe_bundle, new_version, write_indexes, write_manifest
+from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.live_memory.bundle_memory import BundleMemory
+from recollect.index_builder.live_memory.final_state import FinalState
+from recollect.index_builder.live_memory.merged_memory import write_merged_memory
+from recollect.index_builder.onnx_export import Sample
+from recollect.index_builder.settings import BuildSettings
+from recollect.index_builder.verify import golden_queries
+from recollect.service.bundle.bundle import Bundle, open_bundle
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.errors import ServiceError
+from recollect.service.memory.entries import Entry, PutInstance, PutLabel
+from recollect.service.memory_log.log import number
+from recollect.service.predictor.golden import write_golden
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.errors import TrainerError
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.metrics import hits, ndcg_at, precision_at, recall_at
 
 _STEPS, _TOP_K, _GOLDEN_TEXTS = 10, 100, 16
 # Instances of each new label after each step.

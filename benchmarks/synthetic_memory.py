@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.files import save_array
-from trainer.memory.memory import DEFAULTS, MemoryPlan, write_defaults
+from recollect.trainer.files import save_array
+from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, write_defaults
 
 # Approximate keys in a cluster (the lowest branch), clusters in a topic, and branches at each level.
 _CLUSTER_KEYS, _TOPIC_CLUSTERS, _BRANCHES = 40, 50, 10

@@ -17,30 +17,30 @@ import faiss
 import numpy as np
 import torch
 
-from index_builder.bundle_tables import write_bundle_tables, write_label_tables
-from index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
-from index_builder.compaction.compact import compacted
-from index_builder.compaction.methods import Methods
-from index_builder.compaction.rotation import add_rotation
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.errors import BuildError, CheckFailed
-from index_builder.faiss_index import check_factory, check_units, factory_string
-from index_builder.hub.download import local_run
-from index_builder.index_plots import write_index_plots
-from index_builder.lexical import write_lexical
-from index_builder.live_memory.memory_sequence import check_memory_sequence
-from index_builder.milvus.build import check_settings, write_engine
-from index_builder.milvus.collections import NewCollections, patient
-from index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
-from index_builder.ranking.vote_probabilities import fit_vote_probabilities
-from index_builder.settings import BuildSettings, PublishSettings
-from index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
-from service.bundle.bundle import open_bundle
-from service.bundle.files import MANIFEST, expected_files
-from service.bundle.integrity import describe_files
-from service.bundle.manifest import (
+from recollect.index_builder.bundle_tables import write_bundle_tables, write_label_tables
+from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
+from recollect.index_builder.compaction.compact import compacted
+from recollect.index_builder.compaction.methods import Methods
+from recollect.index_builder.compaction.rotation import add_rotation
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError, CheckFailed
+from recollect.index_builder.faiss_index import check_factory, check_units, factory_string
+from recollect.index_builder.hub.download import local_run
+from recollect.index_builder.index_plots import write_index_plots
+from recollect.index_builder.lexical import write_lexical
+from recollect.index_builder.live_memory.memory_sequence import check_memory_sequence
+from recollect.index_builder.milvus.build import check_settings, write_engine
+from recollect.index_builder.milvus.collections import NewCollections, patient
+from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from recollect.index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
+from recollect.index_builder.ranking.vote_probabilities import fit_vote_probabilities
+from recollect.index_builder.settings import BuildSettings, PublishSettings
+from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import MANIFEST, expected_files
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.bundle.manifest import (
     FORMAT_VERSION,
     Check,
     Counts,
@@ -55,17 +55,17 @@ from service.bundle.manifest import (
     Point,
     Probabilities,
 )
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.predictor.golden import write_golden
-from service.predictor.gpu import NoGpuError, gpu_resources
-from service.settings import Device
-from service.store.locations import open_store
-from service.threads import threads_or_cores
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.memory.memory import Memory, open_memory
-from trainer.progress_bar import progress_bar
-from trainer.static.query_encoder import load_query_encoder
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.predictor.golden import write_golden
+from recollect.service.predictor.gpu import NoGpuError, gpu_resources
+from recollect.service.settings import Device
+from recollect.service.store.locations import open_store
+from recollect.service.threads import threads_or_cores
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.progress_bar import progress_bar
+from recollect.trainer.static.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
 # Exact search of an index may take at most this long, unless no other index meets the requirements. A transformer takes

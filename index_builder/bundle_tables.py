@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from service.bundle.arrays import save_array
-from service.bundle.files import INSTANCE_COUNTS
-from service.bundle.strings import StringTable, write_table
-from trainer.data.split import LabelSets
-from trainer.memory.memory import Memory
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.service.bundle.arrays import save_array
+from recollect.service.bundle.files import INSTANCE_COUNTS
+from recollect.service.bundle.strings import StringTable, write_table
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.memory.memory import Memory
 
 
 def write_bundle_tables(served: ServedMemory, folder: Path) -> None:

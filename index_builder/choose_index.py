@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.faiss_index import Keys, build_index, lists, select_units, write_index
-from index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
-from service.bundle.manifest import IndexInfo, Point
-from service.predictor.searcher import KeyIndex, OpenIndex
-from service.settings import Device
-from trainer.heads.lengths import exchange
+from recollect.index_builder.faiss_index import Keys, build_index, lists, select_units, write_index
+from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
+from recollect.service.bundle.manifest import IndexInfo, Point
+from recollect.service.predictor.searcher import KeyIndex, OpenIndex
+from recollect.service.settings import Device
+from recollect.trainer.heads.lengths import exchange
 
 # Number of keys in the sample, and number of queries in every measurement.
 _SAMPLE_KEYS, QUERIES = 50_000, 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from index_builder.settings import (
+from recollect.index_builder.settings import (
     BuildSettings,
     CompactSettings,
     CompareSettings,
@@ -14,21 +14,21 @@ from index_builder.settings import (
     PushSettings,
     RankSettings,
 )
-from trainer.settings import TuneSettings
-from trainer.train_settings import TrainSettings
+from recollect.trainer.settings import TuneSettings
+from recollect.trainer.train_settings import TrainSettings
 
 if TYPE_CHECKING:
-    from index_builder.ranking.rank import Ranking
+    from recollect.index_builder.ranking.rank import Ranking
 
 
 def train(settings: TrainSettings) -> None:
     """Train; `--best` and `--rank` also fit rankers, which the trainer cannot do alone."""
     if settings.best:
-        from index_builder.best.best import train_best
+        from recollect.index_builder.best.best import train_best
 
         print(train_best(settings))  # noqa: T201
         return
-    from index_builder.ranking.after_training import train_and_rank
+    from recollect.index_builder.ranking.after_training import train_and_rank
 
     ranking = train_and_rank(settings)
     if ranking is not None:
@@ -36,8 +36,8 @@ def train(settings: TrainSettings) -> None:
 
 
 def tune(settings: TuneSettings) -> None:
-    from index_builder.ranking.after_training import tune_and_rank
-    from trainer.memory.tune import table
+    from recollect.index_builder.ranking.after_training import tune_and_rank
+    from recollect.trainer.memory.tune import table
 
     tuning, ranking = tune_and_rank(settings)
     if settings.json_:
@@ -49,25 +49,25 @@ def tune(settings: TuneSettings) -> None:
 
 
 def build(settings: BuildSettings) -> None:
-    from index_builder.build import build as build_bundle
+    from recollect.index_builder.build import build as build_bundle
 
     print(build_bundle(settings))  # noqa: T201
 
 
 def push(settings: PushSettings) -> None:
-    from index_builder.hub.push import push as push_run
+    from recollect.index_builder.hub.push import push as push_run
 
     print(push_run(settings))  # noqa: T201
 
 
 def compact(settings: CompactSettings) -> None:
-    from index_builder.live_memory.compact import compact as compact_memory
+    from recollect.index_builder.live_memory.compact import compact as compact_memory
 
     print(compact_memory(settings))  # noqa: T201
 
 
 def rank(settings: RankSettings) -> None:
-    from index_builder.ranking.rank import rank_run
+    from recollect.index_builder.ranking.rank import rank_run
 
     ranking = rank_run(settings)
     if settings.json_:
@@ -77,10 +77,10 @@ def rank(settings: RankSettings) -> None:
 
 
 def evaluate(settings: EvaluateSettings) -> None:
-    from index_builder.evaluation.comparison import format_comparison
-    from index_builder.evaluation.evaluate import evaluate as evaluate_bundle
-    from index_builder.evaluation.probability_report import format_coverage
-    from index_builder.evaluation.table import format_deciles, format_table
+    from recollect.index_builder.evaluation.comparison import format_comparison
+    from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
+    from recollect.index_builder.evaluation.probability_report import format_coverage
+    from recollect.index_builder.evaluation.table import format_deciles, format_table
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
@@ -96,21 +96,21 @@ def evaluate(settings: EvaluateSettings) -> None:
 
 
 def compare(settings: CompareSettings) -> None:
-    from index_builder.compare.compare import compare as compare_methods
+    from recollect.index_builder.compare.compare import compare as compare_methods
 
     print(compare_methods(settings))  # noqa: T201
 
 
 def demo(settings: DemoSettings) -> None:
-    from index_builder.demo import demo as run_demo
-    from index_builder.demo import open_playground
+    from recollect.index_builder.demo import demo as run_demo
+    from recollect.index_builder.demo import open_playground
 
     if not settings.serve:
         print(run_demo(settings))  # noqa: T201
         return
-    from service.addresses import bind, start_listening, url
-    from service.process.server import serve
-    from service.serve_settings import ServeSettings
+    from recollect.service.addresses import bind, start_listening, url
+    from recollect.service.process.server import serve
+    from recollect.service.serve_settings import ServeSettings
 
     with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
         print(run_demo(settings))  # noqa: T201
@@ -122,6 +122,6 @@ def demo(settings: DemoSettings) -> None:
 
 
 def _print_ranking(ranking: Ranking) -> None:
-    from index_builder.ranking.rank import table
+    from recollect.index_builder.ranking.rank import table
 
     print("\n".join(table(ranking)))  # noqa: T201

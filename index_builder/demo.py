@@ -6,16 +6,16 @@ import os
 import sys
 import webbrowser
 
-from index_builder.build import build
-from index_builder.console import print_status
-from index_builder.evaluation.evaluate import evaluate
-from index_builder.evaluation.table import format_table
-from index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
-from service.model import open_model
-from trainer.data.sample import write_sample
-from trainer.errors import MemoryFolderError
-from trainer.run import write_run
-from trainer.train_settings import TrainSettings
+from recollect.index_builder.build import build
+from recollect.index_builder.console import print_status
+from recollect.index_builder.evaluation.evaluate import evaluate
+from recollect.index_builder.evaluation.table import format_table
+from recollect.index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
+from recollect.service.model import open_model
+from recollect.trainer.data.sample import write_sample
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.run import write_run
+from recollect.trainer.train_settings import TrainSettings
 
 # Packages that few programs use, or that have many names. Without them, the sample has two fifths fewer texts. Encoding
 # the texts is most of the work of the demo.

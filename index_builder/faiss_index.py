@@ -15,13 +15,13 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from service.bundle.manifest import IndexInfo
-from service.predictor.gpu import NoGpuError, gpu_resources, reason
-from service.predictor.searcher import refines, unwrapped
-from service.settings import Device
-from trainer.memory.label_keys import LabelKeys
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.service.bundle.manifest import IndexInfo
+from recollect.service.predictor.gpu import NoGpuError, gpu_resources, reason
+from recollect.service.predictor.searcher import refines, unwrapped
+from recollect.service.settings import Device
+from recollect.trainer.memory.label_keys import LabelKeys
 
 # An array of keys in rows: mapped from a file, or label keys that are computed from texts and instances when read.
 Keys = Float[np.ndarray, "key dim"] | LabelKeys
@@ -95,7 +95,7 @@ def build_index(
         device: Device that trains and fills the index. If faiss has no GPU version of an index, the CPU fills the
             index, and a message on standard error states this.
         left_out: Number of last coordinates that the index does not store, because they do not change an inner product
-            of a query and a key (`service.bundle.lengths`). A flat index stores them.
+            of a query and a key (`recollect.service.bundle.lengths`). A flat index stores them.
 
     Returns:
         The faiss index, which accepts vectors with all coordinates, and its manifest entry.

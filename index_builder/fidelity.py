@@ -17,16 +17,16 @@ import functools
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.choose_index import evenly_spaced_rows
-from index_builder.evaluation.predictions import best_rows, pick
-from index_builder.left_out_votes import remove_filtered
-from index_builder.onnx_export import cosines
-from index_builder.recall import exact_neighbours
-from service.predictor.predictor import Predictor
-from service.predictor.scoring import cast_votes, rank
-from service.predictor.searcher import Neighbours, search_parts
-from trainer.memory.memory import Memory
-from trainer.metrics import hits, precision_at, recall_at
+from recollect.index_builder.choose_index import evenly_spaced_rows
+from recollect.index_builder.evaluation.predictions import best_rows, pick
+from recollect.index_builder.left_out_votes import remove_filtered
+from recollect.index_builder.onnx_export import cosines
+from recollect.index_builder.recall import exact_neighbours
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.scoring import cast_votes, rank
+from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.metrics import hits, precision_at, recall_at
 
 METRICS = ("P@1", "P@5", "R@100")
 _MOST_QUERIES = 512

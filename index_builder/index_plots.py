@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from service.bundle.manifest import Point
-from trainer.files import write_text
-from trainer.report.charts import Line, line_chart
-from trainer.report.page import Cell, Chart, Section, Table, html_page
-from trainer.report.scale import Axis
+from recollect.service.bundle.manifest import Point
+from recollect.trainer.files import write_text
+from recollect.trainer.report.charts import Line, line_chart
+from recollect.trainer.report.page import Cell, Chart, Section, Table, html_page
+from recollect.trainer.report.scale import Axis
 
 _HEADINGS = ["index", "keys", "effort", "refined", "recall", "milliseconds", "bytes a key"]
 _TEXT = (

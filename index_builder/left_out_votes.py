@@ -8,17 +8,17 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.sparse import csr_matrix
 
-from index_builder.bundle_tables import read_field
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.recall import exact_neighbours
-from service.bundle.values import Values
-from service.lexical.index import LexicalIndex
-from service.predictor.scoring import Ranking, Votes, key_weights, votes_of
-from service.predictor.searcher import Neighbours, search_parts
-from service.predictor.words import word_votes
-from trainer.data.split import LabelSets
-from trainer.memory.left_out import label_neighbours
-from trainer.memory.memory import Memory
+from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.recall import exact_neighbours
+from recollect.service.bundle.values import Values
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.predictor.scoring import Ranking, Votes, key_weights, votes_of
+from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.words import word_votes
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.memory.left_out import label_neighbours
+from recollect.trainer.memory.memory import Memory
 
 _BLOCK_QUERIES = 256
 # Number of keys to find by words for each query: more than the keys that vote, because one is the query itself.

@@ -13,21 +13,21 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from index_builder.bundle_tables import read_field
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.evaluation.predictions import best_rows, pick
-from index_builder.left_out_votes import left_out_votes, remove_filtered
-from index_builder.ranking.gains import is_certain
-from index_builder.settings import Lexical
-from service.bundle.files import LEXICAL_FILES
-from service.lexical.index import LexicalIndex, write_lexical_index
-from service.predictor.scoring import rank
-from service.predictor.words import mix
-from trainer.errors import TrainingError
-from trainer.memory.left_out import choose_queries
-from trainer.memory.memory import Memory
-from trainer.metrics import hits, ndcg_at
+from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.evaluation.predictions import best_rows, pick
+from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
+from recollect.index_builder.ranking.gains import is_certain
+from recollect.index_builder.settings import Lexical
+from recollect.service.bundle.files import LEXICAL_FILES
+from recollect.service.lexical.index import LexicalIndex, write_lexical_index
+from recollect.service.predictor.scoring import rank
+from recollect.service.predictor.words import mix
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
 _QUERIES, _SEED = 1_000, 0

@@ -28,10 +28,10 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from index_builder.static_table import with_table
-from service.bundle.manifest import EncoderInfo, Precision
-from service.predictor.encoder import QueryEncoder
-from trainer.encoding.encoder import Encoder, UnitVectorModel
+from recollect.index_builder.static_table import with_table
+from recollect.service.bundle.manifest import EncoderInfo, Precision
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
 
 # Least cosine allowed between the vectors of the exported and the trained encoder, for each precision.
 WORST_COSINE: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}

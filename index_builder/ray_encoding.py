@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from index_builder.errors import BuildError
-from service.ray.cluster import connected, cores_of_cluster, gpus_of_cluster
-from service.threads import usable_cores
-from trainer.distributed import require_single_process
-from trainer.encoding.remote import Connect, EncodeChunks
+from recollect.index_builder.errors import BuildError
+from recollect.service.ray.cluster import connected, cores_of_cluster, gpus_of_cluster
+from recollect.service.threads import usable_cores
+from recollect.trainer.distributed import require_single_process
+from recollect.trainer.encoding.remote import Connect, EncodeChunks
 
 if TYPE_CHECKING:
-    from service.ray.pool import ActorPool
+    from recollect.service.ray.pool import ActorPool
 
 # Number of chunks for each actor that are sent, or encoded but not written yet.
 _CHUNKS_PER_ACTOR = 2
@@ -42,13 +42,13 @@ def ray_encoding(address: str | None) -> Iterator[Connect | None]:
 
 @contextlib.contextmanager
 def _start_actors(task: bytes, device: str) -> Iterator[EncodeChunks]:
-    from service.ray.pool import ActorPool
+    from recollect.service.ray.pool import ActorPool
 
     on_gpu = device == "cuda"
     count = gpus_of_cluster() if on_gpu else cores_of_cluster()
     if count == 0:
         raise BuildError("--ray: expected a cluster with GPUs, found none; use --device cpu")
-    with ActorPool("trainer.encoding.remote", task, count, gpus=int(on_gpu)) as actors:
+    with ActorPool("recollect.trainer.encoding.remote", task, count, gpus=int(on_gpu)) as actors:
         yield lambda chunks: _in_order(actors, chunks, count * _CHUNKS_PER_ACTOR)
 
 

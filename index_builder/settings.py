@@ -8,11 +8,11 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from index_builder.compaction.methods import check_flag
-from service.bundle.manifest import Precision
-from service.options import Lambda, Temperature, TopB, WordWeight
-from service.settings import NO_WORD, Device, EngineSettings, Location
-from trainer.settings import (
+from recollect.index_builder.compaction.methods import check_flag
+from recollect.service.bundle.manifest import Precision
+from recollect.service.options import Lambda, Temperature, TopB, WordWeight
+from recollect.service.settings import NO_WORD, Device, EngineSettings, Location
+from recollect.trainer.settings import (
     BatchSize,
     EmptyTexts,
     EncoderName,

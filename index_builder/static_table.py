@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from service.bundle.manifest import Precision
-from trainer.encoding.encoder import UnitVectorModel
-from trainer.static.model import StaticModel, TextVectors, at_positions
+from recollect.service.bundle.manifest import Precision
+from recollect.trainer.encoding.encoder import UnitVectorModel
+from recollect.trainer.static.model import StaticModel, TextVectors, at_positions
 
 _MAX_INT8 = 127
 

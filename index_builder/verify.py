@@ -10,26 +10,26 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.bundle_tables import read_field
-from index_builder.choose_index import evenly_spaced_rows
-from index_builder.compaction.measure import points_lost
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from index_builder.evaluation.evaluate import default_metrics
-from index_builder.fidelity import METRICS, exact_search, quality_changes
-from index_builder.onnx_export import WORST_COSINE, Sample, cosines
-from index_builder.recall import MIN_REACHABLE
-from index_builder.settings import PublishSettings
-from service.bundle.bundle import open_bundle
-from service.bundle.manifest import Check, Point, Precision
-from service.model import open_model
-from service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
-from service.predictor.predictor import Predictor
-from service.predictor.scoring import cast_votes, rank
-from service.settings import Device, EngineSettings
-from service.store.store import Store
-from trainer.encoding.encoder import Encoder
-from trainer.memory.memory import QUERY_VECTORS, Memory
+from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.choose_index import evenly_spaced_rows
+from recollect.index_builder.compaction.measure import points_lost
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.evaluation.evaluate import default_metrics
+from recollect.index_builder.fidelity import METRICS, exact_search, quality_changes
+from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
+from recollect.index_builder.recall import MIN_REACHABLE
+from recollect.index_builder.settings import PublishSettings
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.manifest import Check, Point, Precision
+from recollect.service.model import open_model
+from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.scoring import cast_votes, rank
+from recollect.service.settings import Device, EngineSettings
+from recollect.service.store.store import Store
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.memory.memory import QUERY_VECTORS, Memory
 
 # Number of texts on which the exported and the trained encoder are compared, number of golden queries among these
 # texts, and number of golden labels for each query.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import recollect
-from service.threads import usable_cores
+from recollect.service.threads import usable_cores
 
 
 class Cost(NamedTuple):

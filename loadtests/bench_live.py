@@ -26,10 +26,10 @@ from loadtests.processes import cpu_model, cpu_seconds, steal_seconds
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions
 from loadtests.workload import sample_texts
-from service.command_settings import ExtendSettings
-from service.errors import ServiceError
-from service.extend import extend
-from service.threads import ThreadBudget
+from recollect.service.command_settings import ExtendSettings
+from recollect.service.errors import ServiceError
+from recollect.service.extend import extend
+from recollect.service.threads import ThreadBudget
 
 _BATCH = 32
 _TEXTS = 64 * _BATCH

@@ -25,9 +25,9 @@ from loadtests.processes import cpu_model, cpu_seconds, steal_seconds
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import add_changed_version, copied_versions, swap_storm
 from loadtests.workload import sample_texts
-from service.errors import ServiceError
-from service.store.store import Store
-from service.threads import ThreadBudget
+from recollect.service.errors import ServiceError
+from recollect.service.store.store import Store
+from recollect.service.threads import ThreadBudget
 
 _QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
 _WARM_SECONDS = 2.0

@@ -22,8 +22,8 @@ from loadtests.processes import cpu_model, steal_seconds
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions
 from loadtests.workload import sample_texts
-from service.errors import ServiceError
-from service.threads import ThreadBudget
+from recollect.service.errors import ServiceError
+from recollect.service.threads import ThreadBudget
 
 _TEXTS, _CONNECTIONS, _TURNS = 512, 16, 3
 _KEY = "load-test-0123456789abcdef"

@@ -8,10 +8,10 @@ from typing import Any
 
 from loadtests.client import Reply
 from loadtests.workload import Request
-from service.options import resolve_options
-from service.predictor.answers import Answer
-from service.predictor.predictor import Predictor
-from service.store.store import Store
+from recollect.service.options import resolve_options
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
 
 # Tolerance of scores. The rounding of a score depends on the other queries that are encoded in the same batch.
 _TOLERANCE = 1e-3

@@ -19,9 +19,9 @@ import numpy as np
 
 from loadtests.processes import Memory, memory
 from loadtests.workload import sample_texts
-from service.model import open_model
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
+from recollect.service.model import open_model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
 
 _BATCH, _MEMORY_QUERIES = 32, 256
 

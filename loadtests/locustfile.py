@@ -34,8 +34,8 @@ from loadtests.load import Exchange, Load, closed_loop, open_loop
 from loadtests.stages import STAGE_NAMES, Stage, stages_by_name
 from loadtests.summary import any_failed, as_json, as_table, summarise
 from loadtests.workload import make_requests, sample_texts, zipf_ranks
-from service.errors import ServiceError
-from service.store.store import Store
+from recollect.service.errors import ServiceError
+from recollect.service.store.store import Store
 
 _TEXTS, _REQUESTS, _DRAWS, _SEED = 2_000, 200, 100_000, 7
 # Pause between two activations, so that each version answers some requests.

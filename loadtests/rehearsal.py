@@ -24,7 +24,7 @@ from loadtests.deployment import Deployment, MissingProgramError, deployed
 from loadtests.replica import ReplicaError
 from loadtests.stages import STAGE_NAMES, stages_by_name
 from loadtests.swaps import copied_versions
-from service.errors import ServiceError
+from recollect.service.errors import ServiceError
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 

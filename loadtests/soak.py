@@ -24,12 +24,12 @@ from loadtests.processes import Memory, memory
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_to
 from loadtests.workload import sample_texts, zipf_ranks
-from service.errors import ServiceError
-from service.store.store import Store
-from trainer.files import write_text
-from trainer.report.charts import Line, line_chart
-from trainer.report.page import Chart, Section, html_page
-from trainer.report.scale import Axis
+from recollect.service.errors import ServiceError
+from recollect.service.store.store import Store
+from recollect.trainer.files import write_text
+from recollect.trainer.report.charts import Line, line_chart
+from recollect.trainer.report.page import Chart, Section, html_page
+from recollect.trainer.report.scale import Axis
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
 # Number of requests after each swap, so that the new version is used, and number of requests before the first sample.

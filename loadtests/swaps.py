@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from loadtests.client import Address, Connection, LostRequestError
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.integrity import describe_files
-from service.store.store import Store
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.store.store import Store
 
 _TIMEOUT_SECONDS, _POLL_SECONDS, _PAUSE_SECONDS = 60.0, 0.02, 0.1
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from service.command_settings import (
+from recollect.service.command_settings import (
     ActivateSettings,
     CopySettings,
     ExportSettings,
@@ -24,27 +24,27 @@ from service.command_settings import (
     VerifySettings,
     VersionsSettings,
 )
-from service.errors import SettingsError
-from service.printable import printable
-from service.serve_settings import ServeSettings
-from service.settings import RedisSettings, ServiceSettings
+from recollect.service.errors import SettingsError
+from recollect.service.printable import printable
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.settings import RedisSettings, ServiceSettings
 
 if TYPE_CHECKING:
-    from service.redis_client import RedisClient
-    from service.store.activation_record import ActivationRecord
-    from service.store.store import Store
-    from service.versions.activation import Activation
+    from recollect.service.redis_client import RedisClient
+    from recollect.service.store.activation_record import ActivationRecord
+    from recollect.service.store.store import Store
+    from recollect.service.versions.activation import Activation
 
 
 def serve(settings: ServeSettings) -> int:
-    from service.process.server import serve as serve_http
+    from recollect.service.process.server import serve as serve_http
 
     return serve_http(settings)
 
 
 def predict(settings: PredictSettings) -> None:
     if settings.text == "-" or settings.input is not None:
-        from service.bulk.job import predict_file
+        from recollect.service.bulk.job import predict_file
 
         predict_file(settings)
     else:
@@ -54,7 +54,7 @@ def predict(settings: PredictSettings) -> None:
 def _predict_one(settings: PredictSettings) -> None:
     from pydantic_core import to_json
 
-    from service.model import open_model
+    from recollect.service.model import open_model
 
     if settings.text is None:
         raise SettingsError("expected a text, or --input; see `recollect predict --help`")
@@ -80,8 +80,8 @@ def _predict_one(settings: PredictSettings) -> None:
 
 
 def versions(settings: VersionsSettings) -> None:
-    from service.errors import BundleError, StoreError
-    from service.store.retention import protected
+    from recollect.service.errors import BundleError, StoreError
+    from recollect.service.store.retention import protected
 
     store = _store(settings)
     store.require()
@@ -148,8 +148,8 @@ def memory(settings: MemorySettings) -> None:
     import dataclasses
     import time
 
-    from service.memory_log.log import MemoryLog
-    from service.memory_log.summary import summarise
+    from recollect.service.memory_log.log import MemoryLog
+    from recollect.service.memory_log.summary import summarise
 
     store = _store(settings)
     manifest = store.manifest(store.require_current())
@@ -171,8 +171,8 @@ def memory(settings: MemorySettings) -> None:
 
 
 def extend(settings: ExtendSettings) -> None:
-    from service.bundle.signing_key import read_signing_key
-    from service.extend import extend as extend_memory
+    from recollect.service.bundle.signing_key import read_signing_key
+    from recollect.service.extend import extend as extend_memory
 
     done = extend_memory(settings, read_signing_key(settings.sign) if settings.sign else None)
     if done.unknown:
@@ -184,7 +184,7 @@ def extend(settings: ExtendSettings) -> None:
 
 
 def activate(settings: ActivateSettings) -> None:
-    from service.store.activation_record import canary_of
+    from recollect.service.store.activation_record import canary_of
 
     activation = _activation(settings)
     if settings.canary is None and not settings.shadow:
@@ -206,8 +206,8 @@ def rollback(settings: RollbackSettings) -> None:
 
 
 def verify(settings: VerifySettings) -> None:
-    from service.model import open_model
-    from service.predictor.golden import check_golden
+    from recollect.service.model import open_model
+    from recollect.service.predictor.golden import check_golden
 
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache, live="off")
     share, files = check_golden(model.predictor), len(model.manifest.files)
@@ -218,10 +218,10 @@ def verify(settings: VerifySettings) -> None:
 
 
 def prune(settings: PruneSettings) -> None:
-    from service.memory_log.retention import prune_log
-    from service.milvus.removal import Removal
-    from service.store.retention import prune as prune_store
-    from service.versions.replicas import replicas_of, versions_in_use
+    from recollect.service.memory_log.retention import prune_log
+    from recollect.service.milvus.removal import Removal
+    from recollect.service.store.retention import prune as prune_store
+    from recollect.service.versions.replicas import replicas_of, versions_in_use
 
     store = _store(settings)
     replicas = replicas_of(store, _redis_client(settings))
@@ -247,7 +247,7 @@ def prune(settings: PruneSettings) -> None:
 
 
 def protect(settings: ProtectSettings) -> None:
-    from service.store.retention import protect as protect_version
+    from recollect.service.store.retention import protect as protect_version
 
     store = _store(settings)
     version = store.resolve(settings.version)
@@ -256,17 +256,17 @@ def protect(settings: ProtectSettings) -> None:
 
 
 def unprotect(settings: UnprotectSettings) -> None:
-    from service.store.retention import unprotect as unprotect_version
+    from recollect.service.store.retention import unprotect as unprotect_version
 
     unprotect_version(_store(settings), settings.version)
     _print_line(settings.version)
 
 
 def copy(settings: CopySettings) -> None:
-    from service.memory_log.copying import copy_log
-    from service.memory_log.log import MemoryLog
-    from service.store.copying import copy_version
-    from service.store.locations import open_store
+    from recollect.service.memory_log.copying import copy_log
+    from recollect.service.memory_log.log import MemoryLog
+    from recollect.service.store.copying import copy_version
+    from recollect.service.store.locations import open_store
 
     store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
@@ -281,7 +281,7 @@ def copy(settings: CopySettings) -> None:
 
 
 def export(settings: ExportSettings) -> None:
-    from service.export import export_version
+    from recollect.service.export import export_version
 
     instances, labels, sequence = export_version(settings)
     last = f", with the live entries up to {sequence}" if sequence else ""
@@ -289,23 +289,23 @@ def export(settings: ExportSettings) -> None:
 
 
 def _store(settings: ServiceSettings) -> Store:
-    from service.store.locations import open_store
+    from recollect.service.store.locations import open_store
 
     return open_store(settings.store, settings.verify_key, settings.bundle_cache)
 
 
 def _redis_client(settings: RedisSettings) -> RedisClient | None:
-    from service.redis_client import RedisClient
+    from recollect.service.redis_client import RedisClient
 
     return RedisClient.of(settings)
 
 
 def _activation(settings: SwitchSettings) -> Activation:
-    from service.versions.activation import Activation
+    from recollect.service.versions.activation import Activation
 
     store = _store(settings)
     if settings.sign is not None:
-        from service.bundle.signing_key import read_signing_key
+        from recollect.service.bundle.signing_key import read_signing_key
 
         store.sign_activations(read_signing_key(settings.sign))
     return Activation(store, _redis_client(settings))

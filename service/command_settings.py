@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from service.bundle.manifest import Order
-from service.options import (
+from recollect.service.bundle.manifest import Order
+from recollect.service.options import (
     MAX_FILTER_LABELS,
     Lambda,
     MinProbability,
@@ -20,7 +20,14 @@ from service.options import (
     TopK,
     WordWeight,
 )
-from service.settings import EngineSettings, FileLocation, InputFormat, Location, RedisSettings, ServiceSettings
+from recollect.service.settings import (
+    EngineSettings,
+    FileLocation,
+    InputFormat,
+    Location,
+    RedisSettings,
+    ServiceSettings,
+)
 
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
 

@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from service.bundle.instances import Instances
-from service.command_settings import ExportSettings
-from service.errors import OutputError
-from service.memory.delta import Delta
-from service.memory.uid_index import UidIndex
-from service.memory.view import View
-from service.memory_log.log import MemoryLog
-from service.milvus.keys import EngineKeys
-from service.settings import EngineSettings
-from service.store.locations import open_store
+from recollect.service.bundle.instances import Instances
+from recollect.service.command_settings import ExportSettings
+from recollect.service.errors import OutputError
+from recollect.service.memory.delta import Delta
+from recollect.service.memory.uid_index import UidIndex
+from recollect.service.memory.view import View
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.milvus.keys import EngineKeys
+from recollect.service.settings import EngineSettings
+from recollect.service.store.locations import open_store
 
 _BLOCK_ROWS = 4_096
 

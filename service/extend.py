@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from service.bulk.progress import Progress
-from service.bundle.bundle import Bundle
-from service.bundle.signing_key import SigningKey
-from service.command_settings import ExtendSettings
-from service.errors import InputError, SettingsError
-from service.memory.changes import NewInstance, NewLabel
-from service.memory.entries import (
+from recollect.service.bulk.progress import Progress
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.command_settings import ExtendSettings
+from recollect.service.errors import InputError, SettingsError
+from recollect.service.memory.changes import NewInstance, NewLabel
+from recollect.service.memory.entries import (
     Entry,
     LoggedEntry,
     PutInstance,
@@ -29,18 +29,18 @@ from service.memory.entries import (
     is_put,
     subject_of,
 )
-from service.memory_log.additions import (
+from recollect.service.memory_log.additions import (
     Addition,
     Line,
     Removal,
     read_additions,
     read_removals,
 )
-from service.memory_log.log import MemoryLog
-from service.memory_log.writer import MemoryWriter
-from service.predictor.encoder import QueryEncoder
-from service.store.locations import open_store
-from service.threads import threads_or_cores
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.writer import MemoryWriter
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.service.store.locations import open_store
+from recollect.service.threads import threads_or_cores
 
 # Entries that are encoded and written together.
 _BLOCK = 256

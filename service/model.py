@@ -13,10 +13,10 @@ from typing import Any, Literal, Unpack, get_args, overload
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
 
-from service.bundle.manifest import Manifest, Order
-from service.bundle.signing_key import read_signing_key
-from service.errors import QueryError, SettingsError
-from service.memory.changes import (
+from recollect.service.bundle.manifest import Manifest, Order
+from recollect.service.bundle.signing_key import read_signing_key
+from recollect.service.errors import QueryError, SettingsError
+from recollect.service.memory.changes import (
     Encode,
     added,
     forgotten,
@@ -27,10 +27,10 @@ from service.memory.changes import (
     read_uids,
     removed,
 )
-from service.memory.entries import Entry
-from service.memory.view import View
-from service.memory_log.log import MemoryLog
-from service.options import (
+from recollect.service.memory.entries import Entry
+from recollect.service.memory.view import View
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.options import (
     AnswerOptions,
     Lambda,
     MinProbability,
@@ -42,12 +42,12 @@ from service.options import (
     check_query,
     first_problem,
 )
-from service.predictor.answers import Answer, ScoredLabel
-from service.predictor.changing import change
-from service.predictor.predictor import Predictor
-from service.settings import Device, EngineSettings
-from service.store.locations import open_store
-from service.threads import threads_or_cores
+from recollect.service.predictor.answers import Answer, ScoredLabel
+from recollect.service.predictor.changing import change
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.settings import Device, EngineSettings
+from recollect.service.store.locations import open_store
+from recollect.service.threads import threads_or_cores
 
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))

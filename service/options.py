@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from service.bundle.manifest import MOST_KEYS, Defaults, Order
-from service.errors import QueryError
+from recollect.service.bundle.manifest import MOST_KEYS, Defaults, Order
+from recollect.service.errors import QueryError
 
 # Maximum number of labels in `allow` and in `deny`.
 MAX_FILTER_LABELS = 100_000

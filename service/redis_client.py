@@ -21,10 +21,10 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from service.authenticated import Authenticator
-from service.errors import RedisError, SettingsError
-from service.settings import RedisSettings
-from service.telemetry.metrics import Metrics
+from recollect.service.authenticated import Authenticator
+from recollect.service.errors import RedisError, SettingsError
+from recollect.service.settings import RedisSettings
+from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 

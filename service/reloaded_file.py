@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from service.errors import ServiceError
+from recollect.service.errors import ServiceError
 
 log = structlog.get_logger(__name__)
 

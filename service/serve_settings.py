@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import CliImplicitFlag
 
-from service.addresses import is_loopback
-from service.errors import SettingsError
-from service.settings import Device, EngineSettings, RedisSettings, require_strong
+from recollect.service.addresses import is_loopback
+from recollect.service.errors import SettingsError
+from recollect.service.settings import Device, EngineSettings, RedisSettings, require_strong
 
 Access = Literal["public", "key", "off"]
 
@@ -158,7 +158,7 @@ class ServeSettings(RedisSettings, EngineSettings):
         None,
         ge=1,
         description="Number of live keys at which this service runs `recollect compact --activate` in another process; "
-        "less than --delta-keys, needs --writable and recollect[build] (default: never)",
+        "less than --delta-keys, needs --writable and recollect-xmc[build] (default: never)",
     )
     annif: CliImplicitFlag[bool] = Field(
         False,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.errors import SettingsError
+from recollect.service.errors import SettingsError
 
 ENV_PREFIX = "RECOLLECT_"
 

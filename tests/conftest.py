@@ -17,19 +17,28 @@ from typing import Any, NamedTuple
 import pytest
 from jaxtyping import install_import_hook
 
-import trainer
+import recollect.trainer
 from tests import type_checks
 
 # Functions of these modules are called for each row or each query. Checks would take most of the time of a test. The
 # methods cannot be checked, except for two modules: they import torch's types for mypy only.
-_UNCHECKED = ("trainer.data.", "trainer.memory.inference", "trainer.memory.tune", "trainer.metrics", "trainer.report.")
-_METHODS = ("trainer.methods.losses", "trainer.methods.scored")
+_UNCHECKED = (
+    "recollect.trainer.data.",
+    "recollect.trainer.memory.inference",
+    "recollect.trainer.memory.tune",
+    "recollect.trainer.metrics",
+    "recollect.trainer.report.",
+)
+_METHODS = ("recollect.trainer.methods.losses", "recollect.trainer.methods.scored")
 _TRAINER = [
     module.name
-    for module in pkgutil.walk_packages(trainer.__path__, "trainer.")
-    if module.name in _METHODS or not (module.ispkg or module.name.startswith((*_UNCHECKED, "trainer.methods")))
+    for module in pkgutil.walk_packages(recollect.trainer.__path__, "recollect.trainer.")
+    if module.name in _METHODS
+    or not (module.ispkg or module.name.startswith((*_UNCHECKED, "recollect.trainer.methods")))
 ]
-install_import_hook([*_TRAINER, "service.bundle", "service.predictor"], f"{type_checks.__name__}.checked")
+install_import_hook(
+    [*_TRAINER, "recollect.service.bundle", "recollect.service.predictor"], f"{type_checks.__name__}.checked"
+)
 
 # A shell ignores Ctrl-C in the programs that it runs in the background, and their children inherit this. Tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -145,10 +154,10 @@ def keep_some_labels(dataset: Path, count: int) -> int:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder."""
-    from index_builder.build import build
-    from index_builder.settings import BuildSettings
-    from trainer.run import write_run
-    from trainer.train_settings import TrainSettings
+    from recollect.index_builder.build import build
+    from recollect.index_builder.settings import BuildSettings
+    from recollect.trainer.run import write_run
+    from recollect.trainer.train_settings import TrainSettings
 
     folder = tmp_path_factory.mktemp("built")
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"

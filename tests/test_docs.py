@@ -167,7 +167,7 @@ def help_of(verb: str) -> str:
 @pytest.fixture(scope="module")
 def flags() -> dict[str, set[str]]:
     """The flags of each verb."""
-    return {verb: set(re.findall(r"--[a-z][a-z-]*", help_of(verb))) for verb in recollect.VERBS}
+    return {verb: set(re.findall(r"--[a-z][a-z-]*", help_of(verb))) for verb in recollect.verbs.VERBS}
 
 
 def commands(page: Path) -> Iterator[tuple[str, str]]:
@@ -204,21 +204,6 @@ def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
     for module in re.findall(r"python -m ((?:benchmarks|loadtests)[\w.]*)", text):
         path = REPOSITORY / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
-
-
-def test_tree_of_the_architecture_names_every_module() -> None:
-    tree = blocks(DOCS / "architecture.md")
-    text = next(block.text for block in tree if "service/bundle/" in block.text)
-    shown = {
-        folder: {*re.findall(r"\w+", files)}
-        for folder, files in re.findall(r"^(\S+)/ .*\n((?:    .*\n)*)", text, re.MULTILINE)
-    }
-    roots = ("trainer", "index_builder", "service", "benchmarks", "loadtests")
-    modules = [path.relative_to(REPOSITORY) for root in roots for path in (REPOSITORY / root).rglob("*.py")]
-    found: dict[str, set[str]] = {str(path.parent): set() for path in modules}
-    for path in modules:
-        found[str(path.parent)] |= {path.stem} - {"__init__"}
-    assert {folder: shown.get(folder) for folder in found} == found
 
 
 def test_every_page_is_in_the_navigation_and_the_readme() -> None:

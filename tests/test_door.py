@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect import VERBS, Verb
+from recollect.verbs import VERBS, Verb
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -78,7 +78,15 @@ def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[st
 def test_help_imports_no_package() -> None:
     code = "import sys, recollect; recollect.main(['--help']); print(*sys.modules)"
     modules = set(python(code).splitlines()[-1].split())
-    assert not modules & {"torch", "numpy", "pydantic", "pydantic_settings", "fastapi", "service", "trainer"}
+    assert not modules & {
+        "torch",
+        "numpy",
+        "pydantic",
+        "pydantic_settings",
+        "fastapi",
+        "recollect.service",
+        "recollect.trainer",
+    }
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -96,7 +104,7 @@ def test_help_of_every_verb_explains_its_flags(name: str, capsys: pytest.Capture
 def test_help_of_a_verb_loads_no_heavy_library() -> None:
     code = """
 import sys, recollect
-for name in recollect.VERBS:
+for name in recollect.verbs.VERBS:
     try:
         recollect.main([name, "--help"])
     except SystemExit:
@@ -201,11 +209,11 @@ def test_missing_package_names_the_extra_to_install(
     fails: Callable[..., str], verb: Callable[..., None], place: str
 ) -> None:
     verb(**({"body": "pass"} | {place: "import no_such_package.part"}))
-    assert fails("attempt") == "recollect attempt: needs no_such_package; pip install 'recollect[serve]'\n"
+    assert fails("attempt") == "recollect attempt: needs no_such_package; pip install 'recollect-xmc[serve]'\n"
 
 
 def test_error_for_a_missing_module_of_recollect_has_a_traceback(verb: Callable[..., None]) -> None:
-    verb("import service.no_such_module")
+    verb("import recollect.service.no_such_module")
     with pytest.raises(ModuleNotFoundError):
         recollect.main(["attempt"])
 
@@ -231,7 +239,7 @@ def test_interrupted_command_exits_with_130_and_a_message_of_one_line(
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", ["--help", "versions --help"])
 def test_closed_output_pipe_is_not_an_error(arguments: str, unbuffered: str) -> None:
-    command = f"{sys.executable} recollect.py {arguments} | true"
+    command = f"{sys.executable} -m recollect {arguments} | true"
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, env=env)
     assert result.stderr == ""

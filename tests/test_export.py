@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import recollect
-from service.store.store import Store
+from recollect.service.store.store import Store
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.split import fingerprint
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.run import write_run
+from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import Built
-from trainer.data.dataset import open_dataset
-from trainer.data.split import fingerprint
-from trainer.memory.memory import open_memory
-from trainer.run import write_run
-from trainer.train_settings import TrainSettings
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

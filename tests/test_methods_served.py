@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import recollect
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.methods import METHODS
 from tests.conftest import TOPICS, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 from tests.service.http_helpers import serving
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.methods import METHODS
 
 TAU, TOP_B = 0.05, 12
 CASES = [*((method, "adapter") for method in METHODS), ("prime", "full"), ("unidec", "full")]

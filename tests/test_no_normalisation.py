@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import recollect
-from index_builder.build import build
-from index_builder.errors import BuildError
-from index_builder.settings import BuildSettings
+from recollect.index_builder.build import build
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.settings import BuildSettings
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.lengths import exchange, extend
+from recollect.trainer.memory.left_out import instance_neighbours, label_neighbours
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import TOPICS, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.errors import TrainingError
-from trainer.heads.lengths import exchange, extend
-from trainer.memory.left_out import instance_neighbours, label_neighbours
-from trainer.memory.memory import Memory, open_memory
-from trainer.train_settings import TrainSettings
 
 TAU, TOP_B = 1.0, 12
 QUERIES = [*(sentences[-1] for sentences in TOPICS.values() if sentences), "Never seen", "x", "garlic " * 9]

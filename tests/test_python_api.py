@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import recollect
-from service.errors import BundleError, KeyFileError, QueryError, SettingsError, StoreError
-from service.model import Model
-from service.options import AnswerOptions
+from recollect.service.errors import BundleError, KeyFileError, QueryError, SettingsError, StoreError
+from recollect.service.model import Model
+from recollect.service.options import AnswerOptions
 from tests.conftest import write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 
@@ -52,7 +52,7 @@ def usage_error() -> Callable[..., str]:
 def test_import_recollect_loads_no_heavy_package() -> None:
     code = "import sys, recollect; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    heavy = {"numpy", "torch", "fastapi", "pydantic", "faiss", "onnxruntime", "service", "trainer", "index_builder"}
+    heavy = {"numpy", "torch", "fastapi", "pydantic", "faiss", "onnxruntime", "recollect.service", "recollect.trainer"}
     assert not heavy & set(done.stdout.split())
 
 
@@ -109,7 +109,7 @@ def test_answer_states_whether_the_text_was_truncated_and_the_labels_are_exhaust
 
 
 def test_keywords_of_predict_are_the_answer_options(model: Model) -> None:
-    from service.model import ChosenOptions
+    from recollect.service.model import ChosenOptions
 
     assert set(ChosenOptions.__annotations__) == set(AnswerOptions.__dataclass_fields__)
 
@@ -258,10 +258,10 @@ def test_wrong_keywords_raise_usage_error_with_a_message_of_one_line(
 def test_error_for_a_missing_package_names_the_extra_to_install(
     usage_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "trainer.run", raising=False)
+    monkeypatch.delitem(sys.modules, "recollect.trainer.run", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)  # importing torch then fails as if it were not installed
     message = usage_error(recollect.train, "data", out="run", epochs=0)
-    assert message == "needs torch; pip install 'recollect[train]'"
+    assert message == "needs torch; pip install 'recollect-xmc[train]'"
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import sys
 
-from trainer.plan.settings import PlanSettings
-from trainer.settings import PresetsSettings, SampleSettings
+from recollect.trainer.plan.settings import PlanSettings
+from recollect.trainer.settings import PresetsSettings, SampleSettings
 
 
 def plan(settings: PlanSettings) -> None:
-    from trainer.plan.listing import listing
-    from trainer.plan.plan import make_plan
+    from recollect.trainer.plan.listing import listing
+    from recollect.trainer.plan.plan import make_plan
 
     made = make_plan(settings)
     print(json.dumps(made.as_json()) if settings.json_ else "\n".join(listing(made)))  # noqa: T201
 
 
 def presets(settings: PresetsSettings) -> None:
-    from trainer.presets.listing import as_json, details, table
-    from trainer.presets.preset import all_presets, find_preset
+    from recollect.trainer.presets.listing import as_json, details, table
+    from recollect.trainer.presets.preset import all_presets, find_preset
 
     chosen = list(all_presets().values()) if settings.preset is None else [find_preset(settings.preset)]
     if settings.json_:
@@ -30,7 +30,7 @@ def presets(settings: PresetsSettings) -> None:
 
 
 def sample(settings: SampleSettings) -> None:
-    from trainer.data.sample import write_sample
+    from recollect.trainer.data.sample import write_sample
 
     counts = write_sample(settings.folder)
     print(  # noqa: T201

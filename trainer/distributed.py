@@ -20,7 +20,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from trainer.errors import TrainingError
+from recollect.trainer.errors import TrainingError
 
 # Time limit of one exchange between ranks. Other ranks may wait in an exchange while rank 0 saves a checkpoint or
 # writes a memory.

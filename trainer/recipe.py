@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import TrainingError
-from trainer.methods import METHODS, Method, MethodOptions
-from trainer.metrics import PROPENSITY
-from trainer.train_settings import TrainSettings
-from trainer.training.negatives import MineSearch
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.methods import METHODS, Method, MethodOptions
+from recollect.trainer.metrics import PROPENSITY
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training.negatives import MineSearch
 
 # Defaults for an adapter, a whole encoder and a whole static encoder. Steps of an adapter or of a static encoder are
 # cheap, and both start with little knowledge.

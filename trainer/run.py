@@ -8,36 +8,36 @@ import dataclasses
 import numpy as np
 import torch
 
-from trainer.data.dataset import Dataset, open_named
-from trainer.data.formats.fields import print_note
-from trainer.data.split import Split, fingerprint
-from trainer.distributed import process_group
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.encoding.encoder import Encoder, choose_device
-from trainer.encoding.keys import AdaptedKeys
-from trainer.encoding.lora import add_lora, require_linear_layers, require_peft
-from trainer.encoding.remote import Connect
-from trainer.encoding.tokens import VectorTable
-from trainer.errors import TrainingError
-from trainer.heads.adapter import Adapter
-from trainer.heads.head import Head
-from trainer.memory.label_keys import LabelInputs
-from trainer.memory.memory import Memory
-from trainer.memory.reuse import open_earlier
-from trainer.memory.tune import tune
-from trainer.methods import METHODS
-from trainer.recipe import Recipe
-from trainer.run_folder import RunFolder, TrainingResult
-from trainer.run_memory import Run
-from trainer.settings import STATIC, TuneSettings
-from trainer.shared_inputs import check_same_dataset, check_shared_folder
-from trainer.static.pretrained import make_static
-from trainer.static.query_encoder import check_query_encoder, write_query_encoder
-from trainer.train_settings import TrainSettings
-from trainer.training.memory_check import explain_out_of_memory, require_memory
-from trainer.training.stopwatch import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
-from trainer.training.train import Machine, Task, train
-from trainer.training.validation import Validation, hold_out
+from recollect.trainer.data.dataset import Dataset, open_named
+from recollect.trainer.data.formats.fields import print_note
+from recollect.trainer.data.split import Split, fingerprint
+from recollect.trainer.distributed import process_group
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.encoding.keys import AdaptedKeys
+from recollect.trainer.encoding.lora import add_lora, require_linear_layers, require_peft
+from recollect.trainer.encoding.remote import Connect
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.head import Head
+from recollect.trainer.memory.label_keys import LabelInputs
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.memory.reuse import open_earlier
+from recollect.trainer.memory.tune import tune
+from recollect.trainer.methods import METHODS
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.run_folder import RunFolder, TrainingResult
+from recollect.trainer.run_memory import Run
+from recollect.trainer.settings import STATIC, TuneSettings
+from recollect.trainer.shared_inputs import check_same_dataset, check_shared_folder
+from recollect.trainer.static.pretrained import make_static
+from recollect.trainer.static.query_encoder import check_query_encoder, write_query_encoder
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training.memory_check import explain_out_of_memory, require_memory
+from recollect.trainer.training.stopwatch import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
+from recollect.trainer.training.train import Machine, Task, train
+from recollect.trainer.training.validation import Validation, hold_out
 
 # Width of the hidden layer of an adapter.
 _ADAPTER_HIDDEN = 1_024

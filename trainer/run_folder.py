@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from trainer.data.split import LabelSets
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
-from trainer.errors import EncoderError, MemoryFolderError, TrainingError
-from trainer.files import write_json
-from trainer.memory.memory import MemoryPlan, check_same_plan, saved_plan
-from trainer.recipe import Recipe
-from trainer.training.training_state import Progress
-from trainer.training.validation import hold_out
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
+from recollect.trainer.errors import EncoderError, MemoryFolderError, TrainingError
+from recollect.trainer.files import write_json
+from recollect.trainer.memory.memory import MemoryPlan, check_same_plan, saved_plan
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.training.training_state import Progress
+from recollect.trainer.training.validation import hold_out
 
 _FORMAT_VERSION = 1
 

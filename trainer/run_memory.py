@@ -10,22 +10,30 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.dataset import Dataset
-from trainer.data.split import Entries, Split
-from trainer.distributed import Ranks
-from trainer.encoding.checkpoint import encoder_digest
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.keys import EncodedTexts, KeySource, TextRows
-from trainer.encoding.remote import Connect, RemoteTexts
-from trainer.encoding.shared_tokens import share_tokens
-from trainer.encoding.tokens import TokenTable
-from trainer.errors import MemoryFolderError
-from trainer.heads.adapter import Side
-from trainer.memory.memory import DEFAULTS, KeyDtype, Memory, MemoryPlan, check_same_plan, is_complete, open_memory
-from trainer.memory.memory_writer import longest_vector, write_memory
-from trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
-from trainer.run_folder import RunFolder
-from trainer.train_settings import TrainSettings
+from recollect.trainer.data.dataset import Dataset
+from recollect.trainer.data.split import Entries, Split
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.encoding.checkpoint import encoder_digest
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.keys import EncodedTexts, KeySource, TextRows
+from recollect.trainer.encoding.remote import Connect, RemoteTexts
+from recollect.trainer.encoding.shared_tokens import share_tokens
+from recollect.trainer.encoding.tokens import TokenTable
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.heads.adapter import Side
+from recollect.trainer.memory.memory import (
+    DEFAULTS,
+    KeyDtype,
+    Memory,
+    MemoryPlan,
+    check_same_plan,
+    is_complete,
+    open_memory,
+)
+from recollect.trainer.memory.memory_writer import longest_vector, write_memory
+from recollect.trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
+from recollect.trainer.run_folder import RunFolder
+from recollect.trainer.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)

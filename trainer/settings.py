@@ -1,7 +1,7 @@
 """The trainer's settings: environment variable, flag, default and help text of each, declared once.
 
 `SharedTrainSettings` are the flags of `recollect train` that all methods share; each method declares its own flags in
-`trainer.methods`. This module does not import torch, so that `--help` is fast.
+`recollect.trainer.methods`. This module does not import torch, so that `--help` is fast.
 """
 
 from __future__ import annotations

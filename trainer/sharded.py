@@ -11,7 +11,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from trainer.distributed import ALONE, Ranks
+from recollect.trainer.distributed import ALONE, Ranks
 
 # Number of rows that are converted to full precision, or exchanged, at once.
 _CHUNK_ROWS = 65_536

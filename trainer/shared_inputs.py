@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.distributed import Ranks
-from trainer.errors import TrainingError
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.errors import TrainingError
 
 
 def check_shared_folder(folder: Path, ranks: Ranks, device: str) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from trainer.errors import TrainingError
-from trainer.methods import METHODS
-from trainer.methods.infonce import InfoNceOptions
-from trainer.methods.ova import OvaOptions
-from trainer.methods.prime import PrimeOptions
-from trainer.methods.rae import RaeOptions
-from trainer.methods.softtopk import SoftTopKOptions
-from trainer.methods.unidec import UnidecOptions
-from trainer.presets.preset import find_preset
-from trainer.settings import STATIC, SharedTrainSettings
-from trainer.warm_start import start_from
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.methods import METHODS
+from recollect.trainer.methods.infonce import InfoNceOptions
+from recollect.trainer.methods.ova import OvaOptions
+from recollect.trainer.methods.prime import PrimeOptions
+from recollect.trainer.methods.rae import RaeOptions
+from recollect.trainer.methods.softtopk import SoftTopKOptions
+from recollect.trainer.methods.unidec import UnidecOptions
+from recollect.trainer.presets.preset import find_preset
+from recollect.trainer.settings import STATIC, SharedTrainSettings
+from recollect.trainer.warm_start import start_from
 
 # Flags that `--best` passes on; it sets all others itself.
 _DATASET_FLAGS = {

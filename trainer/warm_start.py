@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import TrainingError
+from recollect.trainer.errors import TrainingError
 
 # Settings that the checkpoint fixes: it was trained with them.
 _FIXED = ("pooling", "max_length", "label_max_length")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.arguments import positive_int
-from service.threads import ThreadBudget
+from recollect.service.threads import ThreadBudget
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     from loadtests.client import LostRequestError
     from loadtests.deployment import MissingProgramError
     from loadtests.replica import ReplicaError
-    from service.errors import ServiceError
+    from recollect.service.errors import ServiceError
 
     try:
         given.run(given)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadtests.processes import busy_seconds, cpu_model, cpu_seconds
-from service.threads import usable_cores
+from recollect.service.threads import usable_cores
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.proofs.tiny import DIM, Texts, label_sets, random_texts, tiny_encoder
-from trainer.distributed import ALONE
-from trainer.methods import METHODS
-from trainer.training.batches import Batches
-from trainer.training.gradient_cache import Embedder
-from trainer.training.objective import Objective
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.methods import METHODS
+from recollect.trainer.training.batches import Batches
+from recollect.trainer.training.gradient_cache import Embedder
+from recollect.trainer.training.objective import Objective
 
 _LENGTH, _QUERIES = 16, 256
 _MICRO_TOKENS = 2_048

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.sharded import Sharded
-from trainer.training.clustering import balanced_clusters
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.clustering import balanced_clusters
 
 # Limit of the memory without the vectors (768 MB in float32). The memory holds some integers for each row, and a chunk
 # of vectors.

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.proofs.claim import Figures
 from benchmarks.proofs.tiny import Texts, label_sets, random_texts, tiny_encoder, train_encoder, vectors
-from trainer.memory.search import nearest
+from recollect.trainer.memory.search import nearest
 
 _LENGTH = 16
 # Number of pairs, and of passes over them.

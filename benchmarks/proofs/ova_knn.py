@@ -16,10 +16,10 @@ from scipy import sparse
 
 from benchmarks.proofs.claim import Figures
 from benchmarks.proofs.small_runs import draw_sample
-from trainer.memory.memory import DEFAULTS, open_memory
-from trainer.memory.search import nearest
-from trainer.methods import METHODS
-from trainer.metrics import hits, precision_at
+from recollect.trainer.memory.memory import DEFAULTS, open_memory
+from recollect.trainer.memory.search import nearest
+from recollect.trainer.methods import METHODS
+from recollect.trainer.metrics import hits, precision_at
 
 _LAMBDA = 0.5
 

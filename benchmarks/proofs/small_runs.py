@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Bool
 
 import recollect
-from index_builder.compare.quality import Quality, measure
-from index_builder.compare.queries import Queries
-from trainer.data.dataset import open_dataset
-from trainer.data.sample import write_sample
-from trainer.data.split import Entries, LabelSets
+from recollect.index_builder.compare.quality import Quality, measure
+from recollect.index_builder.compare.queries import Queries
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.sample import write_sample
+from recollect.trainer.data.split import Entries, LabelSets
 
 # Number of training texts of a sample, and of test texts that a seed draws.
 INSTANCES, TEST_TEXTS = 2_000, 500

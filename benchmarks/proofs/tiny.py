@@ -11,15 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from transformers import BertConfig, BertModel
 
-from trainer.data.split import LabelSets
-from trainer.distributed import ALONE
-from trainer.encoding.encoder import Pooling, UnitVectorModel, embed
-from trainer.encoding.tokens import TokenTable
-from trainer.methods import METHODS
-from trainer.recipe import Recipe
-from trainer.training.stopwatch import Stopwatch
-from trainer.training.train import Machine, Task, train
-from trainer.training.validation import Validation
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.encoding.encoder import Pooling, UnitVectorModel, embed
+from recollect.trainer.encoding.tokens import TokenTable
+from recollect.trainer.methods import METHODS
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.training.stopwatch import Stopwatch
+from recollect.trainer.training.train import Machine, Task, train
+from recollect.trainer.training.validation import Validation
 
 VOCABULARY = 5_000
 DIM = 64

@@ -10,21 +10,21 @@ import shutil
 import time
 from pathlib import Path
 
-from index_builder.best.contestants import Contestant, choose_contestants, estimate_seconds, training_seconds
-from index_builder.best.result import Result, as_json, table
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.ranking.rank import rank_run
-from index_builder.settings import RankSettings
-from trainer.data.dataset import open_named
-from trainer.distributed import require_single_process
-from trainer.encoding.checkpoint import load_encoder
-from trainer.encoding.encoder import choose_device
-from trainer.files import write_json, write_text
-from trainer.memory.tune import tune
-from trainer.run import write_run
-from trainer.settings import TuneSettings
-from trainer.train_settings import TrainSettings
+from recollect.index_builder.best.contestants import Contestant, choose_contestants, estimate_seconds, training_seconds
+from recollect.index_builder.best.result import Result, as_json, table
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.ranking.rank import rank_run
+from recollect.index_builder.settings import RankSettings
+from recollect.trainer.data.dataset import open_named
+from recollect.trainer.distributed import require_single_process
+from recollect.trainer.encoding.checkpoint import load_encoder
+from recollect.trainer.encoding.encoder import choose_device
+from recollect.trainer.files import write_json, write_text
+from recollect.trainer.memory.tune import tune
+from recollect.trainer.run import write_run
+from recollect.trainer.settings import TuneSettings
+from recollect.trainer.train_settings import TrainSettings
 
 # The metric that decides.
 _METRIC = "nDCG@5"

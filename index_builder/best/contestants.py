@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.encoding.encoder import Encoder
-from trainer.settings import STATIC
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.settings import STATIC
 
 UNTRAINED, ADAPTER = "untrained", "adapter"
 # Number of texts that are encoded to estimate the time for all texts.

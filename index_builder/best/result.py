@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from index_builder.ranking.gains import METRICS
-from index_builder.ranking.rank import Ranking
+from recollect.index_builder.ranking.gains import METRICS
+from recollect.index_builder.ranking.rank import Ranking
 
 _FORMAT_VERSION = 1
 

@@ -21,17 +21,17 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from index_builder.compaction.measure import choose_measured, measure_step, print_steps
-from index_builder.compaction.merge import find_leaders
-from index_builder.compaction.methods import Methods
-from index_builder.compaction.prune import Pruning
-from index_builder.compaction.rotation import fit_rotation, rotate_memory
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from service.bundle.manifest import Compaction
-from trainer.data.split import LabelSets
-from trainer.files import save_rows
-from trainer.memory.memory import Memory
+from recollect.index_builder.compaction.measure import choose_measured, measure_step, print_steps
+from recollect.index_builder.compaction.merge import find_leaders
+from recollect.index_builder.compaction.methods import Methods
+from recollect.index_builder.compaction.prune import Pruning
+from recollect.index_builder.compaction.rotation import fit_rotation, rotate_memory
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.service.bundle.manifest import Compaction
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.files import save_rows
+from recollect.trainer.memory.memory import Memory
 
 _BLOCK_KEYS = 16_384
 _NO_SPACE = errno.ENOSPC, errno.EDQUOT

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.evaluation.predictions import best_rows, pick
-from index_builder.left_out_votes import left_out_votes, remove_filtered
-from service.bundle.manifest import CompactionStep
-from service.predictor.scoring import rank
-from trainer.errors import TrainingError
-from trainer.memory.left_out import choose_queries
-from trainer.memory.memory import Memory
-from trainer.metrics import report
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.evaluation.predictions import best_rows, pick
+from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
+from recollect.service.bundle.manifest import CompactionStep
+from recollect.service.predictor.scoring import rank
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.metrics import report
 
 METRICS = ("P@1", "R@100", "PSP@5")
 _QUERIES, _SEED = 2_000, 0

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.split import LabelSets
-from trainer.memory.memory import Memory
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.memory.memory import Memory
 
 # Rounding error of an inner product of unit vectors in single precision: equal vectors must reach a threshold of 1.
 _ROUNDING = 1e-6

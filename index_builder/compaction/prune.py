@@ -20,12 +20,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.sparse import csr_matrix
 
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.faiss_index import Keys, build_index, lists
-from index_builder.recall import exact_neighbours
-from service.predictor.scoring import Ranking, cast_votes, rank
-from service.predictor.searcher import Neighbours, search_parts
-from trainer.data.split import LabelSets
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.faiss_index import Keys, build_index, lists
+from recollect.index_builder.recall import exact_neighbours
+from recollect.service.predictor.scoring import Ranking, cast_votes, rank
+from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.trainer.data.split import LabelSets
 
 # Least score of a label of an answered instance, as a share of the score of the best other label.
 _LEAST_SHARE = 0.02

@@ -19,9 +19,9 @@ import onnx
 from jaxtyping import Float
 from onnx import TensorProto, helper, numpy_helper
 
-from index_builder.errors import BuildError
-from trainer.files import save_rows
-from trainer.memory.memory import Memory
+from recollect.index_builder.errors import BuildError
+from recollect.trainer.files import save_rows
+from recollect.trainer.memory.memory import Memory
 
 _BLOCK_KEYS = 16_384
 _OUTPUT, _UNROTATED = "vectors", "unrotated_vectors"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.compaction.rotation import rotate
-from service.bundle.manifest import Compaction
-from service.bundle.values import SparseValues
-from trainer.memory.memory import Memory
+from recollect.index_builder.compaction.rotation import rotate
+from recollect.service.bundle.manifest import Compaction
+from recollect.service.bundle.values import SparseValues
+from recollect.trainer.memory.memory import Memory
 
 
 @dataclass(frozen=True)

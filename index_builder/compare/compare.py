@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 
-from index_builder.compare.comparison import Comparison
-from index_builder.compare.folder import ComparisonFolder
-from index_builder.compare.plan import check_sizes, plan_runs
-from index_builder.compare.provenance import provenance, report_title
-from index_builder.compare.quality import measure
-from index_builder.compare.queries import Queries
-from index_builder.compare.report import html_report, markdown_report, markdown_table
-from index_builder.compare.results import ContestantResults, RunResult
-from index_builder.compare.tables import quality_table
-from index_builder.compare.training import train_and_tune
-from index_builder.console import print_status
-from index_builder.settings import CompareSettings
-from trainer.data.dataset import open_named
-from trainer.data.split import fingerprint
-from trainer.distributed import require_single_process
-from trainer.encoding.encoder import choose_device
-from trainer.files import write_json, write_text
-from trainer.memory.memory import open_memory
+from recollect.index_builder.compare.comparison import Comparison
+from recollect.index_builder.compare.folder import ComparisonFolder
+from recollect.index_builder.compare.plan import check_sizes, plan_runs
+from recollect.index_builder.compare.provenance import provenance, report_title
+from recollect.index_builder.compare.quality import measure
+from recollect.index_builder.compare.queries import Queries
+from recollect.index_builder.compare.report import html_report, markdown_report, markdown_table
+from recollect.index_builder.compare.results import ContestantResults, RunResult
+from recollect.index_builder.compare.tables import quality_table
+from recollect.index_builder.compare.training import train_and_tune
+from recollect.index_builder.console import print_status
+from recollect.index_builder.settings import CompareSettings
+from recollect.trainer.data.dataset import open_named
+from recollect.trainer.data.split import fingerprint
+from recollect.trainer.distributed import require_single_process
+from recollect.trainer.encoding.encoder import choose_device
+from recollect.trainer.files import write_json, write_text
+from recollect.trainer.memory.memory import open_memory
 
 
 def compare(settings: CompareSettings) -> str:

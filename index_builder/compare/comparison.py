@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from index_builder.compare.plots import draw_plots
-from index_builder.compare.results import ContestantResults
-from index_builder.compare.significance import PairedTest, paired_tests, verdict
-from index_builder.compare.tables import plain_table, quality_table, ranked_table, significance_table
-from trainer.metrics import SEGMENTS
-from trainer.report.page import Chart, Section
+from recollect.index_builder.compare.plots import draw_plots
+from recollect.index_builder.compare.results import ContestantResults
+from recollect.index_builder.compare.significance import PairedTest, paired_tests, verdict
+from recollect.index_builder.compare.tables import plain_table, quality_table, ranked_table, significance_table
+from recollect.trainer.metrics import SEGMENTS
+from recollect.trainer.report.page import Chart, Section
 
 _FORMAT_VERSION = 1
 

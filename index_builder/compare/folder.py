@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from index_builder.compare.plan import UNTRAINED, Run
-from index_builder.errors import BuildError
-from trainer.files import write_json
-from trainer.memory.memory import is_complete
+from recollect.index_builder.compare.plan import UNTRAINED, Run
+from recollect.index_builder.errors import BuildError
+from recollect.trainer.files import write_json
+from recollect.trainer.memory.memory import is_complete
 
 _FORMAT_VERSION = 1
 

@@ -20,14 +20,14 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from index_builder.errors import BuildError
-from index_builder.settings import METHODS, CompareSettings
-from trainer.data.split import Split
-from trainer.errors import TrainingError
-from trainer.recipe import Recipe
-from trainer.settings import STATIC
-from trainer.train_settings import TrainSettings
-from trainer.training.validation import hold_out
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.settings import METHODS, CompareSettings
+from recollect.trainer.data.split import Split
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.settings import STATIC
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training.validation import hold_out
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
 UNTRAINED = "untrained"

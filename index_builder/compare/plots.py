@@ -6,11 +6,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from index_builder.compare.results import ContestantResults, RunResult
-from trainer.metrics import SEGMENTS
-from trainer.report.charts import Line, bar_chart, line_chart
-from trainer.report.page import Cell, Chart, Table
-from trainer.report.scale import Axis
+from recollect.index_builder.compare.results import ContestantResults, RunResult
+from recollect.trainer.metrics import SEGMENTS
+from recollect.trainer.report.charts import Line, bar_chart, line_chart
+from recollect.trainer.report.page import Cell, Chart, Table
+from recollect.trainer.report.scale import Axis
 
 # The axis of training times is logarithmic if the longest is more than this many times the shortest.
 _LOGARITHMIC_FACTOR = 20

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from index_builder.compare.plan import SHARED_FLAGS
-from index_builder.compare.queries import Queries
-from index_builder.compare.results import ContestantResults
-from index_builder.settings import CompareSettings
-from trainer.memory.memory import MemoryPlan
+from recollect.index_builder.compare.plan import SHARED_FLAGS
+from recollect.index_builder.compare.queries import Queries
+from recollect.index_builder.compare.results import ContestantResults
+from recollect.index_builder.settings import CompareSettings
+from recollect.trainer.memory.memory import MemoryPlan
 
 # Number of leading digits of an encoder's SHA-256 in the report: enough to distinguish two encoders.
 _DIGEST_DIGITS = 12

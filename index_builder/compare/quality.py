@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.compare.queries import Queries
-from index_builder.ranking.artefact import has_ranker, read_ranker
-from index_builder.ranking.ranked_labels import ranked_labels
-from service.ranking.model import RankerFile
-from trainer.files import write_json
-from trainer.memory.inference import InferenceSetting, Neighbours, predict
-from trainer.memory.memory import Memory, open_memory
-from trainer.memory.search import nearest
-from trainer.metrics import hits, ndcg_at, precision_at, report
-from trainer.progress_bar import with_progress
+from recollect.index_builder.compare.queries import Queries
+from recollect.index_builder.ranking.artefact import has_ranker, read_ranker
+from recollect.index_builder.ranking.ranked_labels import ranked_labels
+from recollect.service.ranking.model import RankerFile
+from recollect.trainer.files import write_json
+from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.memory.search import nearest
+from recollect.trainer.metrics import hits, ndcg_at, precision_at, report
+from recollect.trainer.progress_bar import with_progress
 
 # Number of labels to predict for each query: 100 for R@100. The scores of single queries need only five.
 DEPTH, _TOP = 100, 5

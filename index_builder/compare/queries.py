@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.split import Entries, Split, fingerprint
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.progress_bar import progress_bar
-from trainer.run_folder import RunFolder
+from recollect.trainer.data.split import Entries, Split, fingerprint
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.progress_bar import progress_bar
+from recollect.trainer.run_folder import RunFolder
 
 
 class Queries:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from index_builder.compare.comparison import Comparison
-from trainer.report.page import Cell, Chart, Section, Table, html_page
+from recollect.index_builder.compare.comparison import Comparison
+from recollect.trainer.report.page import Cell, Chart, Section, Table, html_page
 
 _PROVENANCE_HEADING = "How to repeat this comparison"
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.compare.plan import Contestant
-from index_builder.compare.quality import Quality
-from trainer.run_folder import RunFolder
+from recollect.index_builder.compare.plan import Contestant
+from recollect.index_builder.compare.quality import Quality
+from recollect.trainer.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

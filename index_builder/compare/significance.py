@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import ttest_1samp
 
-from index_builder.evaluation.bootstrap import bootstrap, means
+from recollect.index_builder.evaluation.bootstrap import bootstrap, means
 
 _LEVEL = 0.05
 # Differences below this are rounding errors, because the smallest possible difference of P@5 or nDCG@5 is far larger.

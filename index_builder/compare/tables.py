@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from index_builder.compare.results import ContestantResults, RunResult
-from index_builder.compare.significance import PairedTest
-from trainer.metrics import SEGMENTS
-from trainer.report.page import Cell, Table
+from recollect.index_builder.compare.results import ContestantResults, RunResult
+from recollect.index_builder.compare.significance import PairedTest
+from recollect.trainer.metrics import SEGMENTS
+from recollect.trainer.report.page import Cell, Table
 
 _METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
 # Headings of the tuned settings.

@@ -14,11 +14,11 @@ import subprocess
 import sys
 from typing import IO
 
-from index_builder.compare.folder import ComparisonFolder
-from index_builder.compare.plan import UNTRAINED, Run
-from index_builder.errors import ContestantError
-from index_builder.settings import CompareSettings
-from trainer.encoding.checkpoint import load_checkpoint
+from recollect.index_builder.compare.folder import ComparisonFolder
+from recollect.index_builder.compare.plan import UNTRAINED, Run
+from recollect.index_builder.errors import ContestantError
+from recollect.index_builder.settings import CompareSettings
+from recollect.trainer.encoding.checkpoint import load_checkpoint
 
 _READ_BYTES = 4_096
 

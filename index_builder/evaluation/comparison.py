@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.evaluation.measured import Measured, differences
-from trainer.metrics import ndcg_at
+from recollect.index_builder.evaluation.measured import Measured, differences
+from recollect.trainer.metrics import ndcg_at
 
 _PRINTED = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
 _DEPTH = 5

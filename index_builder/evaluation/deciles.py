@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from scipy import sparse
 
-from service.predictor.scoring import Votes
+from recollect.service.predictor.scoring import Votes
 
 _GROUPS = 10
 _DEPTHS_OF_RECALL = (10, 100)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from index_builder.errors import BuildError
-from index_builder.evaluation.comparison import Comparison
-from index_builder.evaluation.measured import Measured, differences, measure
-from index_builder.evaluation.predictions import Setting, align_labels, predict_top
-from index_builder.evaluation.report.quality import lambda_sweep
-from index_builder.evaluation.report.subject import Subject
-from index_builder.evaluation.report.write import check_report_folder, write_report
-from index_builder.settings import EvaluateSettings
-from service.model import open_model
-from service.predictor.predictor import Predictor
-from trainer.data.dataset import open_dataset, open_named
-from trainer.metrics import report
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.evaluation.comparison import Comparison
+from recollect.index_builder.evaluation.measured import Measured, differences, measure
+from recollect.index_builder.evaluation.predictions import Setting, align_labels, predict_top
+from recollect.index_builder.evaluation.report.quality import lambda_sweep
+from recollect.index_builder.evaluation.report.subject import Subject
+from recollect.index_builder.evaluation.report.write import check_report_folder, write_report
+from recollect.index_builder.settings import EvaluateSettings
+from recollect.service.model import open_model
+from recollect.service.predictor.predictor import Predictor
+from recollect.trainer.data.dataset import open_dataset, open_named
+from recollect.trainer.metrics import report
 
 
 @dataclass(frozen=True)

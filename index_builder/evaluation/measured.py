@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from index_builder.evaluation.bootstrap import Sampled, bootstrap
-from index_builder.evaluation.deciles import by_frequency
-from index_builder.evaluation.predictions import GroundTruth, Predictions, Setting, predict_top
-from index_builder.evaluation.statistics import RANKING_METRICS, probability_statistics, ranking_statistics
-from service.predictor.predictor import Predictor
-from trainer.data.split import Split
+from recollect.index_builder.evaluation.bootstrap import Sampled, bootstrap
+from recollect.index_builder.evaluation.deciles import by_frequency
+from recollect.index_builder.evaluation.predictions import GroundTruth, Predictions, Setting, predict_top
+from recollect.index_builder.evaluation.statistics import RANKING_METRICS, probability_statistics, ranking_statistics
+from recollect.service.predictor.predictor import Predictor
+from recollect.trainer.data.split import Split
 
 
 @dataclass(frozen=True)

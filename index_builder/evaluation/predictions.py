@@ -14,19 +14,19 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy import sparse
 
-from index_builder.errors import BuildError
-from index_builder.evaluation.deciles import count_sources, decile_of
-from index_builder.evaluation.probability_report import JudgedProbabilities
-from service.bundle.bundle import LabelTable
-from service.bundle.manifest import Order
-from service.options import AnswerOptions
-from service.predictor.predictor import Predictor
-from service.predictor.scoring import Ranking, Votes, cast_votes, rank
-from service.predictor.searcher import Neighbours, Searcher, search_parts
-from service.predictor.words import mix
-from trainer.data.split import Entries, Split
-from trainer.metrics import hits
-from trainer.progress_bar import progress_bar
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.evaluation.deciles import count_sources, decile_of
+from recollect.index_builder.evaluation.probability_report import JudgedProbabilities
+from recollect.service.bundle.bundle import LabelTable
+from recollect.service.bundle.manifest import Order
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.scoring import Ranking, Votes, cast_votes, rank
+from recollect.service.predictor.searcher import Neighbours, Searcher, search_parts
+from recollect.service.predictor.words import mix
+from recollect.trainer.data.split import Entries, Split
+from recollect.trainer.metrics import hits
+from recollect.trainer.progress_bar import progress_bar
 
 # The best labels of some queries, the score of the first one, and their probabilities.
 _Best: TypeAlias = tuple[

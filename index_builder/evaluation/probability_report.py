@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1
-from service.bundle.manifest import Coverage
-from service.ranking.assign import best_set_sizes
+from recollect.index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1
+from recollect.service.bundle.manifest import Coverage
+from recollect.service.ranking.assign import best_set_sizes
 
 DEPTHS = (1, 5)
 

@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from index_builder.evaluation.bootstrap import Statistics, means, ratios
-from index_builder.evaluation.probability_metrics import BINS, bin_of
-from index_builder.evaluation.probability_report import DEPTHS, JudgedProbabilities
-from trainer.metrics import (
+from recollect.index_builder.evaluation.bootstrap import Statistics, means, ratios
+from recollect.index_builder.evaluation.probability_metrics import BINS, bin_of
+from recollect.index_builder.evaluation.probability_report import DEPTHS, JudgedProbabilities
+from recollect.trainer.metrics import (
     SEGMENTS,
     ndcg_at,
     precision_at,
@@ -37,7 +37,7 @@ def ranking_statistics(
     instances: int,
     propensity: tuple[float, float],
 ) -> list[Statistics]:
-    """The metrics of `trainer.metrics.report`, in percent.
+    """The metrics of `recollect.trainer.metrics.report`, in percent.
 
     Args:
         predictions: Label positions, best first; -1 pads short lists.

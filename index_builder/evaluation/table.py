@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from index_builder.evaluation.evaluate import Evaluation
+from recollect.index_builder.evaluation.evaluate import Evaluation
 
 _SETTINGS = ("lambda", "temperature", "top_b", "word_weight")
 # Metrics that are fractions; all others are in percent.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from index_builder.errors import BuildError
+from recollect.index_builder.errors import BuildError
 
 SCHEME = "hf:"
 

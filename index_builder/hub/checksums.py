@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from index_builder.errors import BuildError
+from recollect.index_builder.errors import BuildError
 
 CHECKSUMS = "checksums.json"
 _FOLDERS = ("checkpoint", "memory", "query_encoder")

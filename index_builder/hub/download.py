@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from index_builder.console import print_status
-from index_builder.hub.address import explain_hub_errors, is_on_hub, read_address
-from index_builder.hub.checksums import CHECKSUMS, check_file, read_checksums
+from recollect.index_builder.console import print_status
+from recollect.index_builder.hub.address import explain_hub_errors, is_on_hub, read_address
+from recollect.index_builder.hub.checksums import CHECKSUMS, check_file, read_checksums
 
 
 def local_run(run: Path) -> Path:

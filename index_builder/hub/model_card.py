@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.errors import BuildError
-from trainer.memory.memory import Memory
+from recollect.index_builder.errors import BuildError
+from recollect.trainer.memory.memory import Memory
 
 _METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
 _RECIPE = ("steps", "batch_size", "learning_rate")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.hub.address import check_repository, explain_hub_errors
-from index_builder.hub.checksums import CHECKSUMS, files_to_upload, sum_files, write_checksums
-from index_builder.hub.model_card import model_card
-from index_builder.settings import PushSettings
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.memory.memory import open_memory
-from trainer.run_folder import RunFolder
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.hub.address import check_repository, explain_hub_errors
+from recollect.index_builder.hub.checksums import CHECKSUMS, files_to_upload, sum_files, write_checksums
+from recollect.index_builder.hub.model_card import model_card
+from recollect.index_builder.settings import PushSettings
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.run_folder import RunFolder
 
 CARD = "README.md"
 

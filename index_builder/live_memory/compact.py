@@ -17,7 +17,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from index_builder.build import (
+from recollect.index_builder.build import (
     describe_bundle,
     new_version,
     require_passed,
@@ -25,36 +25,36 @@ from index_builder.build import (
     write_indexes,
     write_manifest,
 )
-from index_builder.bundle_tables import read_field, write_bundle_tables
-from index_builder.choose_index import evenly_spaced_rows
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.live_memory.bundle_memory import BundleMemory
-from index_builder.live_memory.final_state import FinalState, Fold
-from index_builder.live_memory.merged_memory import write_merged_memory
-from index_builder.onnx_export import WORST_COSINE, Sample, cosines
-from index_builder.settings import CompactSettings
-from index_builder.verify import current_metrics, golden_queries, verify
-from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.files import RANKER
-from service.bundle.integrity import describe_files
-from service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
-from service.bundle.strings import StringTable
-from service.errors import ActivationConflictError, LogConflictError
-from service.lexical.index import write_lexical_index
-from service.memory.entries import Entry
-from service.memory_log.log import MemoryLog, number
-from service.predictor.encoder import QueryEncoder
-from service.predictor.golden import write_golden
-from service.ranking.names import Names
-from service.store.activation_record import ActivationRecord
-from service.store.compaction_lease import compaction_lease
-from service.store.locations import open_store
-from service.store.store import Store
-from service.threads import threads_or_cores
-from trainer.data.split import LabelSets
-from trainer.memory.memory import Memory, open_memory
+from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
+from recollect.index_builder.choose_index import evenly_spaced_rows
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.live_memory.bundle_memory import BundleMemory
+from recollect.index_builder.live_memory.final_state import FinalState, Fold
+from recollect.index_builder.live_memory.merged_memory import write_merged_memory
+from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
+from recollect.index_builder.settings import CompactSettings
+from recollect.index_builder.verify import current_metrics, golden_queries, verify
+from recollect.service.bundle.bundle import Bundle, open_bundle
+from recollect.service.bundle.files import RANKER
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
+from recollect.service.bundle.strings import StringTable
+from recollect.service.errors import ActivationConflictError, LogConflictError
+from recollect.service.lexical.index import write_lexical_index
+from recollect.service.memory.entries import Entry
+from recollect.service.memory_log.log import MemoryLog, number
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.service.predictor.golden import write_golden
+from recollect.service.ranking.names import Names
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.compaction_lease import compaction_lease
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
+from recollect.service.threads import threads_or_cores
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.memory.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256
 # Appends to a log that are tried again because another process was faster, at a store without locks.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from service.memory.entries import (
+from recollect.service.memory.entries import (
     Entry,
     LoggedEntry,
     PutCorrection,
@@ -19,7 +19,7 @@ from service.memory.entries import (
     RemoveInstance,
     RemoveLabel,
 )
-from trainer.data.split import LabelSets
+from recollect.trainer.data.split import LabelSets
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from index_builder.errors import BuildError
-from service.memory_log.retention import last_entry, removed_entries
-from service.store.store import Store
+from recollect.index_builder.errors import BuildError
+from recollect.service.memory_log.retention import last_entry, removed_entries
+from recollect.service.store.store import Store
 
 
 def check_memory_sequence(store: Store, sequence: int) -> None:

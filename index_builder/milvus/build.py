@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from index_builder.milvus.collections import NewCollections
-from index_builder.milvus.index_types import index_type
-from index_builder.milvus.measure import check_rows, choose_effort
-from index_builder.ranking.bundle_ranker import choose_ranker
-from index_builder.settings import BuildSettings
-from service.bundle.manifest import Collection, Engine, Indexes, IndexInfo, Point
-from service.milvus.collection import KeyCollection
-from trainer.memory.memory import Memory
+from recollect.index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.milvus.collections import NewCollections
+from recollect.index_builder.milvus.index_types import index_type
+from recollect.index_builder.milvus.measure import check_rows, choose_effort
+from recollect.index_builder.ranking.bundle_ranker import choose_ranker
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.bundle.manifest import Collection, Engine, Indexes, IndexInfo, Point
+from recollect.service.milvus.collection import KeyCollection
+from recollect.trainer.memory.memory import Memory
 
 
 def check_settings(memory: Memory, settings: BuildSettings) -> None:

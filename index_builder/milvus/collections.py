@@ -19,20 +19,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from index_builder.bundle_tables import read_field
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.faiss_index import Keys, select_units
-from index_builder.milvus.index_types import IndexType
-from service.bundle.manifest import Collection, Engine
-from service.errors import EngineError
-from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
-from service.milvus.connection import Connection
-from service.milvus.removal import PREFIX, drop
-from service.settings import EngineSettings
-from trainer.memory.memory import Memory
-from trainer.progress_bar import progress_bar
+from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import Keys, select_units
+from recollect.index_builder.milvus.index_types import IndexType
+from recollect.service.bundle.manifest import Collection, Engine
+from recollect.service.errors import EngineError
+from recollect.service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
+from recollect.service.milvus.connection import Connection
+from recollect.service.milvus.removal import PREFIX, drop
+from recollect.service.settings import EngineSettings
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.progress_bar import progress_bar
 
 # A call that writes has at most so many rows and about so many bytes. A server accepts 64 MiB.
 _BLOCK_ROWS, _BLOCK_BYTES = 2_000, 16 << 20

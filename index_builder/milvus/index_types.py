@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from index_builder.errors import BuildError
-from index_builder.faiss_index import lists
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import lists
 
 # With fewer keys, `auto` means exact search.
 _FEW_KEYS = 20_000

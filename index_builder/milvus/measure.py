@@ -7,16 +7,16 @@ import functools
 import numpy as np
 from jaxtyping import Float
 
-from index_builder.choose_index import Target, choose_point, efforts, evenly_spaced_rows, meeting
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from index_builder.faiss_index import Keys
-from index_builder.milvus.collections import rows_of
-from index_builder.milvus.index_types import IndexType
-from index_builder.recall import exact_neighbours, recall, search_milliseconds
-from service.bundle.manifest import Collection, IndexInfo, Point
-from service.milvus.collection import ROW, KeyCollection
-from service.milvus.connection import Connection
+from recollect.index_builder.choose_index import Target, choose_point, efforts, evenly_spaced_rows, meeting
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import Keys
+from recollect.index_builder.milvus.collections import rows_of
+from recollect.index_builder.milvus.index_types import IndexType
+from recollect.index_builder.recall import exact_neighbours, recall, search_milliseconds
+from recollect.service.bundle.manifest import Collection, IndexInfo, Point
+from recollect.service.milvus.collection import ROW, KeyCollection
+from recollect.service.milvus.connection import Connection
 
 # Number of rows that are compared field by field.
 _SAMPLE_ROWS = 256

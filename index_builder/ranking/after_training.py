@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from index_builder.console import print_status
-from index_builder.errors import BuildError, NothingToRank
-from index_builder.settings import RankSettings
-from trainer.settings import Metric, RankChoice, SharedTrainSettings, TuneSettings
-from trainer.train_settings import TrainSettings
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError, NothingToRank
+from recollect.index_builder.settings import RankSettings
+from recollect.trainer.settings import Metric, RankChoice, SharedTrainSettings, TuneSettings
+from recollect.trainer.train_settings import TrainSettings
 
 if TYPE_CHECKING:
-    from index_builder.ranking.rank import Ranking
-    from trainer.memory.tune import Tuning
+    from recollect.index_builder.ranking.rank import Ranking
+    from recollect.trainer.memory.tune import Tuning
 
 
 def train_and_rank(settings: TrainSettings) -> Ranking | None:
@@ -25,9 +25,9 @@ def train_and_rank(settings: TrainSettings) -> Ranking | None:
         ServiceError: If Ray does not start.
     """
     _require_packages(settings.rank)
-    from index_builder.ray_encoding import ray_encoding
-    from trainer.distributed import is_first_rank
-    from trainer.run import write_run
+    from recollect.index_builder.ray_encoding import ray_encoding
+    from recollect.trainer.distributed import is_first_rank
+    from recollect.trainer.run import write_run
 
     with ray_encoding(settings.ray) as connect:
         write_run(settings, connect)
@@ -42,7 +42,7 @@ def tune_and_rank(settings: TuneSettings) -> tuple[Tuning, Ranking | None]:
         TrainerError: As `recollect tune`.
     """
     _require_packages(settings.rank)
-    from trainer.memory.tune import tune
+    from recollect.trainer.memory.tune import tune
 
     return tune(settings), _rank(settings.run, settings, settings.metric)
 
@@ -52,18 +52,18 @@ def _require_packages(choice: RankChoice) -> None:
     if choice == "no":
         return
     try:
-        import index_builder.ranking.rank  # noqa: F401
+        import recollect.index_builder.ranking.rank  # noqa: F401
     except ModuleNotFoundError as error:
         raise BuildError(
             f"--rank {choice}: expected {error.name}, which fits the ranker, found no such package; "
-            "pip install 'recollect[build]', or omit --rank"
+            "pip install 'recollect-xmc[build]', or omit --rank"
         ) from error
 
 
 def _rank(run: Path, settings: SharedTrainSettings | TuneSettings, metric: Metric) -> Ranking | None:
     if settings.rank == "no":
         return None
-    from index_builder.ranking.rank import rank_run
+    from recollect.index_builder.ranking.rank import rank_run
 
     print_status(f"rank: {run}")
     try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from index_builder.bundle_tables import read_field
-from index_builder.console import print_status
-from index_builder.errors import BuildError
-from index_builder.ranking.artefact import has_ranker, read_held_out, read_ranker
-from index_builder.ranking.calibrate import fit_probabilities
-from index_builder.settings import BuildSettings, Lexical
-from service.bundle.files import RANKER
-from service.bundle.manifest import Probabilities
-from service.ranking.features import WORD_FEATURES
-from service.ranking.model import RankerFile
-from service.ranking.names import Names
-from trainer.memory.memory import Memory
+from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.ranking.artefact import has_ranker, read_held_out, read_ranker
+from recollect.index_builder.ranking.calibrate import fit_probabilities
+from recollect.index_builder.settings import BuildSettings, Lexical
+from recollect.service.bundle.files import RANKER
+from recollect.service.bundle.manifest import Probabilities
+from recollect.service.ranking.features import WORD_FEATURES
+from recollect.service.ranking.model import RankerFile
+from recollect.service.ranking.names import Names
+from recollect.trainer.memory.memory import Memory
 
 
 def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:

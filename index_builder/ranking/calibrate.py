@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
-from index_builder.evaluation.probability_metrics import brier, reliability
-from service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
-from service.ranking.calibration import calibrate_answers
+from recollect.index_builder.evaluation.probability_metrics import brier, reliability
+from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
+from recollect.service.ranking.calibration import calibrate_answers
 
 # Fewer texts give no reliable calibration.
 LEAST_TEXTS = 100

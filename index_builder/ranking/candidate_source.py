@@ -8,22 +8,22 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from index_builder.bundle_tables import read_field
-from service.bundle.values import SparseValues
-from service.lexical.index import LexicalIndex
-from service.lexical.postings import invert
-from service.lexical.word_index import WordIndex
-from service.predictor.scoring import cast_votes
-from service.predictor.searcher import Neighbours, search_parts
-from service.predictor.words import TOP_WORDS
-from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from service.ranking.evidence import Found
-from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
-from service.ranking.names import Names
-from service.ranking.ranker import feature_matrix
-from trainer.memory.label_keys import LabelKeys
-from trainer.memory.memory import Memory
-from trainer.memory.search import nearest, nearest_among
+from recollect.index_builder.bundle_tables import read_field
+from recollect.service.bundle.values import SparseValues
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.lexical.postings import invert
+from recollect.service.lexical.word_index import WordIndex
+from recollect.service.predictor.scoring import cast_votes
+from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.words import TOP_WORDS
+from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
+from recollect.service.ranking.evidence import Found
+from recollect.service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
+from recollect.service.ranking.names import Names
+from recollect.service.ranking.ranker import feature_matrix
+from recollect.trainer.memory.label_keys import LabelKeys
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.memory.search import nearest, nearest_among
 
 # Number of queries whose features are computed together.
 _BLOCK_QUERIES = 64

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from index_builder.ranking.candidate_source import Block, CandidateSource
-from trainer.memory.memory import Memory
-from trainer.progress_bar import progress_bar
+from recollect.index_builder.ranking.candidate_source import Block, CandidateSource
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.progress_bar import progress_bar
 
 
 @dataclass(frozen=True)

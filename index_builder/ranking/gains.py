@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from index_builder.evaluation.predictions import best_rows, pick
-from trainer.metrics import SEGMENTS, hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
+from recollect.index_builder.evaluation.predictions import best_rows, pick
+from recollect.trainer.metrics import SEGMENTS, hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
 
 METRICS = ("P@1", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@10", "R@100")
 _SEGMENT_DEPTH = 5

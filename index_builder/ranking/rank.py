@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from index_builder.console import print_status
-from index_builder.errors import NothingToRank
-from index_builder.evaluation.predictions import pick
-from index_builder.ranking.artefact import write_ranker
-from index_builder.ranking.calibrate import HeldOut
-from index_builder.ranking.examples import ExampleSource
-from index_builder.ranking.fit import cross_fitted_logits, fit_ranker
-from index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains, gain_as_json
-from index_builder.settings import RankSettings
-from service.threads import threads_or_cores
-from trainer.memory.memory import Memory, open_memory
-from trainer.metrics import hits
-from trainer.randomness import Purpose, generator
-from trainer.run_folder import RunFolder
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import NothingToRank
+from recollect.index_builder.evaluation.predictions import pick
+from recollect.index_builder.ranking.artefact import write_ranker
+from recollect.index_builder.ranking.calibrate import HeldOut
+from recollect.index_builder.ranking.examples import ExampleSource
+from recollect.index_builder.ranking.fit import cross_fitted_logits, fit_ranker
+from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains, gain_as_json
+from recollect.index_builder.settings import RankSettings
+from recollect.service.threads import threads_or_cores
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.metrics import hits
+from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.run_folder import RunFolder
 
 # With fewer held-out instances, other instances are examples too. With fewer instances, no ranker is fitted.
 _ENOUGH_HELD_OUT, _LEAST_QUERIES = 500, 100

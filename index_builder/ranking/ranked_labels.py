@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from index_builder.evaluation.predictions import pick
-from index_builder.ranking.bundle_ranker import needs_words
-from index_builder.ranking.candidate_source import CandidateSource
-from index_builder.ranking.gains import best_candidates
-from service.ranking.model import RankerFile, RankerModel
-from trainer.memory.memory import Memory
-from trainer.progress_bar import progress_bar
+from recollect.index_builder.evaluation.predictions import pick
+from recollect.index_builder.ranking.bundle_ranker import needs_words
+from recollect.index_builder.ranking.candidate_source import CandidateSource
+from recollect.index_builder.ranking.gains import best_candidates
+from recollect.service.ranking.model import RankerFile, RankerModel
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.progress_bar import progress_bar
 
 
 def ranked_labels(

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.console import print_status
-from index_builder.evaluation.predictions import best_rows, pick
-from index_builder.left_out_votes import left_out_votes, remove_filtered
-from index_builder.lexical import words_folder
-from index_builder.ranking.calibrate import HeldOut, fit_probabilities
-from service.bundle.manifest import Probabilities
-from service.lexical.index import LexicalIndex
-from service.predictor.scoring import rank
-from service.predictor.words import mix
-from service.ranking.calibration import log_odds
-from trainer.memory.left_out import choose_queries
-from trainer.metrics import hits
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.console import print_status
+from recollect.index_builder.evaluation.predictions import best_rows, pick
+from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
+from recollect.index_builder.lexical import words_folder
+from recollect.index_builder.ranking.calibrate import HeldOut, fit_probabilities
+from recollect.service.bundle.manifest import Probabilities
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.predictor.scoring import rank
+from recollect.service.predictor.words import mix
+from recollect.service.ranking.calibration import log_odds
+from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.metrics import hits
 
 # Maximum number of texts; more texts hardly change the calibration.
 _MOST_TEXTS = 2_000

@@ -27,7 +27,7 @@ from loadtests.malformed.generate import Message, generate
 from loadtests.malformed.probe import probing
 from loadtests.processes import memory
 from loadtests.replica import ReplicaError, replica
-from service.errors import ServiceError
+from recollect.service.errors import ServiceError
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")  # not 100 Continue
 # Maximum number of requests before the first measurement of memory, so that caches and allocator pools are full.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from service.errors import SettingsError
-from service.settings import InputFormat
-from service.storage.connect import without_credentials
+from recollect.service.errors import SettingsError
+from recollect.service.settings import InputFormat
+from recollect.service.storage.connect import without_credentials
 
 _OUTPUT_FORMATS = ("jsonl", "csv", "parquet")
 _SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}

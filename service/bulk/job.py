@@ -2,7 +2,7 @@
 
 reader thread:  input -> blocks -> idle worker process           (service.bulk.reading, service.bulk.pool, service.ray)
 worker process: rows -> answers -> bytes of the output           (service.bulk.rows, service.bulk.writing)
-main thread:    blocks in the order of the input -> output       (service.bulk.output)
+main thread:    blocks in the order of the input -> output       (recollect.service.bulk.output)
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from service.bulk.blocks import Answered, Block, Input
-from service.bulk.formats import input_format, output_format
-from service.bulk.output import FileOutput, StreamOutput
-from service.bulk.pool import WorkerPool
-from service.bulk.progress import Progress
-from service.bulk.reading import open_input
-from service.bulk.rows import ANSWER_COLUMNS
-from service.bulk.task import Task
-from service.bulk.writing import header
-from service.command_settings import PredictSettings
-from service.errors import InputError, SettingsError
-from service.ray.cluster import check_address, connected, cores_of_cluster
-from service.storage.connect import without_credentials
-from service.store.locations import open_store
-from service.threads import threads_or_cores
+from recollect.service.bulk.blocks import Answered, Block, Input
+from recollect.service.bulk.formats import input_format, output_format
+from recollect.service.bulk.output import FileOutput, StreamOutput
+from recollect.service.bulk.pool import WorkerPool
+from recollect.service.bulk.progress import Progress
+from recollect.service.bulk.reading import open_input
+from recollect.service.bulk.rows import ANSWER_COLUMNS
+from recollect.service.bulk.task import Task
+from recollect.service.bulk.writing import header
+from recollect.service.command_settings import PredictSettings
+from recollect.service.errors import InputError, SettingsError
+from recollect.service.ray.cluster import check_address, connected, cores_of_cluster
+from recollect.service.storage.connect import without_credentials
+from recollect.service.store.locations import open_store
+from recollect.service.threads import threads_or_cores
 
 # Number of blocks for each worker that are read, or answered but not written yet.
 _BLOCKS_PER_WORKER = 4
@@ -54,7 +54,7 @@ def predict_file(settings: PredictSettings) -> int:
     is_stream = target is None or (isinstance(target, Path) and target.exists() and not target.is_file())
     read, written = input_format(source, settings.input_format), output_format(None if is_stream else target)
     if "parquet" in (read.name, written.name) and importlib.util.find_spec("pyarrow") is None:
-        raise SettingsError("Parquet files need pyarrow; pip install 'recollect[parquet]'")
+        raise SettingsError("Parquet files need pyarrow; pip install 'recollect-xmc[parquet]'")
     if settings.ray is not None:
         check_address(settings.ray)
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
@@ -90,7 +90,7 @@ def _local_input(source: Path | str | None) -> Iterator[tuple[Path | None, str, 
     The file is None for standard input. The facts are None if the input cannot be read again.
     """
     if isinstance(source, str):
-        from service.bulk.objects import downloaded
+        from recollect.service.bulk.objects import downloaded
 
         with downloaded(source) as (path, sha256):
             yield path, without_credentials(source), {"input sha256": sha256}
@@ -104,7 +104,7 @@ def _open_output(
     target: Path | str | None, facts: dict[str, Any] | None, overwrite: bool, convert: Any
 ) -> FileOutput | StreamOutput:
     if isinstance(target, str):
-        from service.bulk.objects import ObjectOutput
+        from recollect.service.bulk.objects import ObjectOutput
 
         return ObjectOutput(target, facts, overwrite, convert)
     if target is None or (target.exists() and not target.is_file()):
@@ -121,10 +121,10 @@ def _answering(task: Task, settings: PredictSettings) -> Iterator[tuple[_Submit,
             yield pool.submit, workers
         return
     with connected(settings.ray, workers):
-        from service.ray.pool import ActorPool
+        from recollect.service.ray.pool import ActorPool
 
         workers = settings.workers or cores_of_cluster()
-        with ActorPool("service.bulk.worker", task.to_json(), workers) as actors:
+        with ActorPool("recollect.service.bulk.worker", task.to_json(), workers) as actors:
             yield lambda block: actors.submit(block.payload, block.first), workers
 
 
@@ -203,6 +203,6 @@ def _facts(path: Path) -> dict[str, Any]:
 def _converter(output: str) -> Any:
     if output != "parquet":
         return None
-    from service.bulk.parquet_output import convert
+    from recollect.service.bulk.parquet_output import convert
 
     return convert

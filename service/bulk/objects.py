@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from service.bulk.output import FileOutput
-from service.errors import InputError, SettingsError
-from service.storage.object_folder import ObjectFolder
+from recollect.service.bulk.output import FileOutput
+from recollect.service.errors import InputError, SettingsError
+from recollect.service.storage.object_folder import ObjectFolder
 
 
 @contextlib.contextmanager

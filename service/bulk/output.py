@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from service.errors import OutputError
+from recollect.service.errors import OutputError
 
 _FORMAT_VERSION = 1
 _SECONDS_BETWEEN_STATES = 1.0

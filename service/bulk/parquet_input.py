@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.bulk.blocks import BLOCK_ROWS, Block
-from service.errors import InputError
+from recollect.service.bulk.blocks import BLOCK_ROWS, Block
+from recollect.service.errors import InputError
 
 
 class ParquetInput:

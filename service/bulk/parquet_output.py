@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.bulk.parquet_input import to_stream
-from service.bulk.rows import Rows, as_text
-from service.bulk.task import Task
-from service.predictor.answers import Answer
+from recollect.service.bulk.parquet_input import to_stream
+from recollect.service.bulk.rows import Rows, as_text
+from recollect.service.bulk.task import Task
+from recollect.service.predictor.answers import Answer
 
 # A row group of the output has at least so many rows or bytes, except the last one.
 _GROUP_ROWS, _GROUP_BYTES = 65_536, 64 << 20

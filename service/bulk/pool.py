@@ -15,9 +15,9 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Pipe
 
-from service.bulk.blocks import Answered, Block
-from service.bulk.task import Task
-from service.errors import ServiceError, WorkerError
+from recollect.service.bulk.blocks import Answered, Block
+from recollect.service.bulk.task import Task
+from recollect.service.errors import ServiceError, WorkerError
 
 
 class Worker:
@@ -27,7 +27,7 @@ class Worker:
         self._connection, other = Pipe()
         path = [each or os.getcwd() for each in sys.path]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "service.bulk.worker", str(other.fileno())],
+            [sys.executable, "-m", "recollect.service.bulk.worker", str(other.fileno())],
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},

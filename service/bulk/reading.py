@@ -16,9 +16,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.bulk.blocks import BLOCK_ROWS, Block, Input
-from service.bulk.formats import Format
-from service.errors import InputError
+from recollect.service.bulk.blocks import BLOCK_ROWS, Block, Input
+from recollect.service.bulk.formats import Format
+from recollect.service.errors import InputError
 
 # A block of lines ends when it has so many bytes.
 _BLOCK_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
         OSError: If the file does not open.
     """
     if format_.name == "parquet":
-        from service.bulk.parquet_input import ParquetInput
+        from recollect.service.bulk.parquet_input import ParquetInput
 
         assert path is not None
         with contextlib.closing(ParquetInput(path, name)) as parquet:

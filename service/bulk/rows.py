@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from service.bulk.task import Task
-from service.errors import QueryError
-from service.options import check_query
+from recollect.service.bulk.task import Task
+from recollect.service.errors import QueryError
+from recollect.service.options import check_query
 
 # The fields of the answer in the output. No column that passes into the output may have one of these names.
 ANSWER_COLUMNS = ("labels", "truncated", "exhausted", "error")
@@ -46,7 +46,7 @@ class Rows:
         """
         batch = None
         if task.input_format == "parquet":
-            from service.bulk.parquet_input import parse_stream
+            from recollect.service.bulk.parquet_input import parse_stream
 
             texts, batch = parse_stream(payload, task.text_column, task.columns or ())
             found: Iterator[tuple[Any, dict[str, Any]]] = ((text, {}) for text in texts)

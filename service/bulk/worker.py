@@ -1,10 +1,10 @@
 """The program of a worker process or an actor: it opens the version, and turns blocks of rows into blocks of output.
 
-    python -m service.bulk.worker DESCRIPTOR
+    python -m recollect.service.bulk.worker DESCRIPTOR
 
 DESCRIPTOR is the number of the inherited socket to the main process. The first message on it is the task. The worker
 then answers each block. It ends when the main process closes its end of the socket, or dies. An actor of Ray calls
-`open_program` instead (`service.ray.actor`).
+`open_program` instead (`recollect.service.ray.actor`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.bulk.blocks import Answered
-from service.bulk.task import Task
-from service.errors import ServiceError
-from service.threads import ThreadBudget
+from recollect.service.bulk.blocks import Answered
+from recollect.service.bulk.task import Task
+from recollect.service.errors import ServiceError
+from recollect.service.threads import ThreadBudget
 
 if TYPE_CHECKING:
-    from service.model import Model
-    from service.predictor.answers import Answer
+    from recollect.service.model import Model
+    from recollect.service.predictor.answers import Answer
 
 # Keys that are searched and ranked together. With the 16,384 of the service, which must not block for long, the
 # multiplications are smaller, and the search of a flat index takes a third longer.
@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
 def open_program(task: bytes) -> Answerer:
     """Open the version of a task, given as JSON."""
     ThreadBudget.of(workers=1, threads=1).apply()
-    from service.model import open_model
+    from recollect.service.model import open_model
 
     read = Task.from_json(task)
     verify_key, bundle_cache = (Path(path) if path else None for path in (read.verify_key, read.bundle_cache))
@@ -76,8 +76,8 @@ class Answerer:
             payload: The payload of the block.
             first: Number of rows before the block.
         """
-        from service.bulk.rows import Rows
-        from service.bulk.writing import encode
+        from recollect.service.bulk.rows import Rows
+        from recollect.service.bulk.writing import encode
 
         rows = Rows.parse(payload, first, self._task)
         good = [number for number in range(len(rows.texts)) if number not in rows.errors]

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from service.bulk.rows import ANSWER_COLUMNS, Rows, as_text
-from service.bulk.task import Task
-from service.predictor.answers import Answer
+from recollect.service.bulk.rows import ANSWER_COLUMNS, Rows, as_text
+from recollect.service.bulk.task import Task
+from recollect.service.predictor.answers import Answer
 
 # Compression of gzip: twice as fast as the default, and a few percent larger.
 _GZIP_LEVEL = 4
@@ -30,11 +30,11 @@ def header(task: Task, empty: Any) -> bytes:
 def encode(rows: Rows, answers: Sequence[Answer | None], task: Task) -> bytes:
     """The bytes of rows and their answers; a row with an error has no answer."""
     if task.output_format == "parquet":
-        from service.bulk.parquet_output import encode_batch
+        from recollect.service.bulk.parquet_output import encode_batch
 
         return encode_batch(rows, answers, task)
     if rows.batch is not None:
-        from service.bulk.parquet_input import rows_of
+        from recollect.service.bulk.parquet_input import rows_of
 
         rows.kept = rows_of(rows.batch)
     if task.output_format == "csv":

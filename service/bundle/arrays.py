@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.errors import BundleError, opening
+from recollect.service.errors import BundleError, opening
 
 
 def save_array(path: Path, content: np.ndarray) -> None:

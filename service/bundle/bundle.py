@@ -21,16 +21,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int
 
-from service.bundle.arrays import map_array, map_counts, map_offsets, map_positions
-from service.bundle.components import Components
-from service.bundle.files import INSTANCE_COUNTS, table_files
-from service.bundle.instances import MappedInstances
-from service.bundle.integrity import read_manifest
-from service.bundle.manifest import Manifest
-from service.bundle.signing import VerifyKeys
-from service.bundle.strings import StringTable
-from service.bundle.values import SparseValues, SparseVoters
-from service.errors import BundleError
+from recollect.service.bundle.arrays import map_array, map_counts, map_offsets, map_positions
+from recollect.service.bundle.components import Components
+from recollect.service.bundle.files import INSTANCE_COUNTS, table_files
+from recollect.service.bundle.instances import MappedInstances
+from recollect.service.bundle.integrity import read_manifest
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.bundle.signing import VerifyKeys
+from recollect.service.bundle.strings import StringTable
+from recollect.service.bundle.values import SparseValues, SparseVoters
+from recollect.service.errors import BundleError
 
 
 @dataclass(frozen=True)

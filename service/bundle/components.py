@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-from service.bundle.integrity import check_contents, check_sizes
-from service.bundle.manifest import FileInfo, Manifest
+from recollect.service.bundle.integrity import check_contents, check_sizes
+from recollect.service.bundle.manifest import FileInfo, Manifest
 
 # Rest between two components that are closed.
 _CLOSE_REST_SECONDS = 0.002

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from service.errors import BundleError, opening
+from recollect.service.errors import BundleError, opening
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from service.bundle.strings import Strings, StringTable
-from service.bundle.values import SparseValues, SparseVoters, Values, Voters
+from recollect.service.bundle.strings import Strings, StringTable
+from recollect.service.bundle.values import SparseValues, SparseVoters, Values, Voters
 
 
 @runtime_checkable

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from service.bundle.files import MANIFEST, SIGNATURE, expected_files, read_small, require_file
-from service.bundle.manifest import FileInfo, Manifest, parse_manifest
-from service.bundle.signing import VerifyKeys
-from service.errors import BundleError
+from recollect.service.bundle.files import MANIFEST, SIGNATURE, expected_files, read_small, require_file
+from recollect.service.bundle.manifest import FileInfo, Manifest, parse_manifest
+from recollect.service.bundle.signing import VerifyKeys
+from recollect.service.errors import BundleError
 
 _MAX_MANIFEST_BYTES = 1 << 20
 _HASHING_THREADS = 4

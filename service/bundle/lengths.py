@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from service.bundle.manifest import EncoderInfo
+from recollect.service.bundle.manifest import EncoderInfo
 
 
 def keys_of(queries: Float[np.ndarray, "*text dim"], info: EncoderInfo) -> Float[np.ndarray, "*text dim"]:

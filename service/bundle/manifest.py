@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.bundle.files import INSTANCE_COUNTS, LEXICAL_FILES, RANKER_FILES, expected_files
-from service.errors import BundleError, UnknownVersionError
+from recollect.service.bundle.files import INSTANCE_COUNTS, LEXICAL_FILES, RANKER_FILES, expected_files
+from recollect.service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
 

@@ -18,8 +18,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from service.bundle.files import MANIFEST, SIGNATURE, read_small
-from service.errors import BundleError, KeyFileError
+from recollect.service.bundle.files import MANIFEST, SIGNATURE, read_small
+from recollect.service.errors import BundleError, KeyFileError
 
 _SIGNATURE_BYTES = 64
 _MAX_KEY_FILE_BYTES = 1 << 16

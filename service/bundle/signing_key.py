@@ -8,9 +8,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.signing import VerifyKeys, read_keys
-from service.errors import KeyFileError
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.bundle.signing import VerifyKeys, read_keys
+from recollect.service.errors import KeyFileError
 
 
 class SigningKey:

@@ -14,8 +14,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from service.bundle.arrays import map_array, map_offsets, save_array
-from service.bundle.files import table_files
+from recollect.service.bundle.arrays import map_array, map_offsets, save_array
+from recollect.service.bundle.files import table_files
 
 
 @runtime_checkable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from service.canary.breaker import BreakerLimits, CircuitBreaker
-from service.store.activation_record import Canary
+from recollect.service.canary.breaker import BreakerLimits, CircuitBreaker
+from recollect.service.store.activation_record import Canary
 
 # A number of this size is exact as a float.
 _HASH_BYTES = 6

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, get_args
 
 import structlog
 
-from service.telemetry.metrics import Metrics
+from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 

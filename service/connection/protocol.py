@@ -20,12 +20,12 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from service.connection.answer_writer import AnswerWriter
-from service.connection.connections import Connections, Handshake, Reason
-from service.connection.parser import RequestParser
-from service.connection.write_timeout import WriteTimeout
-from service.errors import DrainingError
-from service.http.problems import problem_bytes
+from recollect.service.connection.answer_writer import AnswerWriter
+from recollect.service.connection.connections import Connections, Handshake, Reason
+from recollect.service.connection.parser import RequestParser
+from recollect.service.connection.write_timeout import WriteTimeout
+from recollect.service.errors import DrainingError
+from recollect.service.http.problems import problem_bytes
 
 # Maximum size of the request line with all headers, of all trailers, and of the line before a chunk.
 _MAX_HEAD_BYTES = 32 << 10

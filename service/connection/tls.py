@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from service.errors import SettingsError
+from recollect.service.errors import SettingsError
 
 log = structlog.get_logger(__name__)
 

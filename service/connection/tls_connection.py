@@ -11,8 +11,8 @@ import ssl
 from asyncio.sslproto import SSLProtocol
 from typing import cast
 
-from service.connection.connections import Connections
-from service.connection.protocol import BoundedProtocol
+from recollect.service.connection.connections import Connections
+from recollect.service.connection.protocol import BoundedProtocol
 
 # Maximum time from the accepted connection to the end of the handshake.
 _HANDSHAKE_SECONDS = 5.0

@@ -11,20 +11,20 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
-from service.errors import BundleError, StoreError
-from service.http import problems
-from service.http.admin_guard import AdminGuard
-from service.http.middleware import BodyLimit, HeadAsGet, RequestContext
-from service.http.problems import ProblemError
-from service.reloaded_file import ReloadedFile
-from service.serve_settings import ServeSettings
-from service.store.activation_record import ActivationRecord, Canary, canary_of
-from service.store.audit_log import LogEntry
-from service.store.store import Store
-from service.versions.activation import Activation
-from service.versions.open_versions import OpenVersions
-from service.versions.replicas import reports
-from service.versions.reports import Report
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.http import problems
+from recollect.service.http.admin_guard import AdminGuard
+from recollect.service.http.middleware import BodyLimit, HeadAsGet, RequestContext
+from recollect.service.http.problems import ProblemError
+from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.store.activation_record import ActivationRecord, Canary, canary_of
+from recollect.service.store.audit_log import LogEntry
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.replicas import reports
+from recollect.service.versions.reports import Report
 
 _MAX_BODY_BYTES = 1 << 16
 

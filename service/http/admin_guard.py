@@ -15,11 +15,11 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.addresses import is_loopback
-from service.errors import SettingsError
-from service.http.middleware import bearer_token
-from service.http.problems import NOT_JSON, problem_response
-from service.settings import require_strong
+from recollect.service.addresses import is_loopback
+from recollect.service.errors import SettingsError
+from recollect.service.http.middleware import bearer_token
+from recollect.service.http.problems import NOT_JSON, problem_response
+from recollect.service.settings import require_strong
 
 
 class AdminGuard:

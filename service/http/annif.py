@@ -19,16 +19,25 @@ from urllib.parse import unquote_plus
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
-from service.errors import ChangeError, QueryError
-from service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
-from service.http.problems import ProblemError
-from service.http.routes import invalid, parse_body, until_disconnected
-from service.memory.changes import MAX_INSTANCE_LABELS, MAX_TEXT_BYTES, Encode, NewInstance, NewLabel, Text, Uid, added
-from service.memory.entries import Entry
-from service.memory.view import View
-from service.options import MAX_TOP_K, check_query
-from service.serving.pipeline import AnswerPipeline, AnswerRequest
-from service.versions.open_versions import OpenVersions
+from recollect.service.errors import ChangeError, QueryError
+from recollect.service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
+from recollect.service.http.problems import ProblemError
+from recollect.service.http.routes import invalid, parse_body, until_disconnected
+from recollect.service.memory.changes import (
+    MAX_INSTANCE_LABELS,
+    MAX_TEXT_BYTES,
+    Encode,
+    NewInstance,
+    NewLabel,
+    Text,
+    Uid,
+    added,
+)
+from recollect.service.memory.entries import Entry
+from recollect.service.memory.view import View
+from recollect.service.options import MAX_TOP_K, check_query
+from recollect.service.serving.pipeline import AnswerPipeline, AnswerRequest
+from recollect.service.versions.open_versions import OpenVersions
 
 PROJECT = "recollect"
 # Maximum number of documents in a request, as in Annif.

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.errors import SettingsError
-from service.serving.rate_limit import Quota
-from service.settings import require_strong
+from recollect.service.errors import SettingsError
+from recollect.service.serving.rate_limit import Quota
+from recollect.service.settings import require_strong
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
 # The word at the end of a line that lets a key change the memory.

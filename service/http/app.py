@@ -11,29 +11,29 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from service.http import problems
-from service.http.annif import AnnifRoutes
-from service.http.api_keys import ApiKeys
-from service.http.label_routes import LabelRoutes
-from service.http.memory_routes import MemoryRoutes
-from service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
-from service.http.routes import Routes
-from service.http.schemas import Problem
-from service.options import max_request_cost
-from service.playground.bundle_facts import FactsRoute
-from service.playground.pages import add_docs, add_playground
-from service.redis_client import RedisClient
-from service.reloaded_file import ReloadedFile
-from service.serve_settings import ServeSettings
-from service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
-from service.serving.batcher import Batcher
-from service.serving.change_threads import ChangeThreads
-from service.serving.pipeline import AnswerPipeline
-from service.serving.rate_limit import RateLimits
-from service.serving.shadow import Shadow
-from service.telemetry.metrics import Metrics
-from service.telemetry.tracing import open_tracer
-from service.versions.model_manager import ModelManager
+from recollect.service.http import problems
+from recollect.service.http.annif import AnnifRoutes
+from recollect.service.http.api_keys import ApiKeys
+from recollect.service.http.label_routes import LabelRoutes
+from recollect.service.http.memory_routes import MemoryRoutes
+from recollect.service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
+from recollect.service.http.routes import Routes
+from recollect.service.http.schemas import Problem
+from recollect.service.options import max_request_cost
+from recollect.service.playground.bundle_facts import FactsRoute
+from recollect.service.playground.pages import add_docs, add_playground
+from recollect.service.redis_client import RedisClient
+from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
+from recollect.service.serving.batcher import Batcher
+from recollect.service.serving.change_threads import ChangeThreads
+from recollect.service.serving.pipeline import AnswerPipeline
+from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.serving.shadow import Shadow
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.telemetry.tracing import open_tracer
+from recollect.service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
 # Response headers that a web page of another origin may read.
@@ -106,7 +106,7 @@ def create_app(
         openapi_url=None if settings.docs == "off" else "/openapi.json",
         docs_url=None,  # FastAPI's pages load scripts from other servers
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # `service.telemetry` has all of these
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `recollect.service.telemetry` has all of these
     )
     routes = Routes(
         pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold

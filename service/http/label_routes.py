@@ -9,13 +9,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
-from service.http.problems import ProblemError, documented
-from service.http.schemas import KnownLabel, LabelResponse, LabelsResponse
-from service.lexical.text_search import MAX_CHARACTERS
-from service.memory.layers import Labels
-from service.options import require_words
-from service.serving.pipeline import AnswerPipeline
-from service.versions.open_versions import OpenVersions
+from recollect.service.http.problems import ProblemError, documented
+from recollect.service.http.schemas import KnownLabel, LabelResponse, LabelsResponse
+from recollect.service.lexical.text_search import MAX_CHARACTERS
+from recollect.service.memory.layers import Labels
+from recollect.service.options import require_words
+from recollect.service.serving.pipeline import AnswerPipeline
+from recollect.service.versions.open_versions import OpenVersions
 
 _MAX_FOUND = 100
 

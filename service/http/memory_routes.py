@@ -19,10 +19,10 @@ from fastapi.responses import JSONResponse
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import ChangeError, StoreError
-from service.http.problems import ProblemError, documented
-from service.http.routes import JsonRoute, parse_body
-from service.memory.changes import (
+from recollect.service.errors import ChangeError, StoreError
+from recollect.service.http.problems import ProblemError, documented
+from recollect.service.http.routes import JsonRoute, parse_body
+from recollect.service.memory.changes import (
     FEEDBACK,
     Encode,
     NewInstance,
@@ -34,13 +34,13 @@ from service.memory.changes import (
     new_feedback,
     removed,
 )
-from service.memory.entries import Entry, RemoveCorrection, RemoveInstance
-from service.memory.view import View
-from service.options import Query
-from service.predictor.changing import Change, change, present_view
-from service.serving.change_threads import ChangeThreads
-from service.serving.pipeline import AnswerPipeline
-from service.versions.open_versions import OpenVersions
+from recollect.service.memory.entries import Entry, RemoveCorrection, RemoveInstance
+from recollect.service.memory.view import View
+from recollect.service.options import Query
+from recollect.service.predictor.changing import Change, change, present_view
+from recollect.service.serving.change_threads import ChangeThreads
+from recollect.service.serving.pipeline import AnswerPipeline
+from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 

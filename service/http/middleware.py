@@ -12,12 +12,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import DrainingError
-from service.http.api_keys import ApiKey, ApiKeys
-from service.http.problems import problem_response
-from service.reloaded_file import ReloadedFile
-from service.telemetry.metrics import Metrics
-from service.versions.open_versions import OpenVersions
+from recollect.service.errors import DrainingError
+from recollect.service.http.api_keys import ApiKey, ApiKeys
+from recollect.service.http.problems import problem_response
+from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from service.errors import (
+from recollect.service.errors import (
     ActivationConflictError,
     BundleError,
     CanaryError,
@@ -36,7 +36,7 @@ from service.errors import (
     UnknownUidError,
     UnknownVersionError,
 )
-from service.http.schemas import Problem
+from recollect.service.http.schemas import Problem
 
 # The default code and the title of each status.
 _STATUSES = {

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 
-from service.errors import DrainingError, EngineError
-from service.http.problems import NOT_JSON, ProblemError, documented
-from service.http.schemas import (
+from recollect.service.errors import DrainingError, EngineError
+from recollect.service.http.problems import NOT_JSON, ProblemError, documented
+from recollect.service.http.schemas import (
     AnswerBody,
     Health,
     PredictBatchRequest,
@@ -24,11 +24,11 @@ from service.http.schemas import (
     PredictResponse,
     VersionResponse,
 )
-from service.redis_client import RedisClient
-from service.serving.batcher import Batcher
-from service.serving.pipeline import AnswerPipeline, AnswerRequest, JsonAnswers
-from service.telemetry.metrics import CONTENT_TYPE, Metrics
-from service.versions.open_versions import OpenVersions
+from recollect.service.redis_client import RedisClient
+from recollect.service.serving.batcher import Batcher
+from recollect.service.serving.pipeline import AnswerPipeline, AnswerRequest, JsonAnswers
+from recollect.service.telemetry.metrics import CONTENT_TYPE, Metrics
+from recollect.service.versions.open_versions import OpenVersions
 
 # Maximum number of lists, objects and fields in a body; a valid body has fewer than twenty. Parsing a megabyte of
 # nested lists would block the event loop for half a second, and an error for each of 100,000 unknown fields for 0.3 s.

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Order, Probabilities
-from service.options import (
+from recollect.service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Order, Probabilities
+from recollect.service.options import (
     MAX_FILTER_LABELS,
     Lambda,
     MinProbability,
@@ -19,7 +19,7 @@ from service.options import (
     TopK,
     WordWeight,
 )
-from service.serve_settings import MAX_BATCH
+from recollect.service.serve_settings import MAX_BATCH
 
 # Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
 Uids = Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILTER_LABELS)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float16, Int
 
-from service.lexical.postings import Postings
+from recollect.service.lexical.postings import Postings
 
 # A table with an item for each text is faster than a sort, if it has at most this number of items for each posting.
 _ITEMS_PER_POSTING = 8

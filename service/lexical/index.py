@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.arrays import map_offsets, map_positions
-from service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
-from service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
-from service.lexical.word_index import Query, WordIndex, weigh
+from recollect.service.bundle.arrays import map_offsets, map_positions
+from recollect.service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
+from recollect.service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
+from recollect.service.lexical.word_index import Query, WordIndex, weigh
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
 FileOpener = Callable[..., Any]

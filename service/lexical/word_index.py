@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from service.lexical.accumulate import FrequentTerms, Terms, is_frequent, scan, search, sum_postings
-from service.lexical.postings import PAIR_WEIGHT, Postings, invert, join
-from service.lexical.terms import are_pairs, query_terms
+from recollect.service.lexical.accumulate import FrequentTerms, Terms, is_frequent, scan, search, sum_postings
+from recollect.service.lexical.postings import PAIR_WEIGHT, Postings, invert, join
+from recollect.service.lexical.terms import are_pairs, query_terms
 
 # Number of postings that choose candidates.
 _BUDGET = 8_192

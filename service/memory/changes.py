@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from service.errors import ChangeError, UnknownUidError
-from service.memory.entries import (
+from recollect.service.errors import ChangeError, UnknownUidError
+from recollect.service.memory.entries import (
     Entry,
     PutCorrection,
     PutInstance,
@@ -25,8 +25,8 @@ from service.memory.entries import (
     RemoveInstance,
     RemoveLabel,
 )
-from service.memory.view import View
-from service.options import check_query, first_problem, require_words
+from recollect.service.memory.view import View
+from recollect.service.options import check_query, first_problem, require_words
 
 MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.

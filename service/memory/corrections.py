@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.memory.live_table import LiveRows
+from recollect.service.memory.live_table import LiveRows
 
 
 class Corrected(NamedTuple):

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.bundle import Bundle
-from service.bundle.instances import Instances, UidFinder
-from service.bundle.lengths import keys_of
-from service.bundle.strings import Strings
-from service.errors import EngineError
-from service.lexical.index import LexicalIndex
-from service.lexical.terms import hash_word, words
-from service.memory.corrections import Corrections
-from service.memory.entries import (
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.instances import Instances, UidFinder
+from recollect.service.bundle.lengths import keys_of
+from recollect.service.bundle.strings import Strings
+from recollect.service.errors import EngineError
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.lexical.terms import hash_word, words
+from recollect.service.memory.corrections import Corrections
+from recollect.service.memory.entries import (
     Entry,
     LoggedEntry,
     PutCorrection,
@@ -30,11 +30,11 @@ from service.memory.entries import (
     RemoveInstance,
     RemoveLabel,
 )
-from service.memory.growing import GrowingArray, GrowingRows, VersionedArray
-from service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
-from service.memory.live_table import GrowingEnds, LiveTable
-from service.memory.view import Status, View
-from service.ranking.names import Names
+from recollect.service.memory.growing import GrowingArray, GrowingRows, VersionedArray
+from recollect.service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
+from recollect.service.memory.live_table import GrowingEnds, LiveTable
+from recollect.service.memory.view import Status, View
+from recollect.service.ranking.names import Names
 
 
 class Delta:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Bool, Int
 
-from service.bundle.bundle import LabelTable
-from service.lexical.text_search import TextSearch
-from service.memory.layers import Labels, LiveLabels
+from recollect.service.bundle.bundle import LabelTable
+from recollect.service.lexical.text_search import TextSearch
+from recollect.service.memory.layers import Labels, LiveLabels
 
 # Number of labels whose uids begin with a search text that are considered.
 _MAX_UIDS = 1_000

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt64
 
-from service.bundle.bundle import LabelTable
-from service.bundle.strings import Strings
-from service.bundle.values import Values, Voters, gather_rows
-from service.memory.growing import Rows, Versions
-from service.memory.live_table import Ends, LiveRows
-from service.ranking.names import Names
+from recollect.service.bundle.bundle import LabelTable
+from recollect.service.bundle.strings import Strings
+from recollect.service.bundle.values import Values, Voters, gather_rows
+from recollect.service.memory.growing import Rows, Versions
+from recollect.service.memory.live_table import Ends, LiveRows
+from recollect.service.ranking.names import Names
 
 # Gathers rows of a matrix: for each entry, its row's place in the argument, in rising order, and its column number.
 Gather = Callable[[Int[np.ndarray, " row"]], tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]]

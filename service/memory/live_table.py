@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.memory.growing import GrowingArray
-from service.memory.sealed_block import BLOCK_ROWS, SealedBlock
+from recollect.service.memory.growing import GrowingArray
+from recollect.service.memory.sealed_block import BLOCK_ROWS, SealedBlock
 
 # The end of a row that is present.
 PRESENT = np.iinfo(np.int64).max

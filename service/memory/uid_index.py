@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int, UInt8, UInt64
 
-from service.bundle.strings import StringTable
+from recollect.service.bundle.strings import StringTable
 
 # Number of uids whose hashes are computed together; this limits the memory.
 _BLOCK_ROWS = 1 << 16

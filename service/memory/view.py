@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.bundle.instances import UidFinder
-from service.lexical.index import LexicalIndex
-from service.memory.corrections import Corrections
-from service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
-from service.memory.live_table import Ends, LiveRows
+from recollect.service.bundle.instances import UidFinder
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.memory.corrections import Corrections
+from recollect.service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
+from recollect.service.memory.live_table import Ends, LiveRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from service.errors import InputError
-from service.memory.changes import NewInstance, NewLabel, Uid
-from service.memory.entries import Subject
-from service.options import first_problem
+from recollect.service.errors import InputError
+from recollect.service.memory.changes import NewInstance, NewLabel, Uid
+from recollect.service.memory.entries import Subject
+from recollect.service.options import first_problem
 
 _MAX_LINE_BYTES = 16 << 20
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from service.errors import MemoryLogError
-from service.memory_log.group_log import GroupLog
-from service.memory_log.groups import Group, Place
-from service.memory_log.log_keys import LogKeys
-from service.memory_log.store_segments import segments_of
-from service.store.store import Store
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory_log.group_log import GroupLog
+from recollect.service.memory_log.groups import Group, Place
+from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.store_segments import segments_of
+from recollect.service.store.store import Store
 
 # Groups are written together until they have this size: an object store gets fewer and larger segments.
 _BLOCK_BYTES = 8 << 20

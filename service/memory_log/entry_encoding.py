@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from service.memory.entries import (
+from recollect.service.memory.entries import (
     Entry,
     LoggedEntry,
     PutCorrection,

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.errors import MemoryLogError
-from service.memory_log.segments import FIRST, SegmentFile, first_segment, segment_name, segment_numbers
-from service.storage.bundle_folder import flush
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory_log.segments import FIRST, SegmentFile, first_segment, segment_name, segment_numbers
+from recollect.service.storage.bundle_folder import flush
 
 _SEGMENT_BYTES = 64 << 20
 # Maximum time of a wait for the lock. A commit takes milliseconds.

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import structlog
 
-from service.errors import MemoryLogError
-from service.memory_log.groups import MAX_GROUP_BYTES, NO_DIGEST, Group, Place, read_group, signed_bytes
-from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import Segments, segment_name
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory_log.groups import MAX_GROUP_BYTES, NO_DIGEST, Group, Place, read_group, signed_bytes
+from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.segments import Segments, segment_name
 
 log = structlog.get_logger(__name__)
 

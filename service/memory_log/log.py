@@ -25,17 +25,17 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from service.bundle.manifest import Manifest
-from service.bundle.signing_key import SigningKey
-from service.errors import MemoryLogError
-from service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
-from service.memory_log.entry_encoding import decode_entries, encode_entry
-from service.memory_log.group_log import GroupLog
-from service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
-from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import Segments
-from service.memory_log.store_segments import segments_of
-from service.store.store import Store
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
+from recollect.service.memory_log.entry_encoding import decode_entries, encode_entry
+from recollect.service.memory_log.group_log import GroupLog
+from recollect.service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
+from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.segments import Segments
+from recollect.service.memory_log.store_segments import segments_of
+from recollect.service.store.store import Store
 
 EncodeTexts = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
 

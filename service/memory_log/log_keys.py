@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.bundle.signing import VerifyKeys
-from service.bundle.signing_key import SigningKey
-from service.store.store import Store
+from recollect.service.bundle.signing import VerifyKeys
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from service.errors import LogConflictError
-from service.memory_log.segments import FIRST, SegmentFile, first_segment, segment_name, segment_numbers
-from service.storage.object_folder import ObjectFolder
+from recollect.service.errors import LogConflictError
+from recollect.service.memory_log.segments import FIRST, SegmentFile, first_segment, segment_name, segment_numbers
+from recollect.service.storage.object_folder import ObjectFolder
 
 # An object store has no lock, so newer segments are not removed: no writer waits so long before it appends.
 _MIN_AGE_SECONDS = 3_600.0

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 
-from service.errors import BundleError
-from service.memory_log.group_log import GroupLog
-from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import SegmentFile
-from service.memory_log.store_segments import segments_of
-from service.store.store import Store
+from recollect.service.errors import BundleError
+from recollect.service.memory_log.group_log import GroupLog
+from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.segments import SegmentFile
+from recollect.service.memory_log.store_segments import segments_of
+from recollect.service.store.store import Store
 
 
 def prune_log(store: Store, without: Collection[str] = (), dry_run: bool = False) -> Iterator[SegmentFile]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from service.memory_log.folder_segments import FolderSegments
-from service.memory_log.object_segments import ObjectSegments
-from service.memory_log.segments import MEMORY, Segments
-from service.storage.object_folder import ObjectFolder
-from service.store.store import Store
+from recollect.service.memory_log.folder_segments import FolderSegments
+from recollect.service.memory_log.object_segments import ObjectSegments
+from recollect.service.memory_log.segments import MEMORY, Segments
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.store import Store
 
 
 def segments_of(store: Store) -> Segments:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from service.memory.entries import LoggedEntry, is_put, subject_of
+from recollect.service.memory.entries import LoggedEntry, is_put, subject_of
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from service.errors import LogConflictError
-from service.memory.entries import Entry, LoggedEntry, subject_of
-from service.memory_log.log import MemoryLog, number
+from recollect.service.errors import LogConflictError
+from recollect.service.memory.entries import Entry, LoggedEntry, subject_of
+from recollect.service.memory_log.log import MemoryLog, number
 
 # A group with so many entries gets no further change. The changes that wait then are committed in the next group.
 _MOST_ENTRIES = 2_000

@@ -9,8 +9,8 @@ import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from service.milvus.breaker import Failure
-from service.settings import EngineSettings
+from recollect.service.milvus.breaker import Failure
+from recollect.service.settings import EngineSettings
 
 # Errors of a call.
 CALL_ERRORS = (MilvusException, grpc.RpcError)

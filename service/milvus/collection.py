@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.manifest import Collection, IndexInfo
-from service.errors import BundleError, EngineError
-from service.milvus.connection import Connection
+from recollect.service.bundle.manifest import Collection, IndexInfo
+from recollect.service.errors import BundleError, EngineError
+from recollect.service.milvus.connection import Connection
 
 # Names of the fields. Label keys have neither labels nor counts.
 ROW, VECTOR, UID, TEXT, LABELS, COUNT = "row", "vector", "uid", "text", "labels", "count"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from service.errors import EngineError, SettingsError
-from service.milvus.breaker import Breaker, Failure
-from service.settings import EngineSettings
+from recollect.service.errors import EngineError, SettingsError
+from recollect.service.milvus.breaker import Breaker, Failure
+from recollect.service.settings import EngineSettings
 
 # Waits before a call is repeated after the connection was lost.
 _RETRY_SECONDS = (0.05, 0.2, 0.5)
@@ -53,14 +53,16 @@ class Connection:
                 "commands read"
             )
         if importlib.util.find_spec("pymilvus") is None:
-            raise SettingsError("--engine-uri: needs pymilvus, which is not installed; pip install 'recollect[milvus]'")
+            raise SettingsError(
+                "--engine-uri: needs pymilvus, which is not installed; pip install 'recollect-xmc[milvus]'"
+            )
         uri = settings.engine_uri.get_secret_value()
         self.name = _public_name(uri)
         self.observer: CallObserver | None = None
         _check_address(settings, uri)
         self._seconds, self._breaker = settings.engine_seconds, Breaker(self.name, self._answers)
         self._in_use: list[str] = []
-        from service.milvus.client import CALL_ERRORS, failure, open_client, reason
+        from recollect.service.milvus.client import CALL_ERRORS, failure, open_client, reason
 
         try:
             self._client = open_client(settings)
@@ -119,7 +121,7 @@ class Connection:
         Raises:
             EngineError: If Milvus does not answer, or refuses the call.
         """
-        from service.milvus.client import CALL_ERRORS, failure
+        from recollect.service.milvus.client import CALL_ERRORS, failure
 
         start, repeated = time.monotonic(), iter(_RETRY_SECONDS)
         while True:
@@ -158,7 +160,7 @@ class Connection:
 
     def _failed(self, error: Exception, kind: Failure, method: str, called: str, limit: float) -> EngineError:
         """Count a failure, and return the error that a caller gets."""
-        from service.milvus.client import reason
+        from recollect.service.milvus.client import reason
 
         match kind:
             case "unreachable":
@@ -177,7 +179,7 @@ class Connection:
         return EngineError(message)
 
     def _refused_token(self, error: Exception) -> str:
-        from service.milvus.client import reason
+        from recollect.service.milvus.client import reason
 
         return (
             f"{self.name}: expected Milvus to accept the token of --engine-token, found: {reason(error)}; set "
@@ -186,7 +188,7 @@ class Connection:
 
     def _answers(self) -> bool:
         """Whether Milvus reads a row of each collection in use. A collection that is not loaded is loaded first."""
-        from service.milvus.client import CALL_ERRORS, failure
+        from recollect.service.milvus.client import CALL_ERRORS, failure
 
         try:
             self._client.list_collections(timeout=self._seconds)

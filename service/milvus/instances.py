@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.instances import Instances, UidFinder
-from service.bundle.values import Values, Voters
-from service.milvus.collection import COUNT, LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
+from recollect.service.bundle.instances import Instances, UidFinder
+from recollect.service.bundle.values import Values, Voters
+from recollect.service.milvus.collection import COUNT, LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
 
 # Number of instances whose labels are kept.
 _KEPT_INSTANCES = 100_000

@@ -8,12 +8,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.bundle import Bundle
-from service.bundle.instances import Instances
-from service.milvus.collection import KeyCollection
-from service.milvus.connection import Connection
-from service.milvus.instances import InstanceCollection, instances_of
-from service.settings import EngineSettings
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.instances import Instances
+from recollect.service.milvus.collection import KeyCollection
+from recollect.service.milvus.connection import Connection
+from recollect.service.milvus.instances import InstanceCollection, instances_of
+from recollect.service.settings import EngineSettings
 
 
 @runtime_checkable

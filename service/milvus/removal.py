@@ -6,11 +6,11 @@ import contextlib
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from service.bundle.manifest import Engine
-from service.errors import BundleError, StoreError
-from service.milvus.connection import Connection
-from service.settings import EngineSettings
-from service.store.store import Store
+from recollect.service.bundle.manifest import Engine
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.milvus.connection import Connection
+from recollect.service.settings import EngineSettings
+from recollect.service.store.store import Store
 
 # The names of all collections that builds create begin with this.
 PREFIX = "recollect_"

@@ -8,9 +8,9 @@ import numpy as np
 from fastapi import Request
 from pydantic import BaseModel
 
-from service.bundle.manifest import Check, Point
-from service.bundle.strings import Strings
-from service.versions.open_versions import OpenVersions
+from recollect.service.bundle.manifest import Check, Point
+from recollect.service.bundle.strings import Strings
+from recollect.service.versions.open_versions import OpenVersions
 
 # An example is a text of the memory with at most so many characters.
 _MAX_CHARACTERS = 120

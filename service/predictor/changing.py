@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from service.memory.changes import Encode
-from service.memory.entries import Entry
-from service.memory.view import View
-from service.memory_log.log import number
-from service.predictor.predictor import Predictor
+from recollect.service.memory.changes import Encode
+from recollect.service.memory.entries import Entry
+from recollect.service.memory.view import View
+from recollect.service.memory_log.log import number
+from recollect.service.predictor.predictor import Predictor
 
 # Checks a change against a memory, and returns its entries.
 Change = Callable[[View, Encode], list[Entry]]

@@ -16,11 +16,11 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from service.bundle.bundle import Bundle
-from service.bundle.lengths import keys_of
-from service.bundle.manifest import EncoderInfo, Precision
-from service.errors import opening
-from service.settings import Device
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.lengths import keys_of
+from recollect.service.bundle.manifest import EncoderInfo, Precision
+from recollect.service.errors import opening
+from recollect.service.settings import Device
 
 TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
 # Number of texts in one batch of the encoder. The texts of a batch have similar lengths, so that padding costs little.
@@ -44,7 +44,7 @@ onnxruntime.disable_telemetry_events()  # telemetry could contain queries, which
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _INT8_ON_GPU = "int8 runs on the CPU only; build with --precision fp16 for a GPU"
-_NO_CUDA = "ONNX Runtime finds no CUDA GPU or does not support CUDA; pip install 'recollect[serve-gpu]'"
+_NO_CUDA = "ONNX Runtime finds no CUDA GPU or does not support CUDA; it needs recollect-xmc[gpu] in place of [cpu]"
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,11 @@ def open_session(path: Path, precision: Precision, threads: int, device: Device)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads sleep
     options.log_severity_level = 3
+    providers = _providers(device, precision)
+    if _CUDA in providers:
+        onnxruntime.preload_dlls()  # CUDA and cuDNN from the packages that pip installed
     with opening(path):
-        return onnxruntime.InferenceSession(str(path), options, providers=_providers(device, precision))
+        return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
 def _providers(device: Device, precision: Precision) -> list[str]:

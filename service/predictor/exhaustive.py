@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.manifest import MOST_KEYS
-from service.bundle.values import Values, Voters
-from service.errors import QueryError
-from service.options import AnswerOptions
-from service.predictor.answers import Stopwatch
-from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Votes, cast_votes, key_weights, rank
-from service.predictor.searcher import Neighbours, Searcher
-from service.predictor.words import mix
+from recollect.service.bundle.manifest import MOST_KEYS
+from recollect.service.bundle.values import Values, Voters
+from recollect.service.errors import QueryError
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor.answers import Stopwatch
+from recollect.service.predictor.filters import LabelFilter
+from recollect.service.predictor.scoring import Ranking, Votes, cast_votes, key_weights, rank
+from recollect.service.predictor.searcher import Neighbours, Searcher
+from recollect.service.predictor.words import mix
 
 # Up to this number of votes for the admitted labels, exhaustive ranking costs less than a search for many keys.
 MAX_CHEAP_VOTES = 16_384

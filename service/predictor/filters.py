@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Bool, Int
 
-from service.memory.layers import Labels
-from service.predictor.scoring import Ranking
+from recollect.service.memory.layers import Labels
+from recollect.service.predictor.scoring import Ranking
 
 
 class LabelFilter:

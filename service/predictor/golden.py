@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from service.errors import BundleError, WrongAnswersError
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
+from recollect.service.errors import BundleError, WrongAnswersError
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
 
 GOLDEN = "golden.json"
 # Name of a check in the manifest. Its lower bound is the minimum fraction of golden labels that the answers must

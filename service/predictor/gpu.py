@@ -61,7 +61,7 @@ def gpu_resources() -> Any:
         NoGpuError: If faiss sees no GPU.
     """
     if not hasattr(faiss, "StandardGpuResources"):
-        raise NoGpuError("this faiss does not support GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu")
+        raise NoGpuError("this faiss does not support GPUs; it needs recollect-xmc[gpu] in place of [cpu]")
     if faiss.get_num_gpus() == 0:
         raise NoGpuError("faiss finds no GPU")
     return faiss.StandardGpuResources()

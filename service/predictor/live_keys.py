@@ -13,8 +13,8 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.memory.live_table import Ends, LiveRows
-from service.predictor.searcher import Keys, Neighbours, PartSearch, merge
+from recollect.service.memory.live_table import Ends, LiveRows
+from recollect.service.predictor.searcher import Keys, Neighbours, PartSearch, merge
 
 # A search asks for this number of keys more than it needs, and for more in proportion to the keys that have ended.
 _SPARE_KEYS = 16

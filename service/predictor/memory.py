@@ -9,24 +9,24 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.bundle.bundle import Bundle
-from service.bundle.instances import Instances
-from service.lexical.index import LexicalIndex
-from service.memory.delta import Delta
-from service.memory.entries import LoggedEntry
-from service.memory.layers import Labels
-from service.memory.uid_index import UidIndex
-from service.memory.view import View
-from service.milvus.keys import EngineKeys
-from service.predictor.answers import Reason
-from service.predictor.exhaustive import ExhaustiveRanker
-from service.predictor.live_keys import LiveKeyIndex
-from service.predictor.reranking import Reranker
-from service.predictor.searcher import RemoteKeys, Searcher
-from service.predictor.words import WordVoter
-from service.ranking.features import LabelFacts
-from service.ranking.ranker import Ranker
-from service.settings import Device
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.instances import Instances
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.memory.delta import Delta
+from recollect.service.memory.entries import LoggedEntry
+from recollect.service.memory.layers import Labels
+from recollect.service.memory.uid_index import UidIndex
+from recollect.service.memory.view import View
+from recollect.service.milvus.keys import EngineKeys
+from recollect.service.predictor.answers import Reason
+from recollect.service.predictor.exhaustive import ExhaustiveRanker
+from recollect.service.predictor.live_keys import LiveKeyIndex
+from recollect.service.predictor.reranking import Reranker
+from recollect.service.predictor.searcher import RemoteKeys, Searcher
+from recollect.service.predictor.words import WordVoter
+from recollect.service.ranking.features import LabelFacts
+from recollect.service.ranking.ranker import Ranker
+from recollect.service.settings import Device
 
 
 @dataclass(frozen=True, eq=False)

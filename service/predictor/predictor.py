@@ -14,26 +14,26 @@ import faiss
 import numpy as np
 from jaxtyping import Float
 
-from service.bundle.bundle import Bundle
-from service.bundle.manifest import Defaults
-from service.errors import BundleError
-from service.memory.entries import LoggedEntry
-from service.memory.label_search import LabelSearch
-from service.memory_log.log import MemoryLog
-from service.memory_log.writer import MemoryWriter
-from service.milvus.keys import EngineKeys
-from service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
-from service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
-from service.predictor.encoder import QueryEncoder
-from service.predictor.filters import LabelFilter
-from service.predictor.memory import LiveMemory, Memory
-from service.predictor.scoring import Ranking, Votes, cast_votes, correct, rank, sort_votes
-from service.predictor.searcher import Neighbours
-from service.predictor.words import mix
-from service.ranking.assign import assigned_counts
-from service.ranking.calibration import calibrate_answers, log_odds
-from service.ranking.ranker import RankedCandidates
-from service.settings import Device, EngineSettings
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.manifest import Defaults
+from recollect.service.errors import BundleError
+from recollect.service.memory.entries import LoggedEntry
+from recollect.service.memory.label_search import LabelSearch
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.writer import MemoryWriter
+from recollect.service.milvus.keys import EngineKeys
+from recollect.service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
+from recollect.service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.service.predictor.filters import LabelFilter
+from recollect.service.predictor.memory import LiveMemory, Memory
+from recollect.service.predictor.scoring import Ranking, Votes, cast_votes, correct, rank, sort_votes
+from recollect.service.predictor.searcher import Neighbours
+from recollect.service.predictor.words import mix
+from recollect.service.ranking.assign import assigned_counts
+from recollect.service.ranking.calibration import calibrate_answers, log_odds
+from recollect.service.ranking.ranker import RankedCandidates
+from recollect.service.settings import Device, EngineSettings
 
 
 class Predictor:

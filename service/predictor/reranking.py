@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from service.bundle.values import Values
-from service.lexical.index import FoundByWords
-from service.memory.corrections import Corrections
-from service.options import AnswerOptions
-from service.predictor.answers import LogitTerm
-from service.predictor.filters import LabelFilter
-from service.predictor.scoring import Ranking, Votes
-from service.predictor.searcher import Neighbours
-from service.ranking.candidates import Candidates, Searches, Voted
-from service.ranking.evidence import Found
-from service.ranking.ranker import RankedCandidates, Ranker
+from recollect.service.bundle.values import Values
+from recollect.service.lexical.index import FoundByWords
+from recollect.service.memory.corrections import Corrections
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor.answers import LogitTerm
+from recollect.service.predictor.filters import LabelFilter
+from recollect.service.predictor.scoring import Ranking, Votes
+from recollect.service.predictor.searcher import Neighbours
+from recollect.service.ranking.candidates import Candidates, Searches, Voted
+from recollect.service.ranking.evidence import Found
+from recollect.service.ranking.ranker import RankedCandidates, Ranker
 
 # The least factor of a correction in a logit, so that the logit is a number.
 _LEAST_FACTOR = 1e-6

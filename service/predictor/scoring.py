@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.bundle.values import Values
-from service.memory.corrections import Corrected
-from service.predictor.searcher import Neighbours
+from recollect.service.bundle.values import Values
+from recollect.service.memory.corrections import Corrected
+from recollect.service.predictor.searcher import Neighbours
 
 
 @dataclass(frozen=True)

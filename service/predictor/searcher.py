@@ -17,13 +17,13 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.bundle import Bundle
-from service.bundle.manifest import IndexInfo
-from service.errors import opening
-from service.milvus.keys import EngineSearch
-from service.predictor.gpu import GpuIndex, NoGpuError
-from service.predictor.similarity import similarities_to_keys
-from service.settings import Device
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.manifest import IndexInfo
+from recollect.service.errors import opening
+from recollect.service.milvus.keys import EngineSearch
+from recollect.service.predictor.gpu import GpuIndex, NoGpuError
+from recollect.service.predictor.similarity import similarities_to_keys
+from recollect.service.settings import Device
 
 # If queries x dimensions exceed this number, faiss compares a batch of queries with all keys of a flat index by matrix
 # multiplication. On one thread, this takes half of the time for 6 queries of 384 dimensions, and a fifth for 32; for 3

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from service.bundle.values import Values
-from service.lexical.index import FoundByWords, LexicalIndex
-from service.predictor.scoring import Votes, votes_of
-from service.predictor.searcher import Neighbours, search_parts
+from recollect.service.bundle.values import Values
+from recollect.service.lexical.index import FoundByWords, LexicalIndex
+from recollect.service.predictor.scoring import Votes, votes_of
+from recollect.service.predictor.searcher import Neighbours, search_parts
 
 # Number of keys that vote by words, and the power of a similarity in a key's weight. On library titles, 50 keys were as
 # good as 200, and the powers 1 to 4 differed by less than a point of nDCG@5 after mixing.

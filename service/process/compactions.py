@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import structlog
 
-from service.errors import SettingsError
-from service.serve_settings import ServeSettings
-from service.settings import ENV_PREFIX, SHARED_METRICS
-from service.store.compaction_lease import compaction_holder
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.background import BackgroundThread
-from service.versions.open_versions import OpenVersions
+from recollect.service.errors import SettingsError
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.settings import ENV_PREFIX, SHARED_METRICS
+from recollect.service.store.compaction_lease import compaction_holder
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.background import BackgroundThread
+from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
@@ -75,8 +75,8 @@ def require_builder() -> None:
     for name in _PACKAGES:
         if importlib.util.find_spec(name) is None:
             raise SettingsError(
-                f"--compact-at: needs {name}; pip install 'recollect[build]', or run `recollect compact` on another "
-                "machine"
+                f"--compact-at: needs {name}; pip install 'recollect-xmc[build]', or run `recollect compact` "
+                "on another machine"
             )
 
 

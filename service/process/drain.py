@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import structlog
 
-from service.process.uvicorn_server import UvicornServer
-from service.serving.batcher import Batcher
-from service.versions.model_manager import ModelManager
+from recollect.service.process.uvicorn_server import UvicornServer
+from recollect.service.serving.batcher import Batcher
+from recollect.service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
 

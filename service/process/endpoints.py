@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from service.addresses import bind, is_loopback, url
-from service.connection.tls import Tls
-from service.serve_settings import ServeSettings
+from recollect.service.addresses import bind, is_loopback, url
+from recollect.service.connection.tls import Tls
+from recollect.service.serve_settings import ServeSettings
 
 
 class Endpoint(NamedTuple):

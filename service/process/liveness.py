@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from service.process import supervisor
-from service.serving.batcher import Batcher
-from service.telemetry.metrics import Metrics
-from service.versions.open_versions import OpenVersions
+from recollect.service.process import supervisor
+from recollect.service.serving.batcher import Batcher
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 

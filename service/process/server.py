@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from service.process.endpoints import Endpoints, reserve
-from service.process.signals import exit_on_stop_signals
-from service.serve_settings import ServeSettings, require_consistent
-from service.settings import SHARED_METRICS, unknown_variables
-from service.telemetry.logs import configure_logs
-from service.threads import ThreadBudget
+from recollect.service.process.endpoints import Endpoints, reserve
+from recollect.service.process.signals import exit_on_stop_signals
+from recollect.service.serve_settings import ServeSettings, require_consistent
+from recollect.service.settings import SHARED_METRICS, unknown_variables
+from recollect.service.telemetry.logs import configure_logs
+from recollect.service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
 
@@ -67,8 +67,8 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
 
 def _supervise(settings: ServeSettings, endpoints: Endpoints, on_ready: Callable[[], None]) -> int:
     """Serve with several worker processes; the first worker also serves the admin interface and compacts."""
-    from service.process.supervisor import Supervisor
-    from service.telemetry.metrics import forget_process
+    from recollect.service.process.supervisor import Supervisor
+    from recollect.service.telemetry.metrics import forget_process
 
     def work(number: int, heartbeat: Callable[[], None]) -> None:
         structlog.contextvars.bind_contextvars(worker=number)
@@ -87,7 +87,7 @@ def _work(
     heartbeat: Callable[[], None] | None = None,
     answer_while_opening: bool = True,
 ) -> None:
-    from service.process.worker import serve_endpoints
+    from recollect.service.process.worker import serve_endpoints
 
     serve_endpoints(settings, endpoints, on_ready, heartbeat, answer_while_opening)
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from service.errors import ServiceError
-from service.process.signals import (
+from recollect.service.errors import ServiceError
+from recollect.service.process.signals import (
     STOP_SIGNALS,
     block_stop_signals,
     exit_on_stop_signals,

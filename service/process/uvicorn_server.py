@@ -17,10 +17,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.connection.connections import Connections
-from service.connection.protocol import BoundedProtocol
-from service.connection.tls import Tls
-from service.connection.tls_connection import TlsConnection
+from recollect.service.connection.connections import Connections
+from recollect.service.connection.protocol import BoundedProtocol
+from recollect.service.connection.tls import Tls
+from recollect.service.connection.tls_connection import TlsConnection
 
 # Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
 # request on a closed connection.

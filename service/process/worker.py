@@ -15,32 +15,32 @@ from typing import Any
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from service.addresses import start_listening
-from service.bundle.signing_key import read_signing_key
-from service.canary.breaker import BreakerLimits
-from service.connection.connections import Connections, usable_connections
-from service.http.admin import create_admin
-from service.http.admin_guard import read_admin_token
-from service.http.api_keys import read_api_keys
-from service.http.app import create_app
-from service.process.compactions import compacting, require_builder
-from service.process.drain import serve_until
-from service.process.endpoints import Endpoints
-from service.process.liveness import Watchdog, heartbeats
-from service.process.signals import exit_at_once, ignore_loop_stop_signals, stop_event
-from service.process.uvicorn_server import UvicornServer
-from service.redis_client import RedisClient
-from service.reloaded_file import ReloadedFile, reloading
-from service.serve_settings import ServeSettings
-from service.serving.batcher import Batcher
-from service.store.locations import open_store
-from service.telemetry.metrics import Metrics
-from service.threads import ThreadBudget
-from service.versions.activation import Activation
-from service.versions.announcements import Announcements
-from service.versions.model_manager import ModelManager
-from service.versions.opening import Opener
-from service.versions.replicas import replicas_of
+from recollect.service.addresses import start_listening
+from recollect.service.bundle.signing_key import read_signing_key
+from recollect.service.canary.breaker import BreakerLimits
+from recollect.service.connection.connections import Connections, usable_connections
+from recollect.service.http.admin import create_admin
+from recollect.service.http.admin_guard import read_admin_token
+from recollect.service.http.api_keys import read_api_keys
+from recollect.service.http.app import create_app
+from recollect.service.process.compactions import compacting, require_builder
+from recollect.service.process.drain import serve_until
+from recollect.service.process.endpoints import Endpoints
+from recollect.service.process.liveness import Watchdog, heartbeats
+from recollect.service.process.signals import exit_at_once, ignore_loop_stop_signals, stop_event
+from recollect.service.process.uvicorn_server import UvicornServer
+from recollect.service.redis_client import RedisClient
+from recollect.service.reloaded_file import ReloadedFile, reloading
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.serving.batcher import Batcher
+from recollect.service.store.locations import open_store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.threads import ThreadBudget
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.announcements import Announcements
+from recollect.service.versions.model_manager import ModelManager
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.replicas import replicas_of
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.options import MOST_ASSIGNED
+from recollect.service.options import MOST_ASSIGNED
 
 
 def assigned_counts(

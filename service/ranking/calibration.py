@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.bundle.manifest import Isotonic, Platt
+from recollect.service.bundle.manifest import Isotonic, Platt
 
 # Scores of exactly 0 and 1 have no finite log-odds.
 _LEAST = 1e-9

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.bundle.values import Values
-from service.lexical.index import FoundByWords
-from service.ranking.evidence import Found, Pairs, Support
+from recollect.service.bundle.values import Values
+from recollect.service.lexical.index import FoundByWords
+from recollect.service.ranking.evidence import Found, Pairs, Support
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
 BY_VOTES, BY_OTHERS = 100, 40

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from service.bundle.values import Values
-from service.lexical.index import FoundByWords
+from recollect.service.bundle.values import Values
+from recollect.service.lexical.index import FoundByWords
 
 
 @dataclass(frozen=True)

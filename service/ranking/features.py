@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
-from service.ranking.candidates import Candidates
-from service.ranking.names import Names
+from recollect.service.ranking.candidates import Candidates
+from recollect.service.ranking.names import Names
 
 # The features, in the order of their columns.
 FEATURES = (

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.bundle.files import read_small
-from service.errors import BundleError
-from service.ranking.trees import Tree, Trees
+from recollect.service.bundle.files import read_small
+from recollect.service.errors import BundleError
+from recollect.service.ranking.trees import Tree, Trees
 
 FORMAT_VERSION = 1
 _MOST_BYTES = 64 << 20

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
-from service.bundle.bundle import Bundle
-from service.bundle.files import RANKER
-from service.bundle.values import Values
-from service.errors import BundleError
-from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
-from service.ranking.model import RankerModel
-from service.ranking.names import Names
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.files import RANKER
+from recollect.service.bundle.values import Values
+from recollect.service.errors import BundleError
+from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
+from recollect.service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from recollect.service.ranking.model import RankerModel
+from recollect.service.ranking.names import Names
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Ray on this machine, or the cluster at an address.
 
-Ray is a package of the extra `recollect[ray]`. Only this folder imports it, and only if a user asks for Ray.
+Ray is a package of the extra `recollect-xmc[ray]`. Only this folder imports it, and only if a user asks for Ray.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from service.errors import ClusterError, SettingsError
-from service.ray.session_folder import session_folder
+from recollect.service.errors import ClusterError, SettingsError
+from recollect.service.ray.session_folder import session_folder
 
 # The address that starts Ray on this machine, for the time of the task.
 LOCAL = "local"
@@ -37,7 +37,7 @@ def check_address(address: str) -> None:
         ClusterError: If no server answers.
     """
     if importlib.util.find_spec("ray") is None:
-        raise SettingsError("--ray: expected the package ray, found none; pip install 'recollect[ray]'")
+        raise SettingsError("--ray: expected the package ray, found none; pip install 'recollect-xmc[ray]'")
     if address not in (LOCAL, "auto"):
         _require_server(address)
 

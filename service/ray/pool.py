@@ -18,9 +18,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from service.errors import ServiceError, WorkerError
-from service.ray.actor import Actor
-from service.ray.cluster import require_own_machine
+from recollect.service.errors import ServiceError, WorkerError
+from recollect.service.ray.actor import Actor
+from recollect.service.ray.cluster import require_own_machine
 
 # An actor that dies is often the victim of another program, so its block is tried again. If so many actors die with the
 # same block, or before they are open, then the block or the program needs more memory than there is.
@@ -46,7 +46,7 @@ class ActorPool:
     """Actors of the connected cluster. All of them run the same program.
 
     Args:
-        module: Name of the module of the program; see `service.ray.actor`.
+        module: Name of the module of the program; see `recollect.service.ray.actor`.
         task: The argument of its function `open_program`.
         count: Number of actors. If the cluster has too few free cores, the other actors start when cores are free.
         gpus: Number of GPUs of each actor.

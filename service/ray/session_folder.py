@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.storage.bundle_folder import try_lock
+from recollect.service.storage.bundle_folder import try_lock
 
 # In /tmp, because the path of a socket may have at most 107 bytes.
 _PARENT, _PREFIX = Path("/tmp"), "recollect-ray-session-"

@@ -15,10 +15,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from service.errors import RedisError
-from service.options import AnswerOptions
-from service.redis_client import RedisClient
-from service.telemetry.metrics import Metrics
+from recollect.service.errors import RedisError
+from recollect.service.options import AnswerOptions
+from recollect.service.redis_client import RedisClient
+from recollect.service.telemetry.metrics import Metrics
 
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300

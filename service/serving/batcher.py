@@ -23,11 +23,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from service.errors import DrainingError, OverloadError
-from service.options import AnswerOptions, request_cost
-from service.predictor.answers import Answers
-from service.telemetry.metrics import Metrics
-from service.versions.open_versions import Lease
+from recollect.service.errors import DrainingError, OverloadError
+from recollect.service.options import AnswerOptions, request_cost
+from recollect.service.predictor.answers import Answers
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.open_versions import Lease
 
 Result = TypeVar("Result")
 

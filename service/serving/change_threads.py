@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from service.errors import OverloadError
+from recollect.service.errors import OverloadError
 
 # Threads that change the memory.
 _THREADS = 8

@@ -20,7 +20,7 @@ from prometheus_client import Counter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from service.errors import (
+from recollect.service.errors import (
     DeadlineError,
     QueryError,
     QueryTooLargeError,
@@ -28,16 +28,16 @@ from service.errors import (
     SequenceError,
     ServiceError,
 )
-from service.options import AnswerOptions, request_cost
-from service.predictor.answers import Answers
-from service.predictor.predictor import Predictor
-from service.serving.answer_cache import AnswerCache, answer_keys
-from service.serving.batcher import Batcher
-from service.serving.rate_limit import Quota, RateLimits
-from service.serving.shadow import Shadow
-from service.telemetry.metrics import Metrics
-from service.telemetry.tracing import Tracer
-from service.versions.open_versions import Lease, OpenVersions
+from recollect.service.options import AnswerOptions, request_cost
+from recollect.service.predictor.answers import Answers
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.serving.answer_cache import AnswerCache, answer_keys
+from recollect.service.serving.batcher import Batcher
+from recollect.service.serving.rate_limit import Quota, RateLimits
+from recollect.service.serving.shadow import Shadow
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.telemetry.tracing import Tracer
+from recollect.service.versions.open_versions import Lease, OpenVersions
 
 log = structlog.get_logger(__name__)
 

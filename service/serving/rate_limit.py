@@ -13,8 +13,8 @@ import math
 import time
 from dataclasses import dataclass
 
-from service.errors import RedisError
-from service.redis_client import RedisClient
+from recollect.service.errors import RedisError
+from recollect.service.redis_client import RedisClient
 
 # GCRA stores one number for each API key: the time at which the next query is due if all queries arrive at the allowed
 # rate. A request may be early by at most `burst` queries. A request that costs more than `burst` is admitted if the key

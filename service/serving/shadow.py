@@ -16,14 +16,14 @@ from typing import Any
 import structlog
 from pydantic_core import to_json
 
-from service.canary.comparison import Comparison, compare
-from service.canary.trial import Trial
-from service.errors import ServiceError
-from service.predictor.answers import Answers
-from service.serving.batcher import Batcher
-from service.telemetry.metrics import Metrics
-from service.telemetry.version_metrics import ShadowMetrics
-from service.versions.open_versions import Lease, OpenVersions
+from recollect.service.canary.comparison import Comparison, compare
+from recollect.service.canary.trial import Trial
+from recollect.service.errors import ServiceError
+from recollect.service.predictor.answers import Answers
+from recollect.service.serving.batcher import Batcher
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.telemetry.version_metrics import ShadowMetrics
+from recollect.service.versions.open_versions import Lease, OpenVersions
 
 log = structlog.get_logger(__name__)
 

@@ -19,9 +19,9 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from service.bundle.files import MANIFEST
-from service.errors import StoreError
-from service.storage.bundle_folder import BundleFolder, try_lock
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.errors import StoreError
+from recollect.service.storage.bundle_folder import BundleFolder, try_lock
 
 # Number of versions that stay in the cache in addition to the current version: the versions that were opened last. They
 # make a rollback possible without a download.

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.bundle.manifest import check_version, is_version
-from service.errors import StoreError
+from recollect.service.bundle.manifest import check_version, is_version
+from recollect.service.errors import StoreError
 
 INCOMING = ".incoming-"
 

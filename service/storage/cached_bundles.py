@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from service.bundle.bundle import Bundle
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.manifest import Manifest, check_version
-from service.errors import BundleError, StoreError
-from service.storage.bundle_cache import BundleCache
-from service.storage.verification import Verification
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.bundle.manifest import Manifest, check_version
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.storage.bundle_cache import BundleCache
+from recollect.service.storage.verification import Verification
 
 _LOCK_POLL_SECONDS = 0.1
 

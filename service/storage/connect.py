@@ -1,7 +1,7 @@
 """Connect to the object store that a URL names, through obstore.
 
 Credentials, regions and endpoints come from the usual environment variables: `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`,
-`AZURE_STORAGE_*`. With boto3 installed (the extra `recollect[s3]`), S3 also accepts AWS profiles and single sign-on.
+`AZURE_STORAGE_*`. With the extra `recollect-xmc[s3]`, S3 also accepts AWS profiles and single sign-on.
 User and password may be part of a URL only if the URL begins with http:// or https://.
 """
 
@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from service.errors import StoreError
+from recollect.service.errors import StoreError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

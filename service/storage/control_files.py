@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from service.errors import StoreError
-from service.storage.bundle_folder import INCOMING, flush, folder_lock
+from recollect.service.errors import StoreError
+from recollect.service.storage.bundle_folder import INCOMING, flush, folder_lock
 
 # Size limits of a file, because a server could send an endless one.
 MAX_SMALL_BYTES, MAX_LOG_BYTES = 1 << 20, 64 << 20

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.bundle.files import read_small, require_file
+from recollect.service.bundle.files import read_small, require_file
 
 _MAX_SMALL_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.integrity import read_manifest
-from service.bundle.manifest import Manifest
-from service.bundle.signing import VerifyKeys
-from service.errors import BundleError
-from service.reloaded_file import ReloadedFile
+from recollect.service.bundle.bundle import Bundle, open_bundle
+from recollect.service.bundle.integrity import read_manifest
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.bundle.signing import VerifyKeys
+from recollect.service.errors import BundleError
+from recollect.service.reloaded_file import ReloadedFile
 
 
 class Verification:

@@ -14,13 +14,13 @@ import contextlib
 import hashlib
 from pathlib import Path
 
-from service.bundle.signing import VerifyKeys
-from service.bundle.signing_key import SigningKey
-from service.errors import StoreError
-from service.reloaded_file import ReloadedFile
-from service.storage.bundle_cache import BundleCache
-from service.storage.control_files import FolderFiles
-from service.store.activation_record import ActivationRecord
+from recollect.service.bundle.signing import VerifyKeys
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.errors import StoreError
+from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.storage.bundle_cache import BundleCache
+from recollect.service.storage.control_files import FolderFiles
+from recollect.service.store.activation_record import ActivationRecord
 
 SEEN = "GENERATION"
 

@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from service.bundle.manifest import check_version, is_version
-from service.errors import StoreError
+from recollect.service.bundle.manifest import check_version, is_version
+from recollect.service.errors import StoreError
 
 ACTIVATION, CURRENT, HISTORY = "ACTIVATION", "CURRENT", "HISTORY"
 

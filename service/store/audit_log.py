@@ -11,7 +11,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.store.activation_record import MAX_GENERATION, ActivationRecord, Canary, Version
+from recollect.service.store.activation_record import MAX_GENERATION, ActivationRecord, Canary, Version
 
 LOG = "LOG"
 

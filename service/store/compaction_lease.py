@@ -16,8 +16,8 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from service.errors import CompactionRunningError, StoreError
-from service.storage.control_files import ControlFiles
+from recollect.service.errors import CompactionRunningError, StoreError
+from recollect.service.storage.control_files import ControlFiles
 
 _COMPACTION = "COMPACTION"
 # A lease ends if it was not renewed for this time.

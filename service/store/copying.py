@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.errors import StoreError
-from service.store.store import Store
+from recollect.service.errors import StoreError
+from recollect.service.store.store import Store
 
 
 def copy_version(source: Store, version: str, target: Store) -> bool:

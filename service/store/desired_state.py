@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.bundle.signing_key import SigningKey
-from service.errors import ActivationConflictError, CanaryError, StoreError, UnknownVersionError
-from service.storage.control_files import MAX_LOG_BYTES, ControlFiles
-from service.store.activation_check import is_signed, sign_record
-from service.store.activation_record import (
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.errors import ActivationConflictError, CanaryError, StoreError, UnknownVersionError
+from recollect.service.storage.control_files import MAX_LOG_BYTES, ControlFiles
+from recollect.service.store.activation_check import is_signed, sign_record
+from recollect.service.store.activation_record import (
     ACTIVATION,
     CURRENT,
     HISTORY,
@@ -26,7 +26,7 @@ from service.store.activation_record import (
     record_without_file,
     rolled_back,
 )
-from service.store.audit_log import LOG, LogEntry, last_generation, missing_line, parse_log
+from recollect.service.store.audit_log import LOG, LogEntry, last_generation, missing_line, parse_log
 
 
 class DesiredState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from service.store.store import Store
+from recollect.service.store.store import Store
 
 
 def open_store(location: Path | str, verify_key: Path | None = None, bundle_cache: Path | None = None) -> Store:
@@ -26,6 +26,6 @@ def open_store(location: Path | str, verify_key: Path | None = None, bundle_cach
         return Store(Path(location), verify_key, bundle_cache)
     if location.startswith("file://"):
         return Store(Path(unquote(urlsplit(location).path)), verify_key, bundle_cache)
-    from service.store.remote import RemoteStore  # a store in a folder needs no obstore
+    from recollect.service.store.remote import RemoteStore  # a store in a folder needs no obstore
 
     return RemoteStore(location, verify_key, bundle_cache)

@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from service.bundle.bundle import Bundle
-from service.bundle.files import MANIFEST
-from service.bundle.manifest import FileInfo, Manifest, check_version, is_version
-from service.errors import BundleError, StoreError
-from service.storage.bundle_cache import BundleCache, default_cache
-from service.storage.bundle_folder import INCOMING, already_published
-from service.storage.cached_bundles import BundleSource
-from service.storage.object_folder import ObjectFolder
-from service.store.activation_record import ACTIVATION, CURRENT
-from service.store.store import Store, copy_manifest
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.bundle.manifest import FileInfo, Manifest, check_version, is_version
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.storage.bundle_cache import BundleCache, default_cache
+from recollect.service.storage.bundle_folder import INCOMING, already_published
+from recollect.service.storage.cached_bundles import BundleSource
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.activation_record import ACTIVATION, CURRENT
+from recollect.service.store.store import Store, copy_manifest
 
 # A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of
 # one file ends after a day at the latest.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from service.bundle.manifest import is_version
-from service.errors import StoreError, UnknownVersionError
-from service.store.store import Store
+from recollect.service.bundle.manifest import is_version
+from recollect.service.errors import StoreError, UnknownVersionError
+from recollect.service.store.store import Store
 
 _PROTECTED = "PROTECTED"
 

@@ -19,24 +19,24 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.bundle.bundle import Bundle
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.integrity import check_contents, check_sizes
-from service.bundle.manifest import Manifest, check_version
-from service.bundle.signing import read_verify_keys
-from service.bundle.signing_key import SigningKey
-from service.errors import BundleError, StoreError, UnknownVersionError
-from service.reloaded_file import ReloadedFile
-from service.storage.bundle_cache import BundleCache, default_cache
-from service.storage.bundle_folder import BundleFolder
-from service.storage.cached_bundles import BundleSource, CachedBundles
-from service.storage.control_files import ControlFiles, FolderFiles
-from service.storage.folder_source import FolderSource
-from service.storage.verification import Verification
-from service.store.activation_check import ActivationCheck
-from service.store.activation_record import ACTIVATION, ActivationRecord, Canary, default_author
-from service.store.audit_log import LogEntry
-from service.store.desired_state import DesiredState
+from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.bundle.integrity import check_contents, check_sizes
+from recollect.service.bundle.manifest import Manifest, check_version
+from recollect.service.bundle.signing import read_verify_keys
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.errors import BundleError, StoreError, UnknownVersionError
+from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.storage.bundle_cache import BundleCache, default_cache
+from recollect.service.storage.bundle_folder import BundleFolder
+from recollect.service.storage.cached_bundles import BundleSource, CachedBundles
+from recollect.service.storage.control_files import ControlFiles, FolderFiles
+from recollect.service.storage.folder_source import FolderSource
+from recollect.service.storage.verification import Verification
+from recollect.service.store.activation_check import ActivationCheck
+from recollect.service.store.activation_record import ACTIVATION, ActivationRecord, Canary, default_author
+from recollect.service.store.audit_log import LogEntry
+from recollect.service.store.desired_state import DesiredState
 
 
 class Store:

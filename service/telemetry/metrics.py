@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from service.settings import SHARED_METRICS
-from service.telemetry.engine_metrics import EngineMetrics
-from service.telemetry.process_memory import process_memory
-from service.telemetry.version_metrics import MetricsByVersion
+from recollect.service.settings import SHARED_METRICS
+from recollect.service.telemetry.engine_metrics import EngineMetrics
+from recollect.service.telemetry.process_memory import process_memory
+from recollect.service.telemetry.version_metrics import MetricsByVersion
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -24,7 +24,7 @@ def open_tracer() -> Tracer | None:
     if not any(os.environ.get(name) for name in _COLLECTOR_VARIABLES):
         return None
     if missing := [name for name in _PACKAGES if not _installed(name)]:
-        log.warning("no_traces", why=f"{missing[0]} is not installed; pip install 'recollect[otel]'")
+        log.warning("no_traces", why=f"{missing[0]} is not installed; pip install 'recollect-xmc[otel]'")
         return None
     return Tracer()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from prometheus_client.metrics_core import Metric
 
-from service.settings import SHARED_METRICS
+from recollect.service.settings import SHARED_METRICS
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _PREFIXES = ("recollect_version_", "recollect_shadow_")

@@ -6,13 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from service.errors import CanaryStoppedError, NotServedError, RedisError, StoreError
-from service.redis_client import RedisClient
-from service.store.activation_record import ActivationRecord, Canary
-from service.store.store import Store
-from service.versions.announcements import Announcements
-from service.versions.replicas import Seen, replicas_of, reports
-from service.versions.reports import CanaryReport, Report
+from recollect.service.errors import CanaryStoppedError, NotServedError, RedisError, StoreError
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.activation_record import ActivationRecord, Canary
+from recollect.service.store.store import Store
+from recollect.service.versions.announcements import Announcements
+from recollect.service.versions.replicas import Seen, replicas_of, reports
+from recollect.service.versions.reports import CanaryReport, Report
 
 _POLL_SECONDS = 0.1
 # Time between two checks of `wait` whether another version was activated.

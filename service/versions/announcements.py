@@ -14,9 +14,9 @@ from typing import Any
 import redis
 import structlog
 
-from service.errors import RedisError
-from service.redis_client import RedisClient
-from service.telemetry.metrics import Metrics
+from recollect.service.errors import RedisError
+from recollect.service.redis_client import RedisClient
+from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 

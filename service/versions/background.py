@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.errors import RedisError, ServiceError
+from recollect.service.errors import RedisError, ServiceError
 
 log = structlog.get_logger(__name__)
 

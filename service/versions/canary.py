@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 import structlog
 
-from service.canary.breaker import BreakerLimits
-from service.canary.trial import Trial
-from service.errors import RedisError
-from service.predictor.predictor import Predictor
-from service.store.activation_record import ActivationRecord
-from service.telemetry.metrics import Metrics
-from service.versions.open_versions import OpenVersions
-from service.versions.replicas import Replicas, reports
-from service.versions.reporter import Reporter
-from service.versions.reports import CanaryReport, CanaryState, replica_name, shorten
-from service.versions.throttle import CancelledWorkError
+from recollect.service.canary.breaker import BreakerLimits
+from recollect.service.canary.trial import Trial
+from recollect.service.errors import RedisError
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.replicas import Replicas, reports
+from recollect.service.versions.reporter import Reporter
+from recollect.service.versions.reports import CanaryReport, CanaryState, replica_name, shorten
+from recollect.service.versions.throttle import CancelledWorkError
 
 log = structlog.get_logger(__name__)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 
-from service.errors import StoreError
-from service.store.activation_record import ActivationRecord
-from service.store.store import Store
+from recollect.service.errors import StoreError
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.store import Store
 
 
 class DesiredVersion:

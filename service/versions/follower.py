@@ -21,19 +21,19 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from service.errors import InsufficientMemoryError, StoreError
-from service.predictor.predictor import Predictor
-from service.store.activation_record import ActivationRecord
-from service.telemetry.metrics import Metrics
-from service.versions.announcements import Announcements
-from service.versions.background import BackgroundThread
-from service.versions.canary import CanaryController
-from service.versions.desired_version import DesiredVersion
-from service.versions.memory_check import require_memory
-from service.versions.open_versions import OpenVersions
-from service.versions.opening import Opener
-from service.versions.reporter import Reporter
-from service.versions.throttle import CancelledWorkError, Throttle
+from recollect.service.errors import InsufficientMemoryError, StoreError
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.announcements import Announcements
+from recollect.service.versions.background import BackgroundThread
+from recollect.service.versions.canary import CanaryController
+from recollect.service.versions.desired_version import DesiredVersion
+from recollect.service.versions.memory_check import require_memory
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.reporter import Reporter
+from recollect.service.versions.throttle import CancelledWorkError, Throttle
 
 log = structlog.get_logger(__name__)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.telemetry.metrics import Metrics
-from service.versions.background import BackgroundThread
-from service.versions.open_versions import OpenVersions
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.background import BackgroundThread
+from recollect.service.versions.open_versions import OpenVersions
 
 # A change is visible in every replica after at most about this time. Without news, a check costs two `stat` calls.
 _SECONDS = 0.5

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from service.bundle.manifest import Manifest
-from service.errors import InsufficientMemoryError
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.errors import InsufficientMemoryError
 
 # Private memory of an open bundle: multiples of the sizes of two files, and a constant. All other files are mapped into
 # memory, and the kernel can drop mapped pages when memory is short.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.canary.breaker import BreakerLimits
-from service.telemetry.metrics import Metrics
-from service.versions.announcements import Announcements
-from service.versions.canary import CanaryController
-from service.versions.desired_version import DesiredVersion
-from service.versions.follower import Follower
-from service.versions.log_follower import LogFollower
-from service.versions.open_versions import OpenVersions
-from service.versions.opening import Opener
-from service.versions.replicas import Replicas
-from service.versions.reporter import Reporter
+from recollect.service.canary.breaker import BreakerLimits
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.announcements import Announcements
+from recollect.service.versions.canary import CanaryController
+from recollect.service.versions.desired_version import DesiredVersion
+from recollect.service.versions.follower import Follower
+from recollect.service.versions.log_follower import LogFollower
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.replicas import Replicas
+from recollect.service.versions.reporter import Reporter
 
 
 class ModelManager:

@@ -16,11 +16,11 @@ import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from service.bundle.manifest import Manifest
-from service.canary.trial import Trial
-from service.errors import NotReadyError
-from service.predictor.predictor import Predictor
-from service.telemetry.version_metrics import MetricsByVersion, RequestMetrics
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.canary.trial import Trial
+from recollect.service.errors import NotReadyError
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.telemetry.version_metrics import MetricsByVersion, RequestMetrics
 
 
 @dataclass(eq=False)

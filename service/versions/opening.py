@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from service.bundle.signing_key import SigningKey
-from service.memory_log.log import MemoryLog
-from service.milvus.connection import CallObserver
-from service.predictor.golden import check_golden
-from service.predictor.predictor import Predictor
-from service.settings import Device, EngineSettings
-from service.store.store import Store
-from service.versions.memory_check import require_memory
-from service.versions.throttle import Throttle
+from recollect.service.bundle.signing_key import SigningKey
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.milvus.connection import CallObserver
+from recollect.service.predictor.golden import check_golden
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.settings import Device, EngineSettings
+from recollect.service.store.store import Store
+from recollect.service.versions.memory_check import require_memory
+from recollect.service.versions.throttle import Throttle
 
 log = structlog.get_logger(__name__)
 

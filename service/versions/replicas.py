@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from service.errors import RedisError, StoreError
-from service.redis_client import RedisClient
-from service.store.store import Store
-from service.versions.reports import Report, is_replica_name, parse_report, replica_name
+from recollect.service.errors import RedisError, StoreError
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.store import Store
+from recollect.service.versions.reports import Report, is_replica_name, parse_report, replica_name
 
 # Size of every report file. All files have this size, so that one write replaces the whole report.
 _FILE_BYTES = 8192

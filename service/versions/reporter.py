@@ -7,12 +7,12 @@ import threading
 from datetime import UTC, datetime
 from typing import get_args
 
-from service.store.activation_record import ActivationRecord
-from service.telemetry.metrics import Metrics
-from service.versions.background import BackgroundThread
-from service.versions.open_versions import OpenVersions
-from service.versions.replicas import REPORT_SECONDS, Replicas
-from service.versions.reports import CanaryReport, Refusal, Report, State, replica_name, shorten
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.background import BackgroundThread
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.replicas import REPORT_SECONDS, Replicas
+from recollect.service.versions.reports import CanaryReport, Refusal, Report, State, replica_name, shorten
 
 
 class Reporter:

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from service.printable import printable
-from service.store.activation_record import Version
+from recollect.service.printable import printable
+from recollect.service.store.activation_record import Version
 
 _MAX_REASON_CHARACTERS = 1_000
 _REPLICA_NAME = re.compile(r"[0-9A-Za-z.-]{1,160}")

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 
 from benchmarks import engines
-from service.milvus.connection import Connection
+from recollect.service.milvus.connection import Connection
 from tests.service.milvus.milvus_bundles import LiteServer, engine_at
 
 

@@ -14,7 +14,7 @@ from benchmarks.fleet.measurements.service import measure_service
 from benchmarks.fleet.measurements.swap import measure_swap
 from benchmarks.fleet.simulation.fleet import Constants
 from benchmarks.fleet.validation import validate
-from service.store.store import Store
+from recollect.service.store.store import Store
 
 
 @pytest.mark.slow

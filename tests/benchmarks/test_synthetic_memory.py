@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import synthetic_memory
 from benchmarks.synthetic_memory import SyntheticMemory
-from index_builder.faiss_index import check_units
-from trainer.memory.memory import Memory, open_memory
+from recollect.index_builder.faiss_index import check_units
+from recollect.trainer.memory.memory import Memory, open_memory
 
 
 def write(folder: Path, instances: int = 6_000, labels: int = 900, dim: int = 24, seed: int = 0) -> Memory:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from service.store.locations import open_store
+from recollect.service.store.locations import open_store
 from tests.deploy.helpers import DEPLOY, free_address, require_tool
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 from tests.service.light_stores import light_store, until_serves

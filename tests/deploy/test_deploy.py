@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import recollect
-from service.command_settings import ActivateSettings, PromoteSettings
-from service.serve_settings import ServeSettings
-from service.settings import ENV_PREFIX
+from recollect.service.command_settings import ActivateSettings, PromoteSettings
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.settings import ENV_PREFIX
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
@@ -50,7 +50,7 @@ def commands() -> list[list[str]]:
     lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", RUNBOOK)
     found = (re.search(r"\brecollect ([a-z]+\b.*)", line) for line in lines)
-    return [words for match in found if match and (words := shlex.split(match[1]))[0] in recollect.VERBS]
+    return [words for match in found if match and (words := shlex.split(match[1]))[0] in recollect.verbs.VERBS]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
@@ -87,7 +87,7 @@ def test_every_command_in_the_runbook_is_valid(words: list[str]) -> None:
 def test_every_metric_named_in_rules_dashboard_adapter_or_runbook_exists() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    from service.telemetry.metrics import Metrics
+    from recollect.service.telemetry.metrics import Metrics
 
     families = list(text_string_to_metric_families(Metrics(with_redis=True, with_engine=True).exposition().decode()))
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}

@@ -16,7 +16,7 @@ from tests.deploy.helpers import DEPLOY, FINE, OVERLOADED, REPOSITORY, Answer, F
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The extras of each image.
-EXTRAS = {"cpu": ("serve", "s3"), "cuda": ("serve-gpu", "s3")}
+EXTRAS = {"cpu": ("serve", "cpu", "s3"), "cuda": ("serve", "gpu", "s3")}
 
 
 def locked(name: str) -> dict[str, list[tuple[str, int]]]:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.serve_settings import ServeSettings
+from recollect.service.serve_settings import ServeSettings
 from tests.deploy.helpers import (
     FINE,
     OVERLOADED,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import recollect
-from index_builder.compare.plan import Contestant
-from index_builder.compare.quality import Quality
-from index_builder.compare.results import ContestantResults, RunResult
-from trainer.metrics import SEGMENTS
+from recollect.index_builder.compare.plan import Contestant
+from recollect.index_builder.compare.quality import Quality
+from recollect.index_builder.compare.results import ContestantResults, RunResult
+from recollect.trainer.metrics import SEGMENTS
 
 # Flags for 14 training steps: there are 28 instances, and at most one of them is held out.
 SMALL_TRAINING = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]

@@ -14,7 +14,7 @@ import pytest
 from tests.service.http_helpers import add_version, copy_store, make_first
 
 if TYPE_CHECKING:
-    from trainer.encoding.encoder import UnitVectorModel
+    from recollect.trainer.encoding.encoder import UnitVectorModel
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
@@ -55,8 +55,8 @@ def tiny_run(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the topics with a tiny BERT. Tests must not change this run."""
     from transformers.utils import logging
 
-    from trainer.run import write_run
-    from trainer.train_settings import TrainSettings
+    from recollect.trainer.run import write_run
+    from recollect.trainer.train_settings import TrainSettings
 
     logging.disable_progress_bar()
     folder = tmp_path_factory.mktemp("tiny")
@@ -68,8 +68,8 @@ def tiny_run(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the exported tiny encoder."""
-    from index_builder.onnx_export import Sample, describe_encoder, export_encoder
-    from trainer.encoding.checkpoint import load_checkpoint
+    from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
+    from recollect.trainer.encoding.checkpoint import load_checkpoint
 
     folder = tmp_path_factory.mktemp("exported")
     encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
@@ -87,7 +87,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def export_once(graphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Export equal models once, and copy the graph the next time, because an export takes seconds."""
-    from index_builder import onnx_export
+    from recollect.index_builder import onnx_export
 
     export_graph = onnx_export._export_graph
 
@@ -110,7 +110,7 @@ def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(encoder: object, folder: Path, *_: object) -> None:
         shutil.copytree(exported, folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr("index_builder.build.export_encoder", copy)
+    monkeypatch.setattr("recollect.index_builder.build.export_encoder", copy)
 
 
 @pytest.fixture
@@ -121,13 +121,13 @@ def quick_road_export(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
             shutil.copy(built.store / "bundles" / built.version / name, folder)
 
-    monkeypatch.setattr("index_builder.build.export_encoder", copy)
+    monkeypatch.setattr("recollect.index_builder.build.export_encoder", copy)
 
 
 @pytest.fixture
 def quick_graph(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy the graph of MiniLM from an existing bundle instead of exporting it."""
-    from index_builder import onnx_export
+    from recollect.index_builder import onnx_export
 
     exported = built.store / "bundles" / built.version / "encoder.onnx"
     monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import recollect
-from index_builder.best import best
-from index_builder.best.contestants import choose_contestants, training_seconds
-from index_builder.errors import BuildError
-from service.model import open_model
+from recollect.index_builder.best import best
+from recollect.index_builder.best.contestants import choose_contestants, training_seconds
+from recollect.index_builder.errors import BuildError
+from recollect.service.model import open_model
+from recollect.trainer.errors import TrainingError
 from tests.index_builder.conftest import write_tiny_encoder
 from tests.index_builder.ranking.conftest import write_names
-from trainer.errors import TrainingError
 
 
 def train(tmp_path: Path, **flags: Any) -> Path:

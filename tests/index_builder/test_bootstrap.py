@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from index_builder.evaluation.bootstrap import Statistics, bootstrap, means
-from index_builder.evaluation.probability_metrics import brier, example_f1, reliability
-from index_builder.evaluation.probability_report import JudgedProbabilities
-from index_builder.evaluation.statistics import probability_statistics, ranking_statistics
-from service.ranking.assign import best_set_sizes
-from trainer.metrics import hits, report
+from recollect.index_builder.evaluation.bootstrap import Statistics, bootstrap, means
+from recollect.index_builder.evaluation.probability_metrics import brier, example_f1, reliability
+from recollect.index_builder.evaluation.probability_report import JudgedProbabilities
+from recollect.index_builder.evaluation.statistics import probability_statistics, ranking_statistics
+from recollect.service.ranking.assign import best_set_sizes
+from recollect.trainer.metrics import hits, report
 
 QUERIES, LABELS, DEPTH, INSTANCES, PROPENSITY = 60, 40, 20, 900, (0.55, 1.5)
 RNG = np.random.default_rng(7)

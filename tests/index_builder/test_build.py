@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.build import build
-from index_builder.errors import BuildError, CheckFailed
-from index_builder.settings import BuildSettings
-from service.bundle.bundle import open_bundle
-from service.model import open_model
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
-from service.store.locations import open_store
-from service.store.store import Store
+from recollect.index_builder.build import build
+from recollect.index_builder.errors import BuildError, CheckFailed
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.model import open_model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.memory.memory import open_memory, write_defaults
 from tests.conftest import TOPICS
 from tests.service.store.servers import create_bucket, s3_server
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.errors import MemoryFolderError
-from trainer.memory.memory import open_memory, write_defaults
 
 ChangeArray = Callable[[str, Callable[[np.ndarray], Any]], None]
 QUERY = "Who must pay tax on the sale of a house"
@@ -134,7 +134,7 @@ def test_build_with_a_factory_string_that_faiss_rejects_fails_at_once(
     index: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.build.write_bundle_tables", pytest.fail)
     assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", index]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
@@ -316,9 +316,9 @@ def test_build_that_fails_in_any_step_leaves_no_folder_in_the_store(
 # the store and the exported encoder.
 CRASHES = """
 import os, resource, shutil, signal, sys
-import recollect, index_builder.build as builder, index_builder.choose_index as choose_index
-from service.predictor.predictor import Predictor
-from service.store.store import Store
+import recollect, recollect.index_builder.build as builder, recollect.index_builder.choose_index as choose_index
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_builder.bundle_tables import transpose
-from service.store.store import Store
-from trainer.data.split import LabelSets
-from trainer.memory.memory import open_memory
+from recollect.index_builder.bundle_tables import transpose
+from recollect.service.store.store import Store
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.memory.memory import open_memory
 
 LABELS = 9
 

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 import pytest
 
-from index_builder import choose_index
-from index_builder.choose_index import (
+from recollect.index_builder import choose_index
+from recollect.index_builder.choose_index import (
     Target,
     Trial,
     bisect_effort,
@@ -25,11 +25,11 @@ from index_builder.choose_index import (
     measure_curve,
     rank_families,
 )
-from index_builder.errors import BuildError
-from index_builder.faiss_index import build_index, write_index
-from index_builder.recall import exact_neighbours
-from service.bundle.manifest import IndexInfo, Point
-from service.predictor.searcher import KeyIndex, OpenIndex
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.recall import exact_neighbours
+from recollect.service.bundle.manifest import IndexInfo, Point
+from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, enriched, near, random_keys, recall_of
 
 KINDS = ["auto", "flat", "ivf", "hnsw"]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.errors import CheckFailed
-from index_builder.live_memory import compact as compact_module
-from service.memory.entries import (
+from recollect.index_builder.errors import CheckFailed
+from recollect.index_builder.live_memory import compact as compact_module
+from recollect.service.memory.entries import (
     Entry,
     PutCorrection,
     PutInstance,
@@ -21,13 +21,13 @@ from service.memory.entries import (
     RemoveLabel,
     subject_of,
 )
-from service.memory_log.log import MemoryLog, number
-from service.memory_log.retention import last_entry
-from service.memory_log.segments import segment_name
-from service.model import Model, open_model
-from service.store.store import Store
+from recollect.service.memory_log.log import MemoryLog, number
+from recollect.service.memory_log.retention import last_entry
+from recollect.service.memory_log.segments import segment_name
+from recollect.service.model import Model, open_model
+from recollect.service.store.store import Store
+from recollect.trainer.memory.memory import open_memory, write_defaults
 from tests.conftest import TOPICS, Built
-from trainer.memory.memory import open_memory, write_defaults
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
 

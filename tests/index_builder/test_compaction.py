@@ -12,29 +12,29 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.build import build, write_manifest
-from index_builder.compaction.compact import compact
-from index_builder.compaction.methods import Methods
-from index_builder.compaction.rotation import fit_rotation, rotate
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError, CheckFailed
-from index_builder.evaluation.evaluate import evaluate
-from index_builder.left_out_votes import left_out_votes
-from index_builder.settings import BuildSettings, EvaluateSettings
-from service.bundle.bundle import open_bundle
-from service.bundle.files import INSTANCE_COUNTS
-from service.bundle.integrity import describe_files
-from service.bundle.manifest import CompactionStep
-from service.errors import BundleError
-from service.memory.layers import LiveLabels
-from service.memory_log.log import MemoryLog
-from service.model import Model, open_model
-from service.predictor.scoring import rank
-from service.store.store import Store
+from recollect.index_builder.build import build, write_manifest
+from recollect.index_builder.compaction.compact import compact
+from recollect.index_builder.compaction.methods import Methods
+from recollect.index_builder.compaction.rotation import fit_rotation, rotate
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError, CheckFailed
+from recollect.index_builder.evaluation.evaluate import evaluate
+from recollect.index_builder.left_out_votes import left_out_votes
+from recollect.index_builder.settings import BuildSettings, EvaluateSettings
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import INSTANCE_COUNTS
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.bundle.manifest import CompactionStep
+from recollect.service.errors import BundleError
+from recollect.service.memory.layers import LiveLabels
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.model import Model, open_model
+from recollect.service.predictor.scoring import rank
+from recollect.service.store.store import Store
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.run import write_run
+from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import Built
-from trainer.memory.memory import Memory, open_memory
-from trainer.run import write_run
-from trainer.train_settings import TrainSettings
 
 ALL_KEYS = 1_000
 QUERY = "The court hears the goalkeeper"

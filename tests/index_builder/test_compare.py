@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from index_builder.compare.quality import measure
-from index_builder.compare.queries import Queries
-from index_builder.compare.training import run_recollect
+from recollect.index_builder.compare.quality import measure
+from recollect.index_builder.compare.queries import Queries
+from recollect.index_builder.compare.training import run_recollect
+from recollect.trainer.data.dataset import Dataset, open_dataset
+from recollect.trainer.data.split import Split
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.memory.memory import Memory, open_memory, write_defaults
+from recollect.trainer.metrics import report
 from tests.conftest import write_topics
 from tests.index_builder.comparisons import SMALL_TRAINING, Output, run, run_in_this_process
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.data.dataset import Dataset, open_dataset
-from trainer.data.split import Split
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.memory.memory import Memory, open_memory, write_defaults
-from trainer.metrics import report
 
 # Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.
 FILTER = "0 0\n0 1\n3 2\n6 4\n"
@@ -64,7 +64,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *SMALL_TRAINING]
     outputs = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("index_builder.compare.training.run_recollect", call)
+        patch.setattr("recollect.index_builder.compare.training.run_recollect", call)
         for learning_rate in (1e30, 1e-3):
             variants.write_text(VARIANT.format(learning_rate))
             outputs.append(run(*command))
@@ -87,13 +87,13 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         called.append(f"{verb} {name}")
         run_in_this_process(verb, *arguments)
 
-    monkeypatch.setattr("index_builder.compare.training.run_recollect", call)
+    monkeypatch.setattr("recollect.index_builder.compare.training.run_recollect", call)
     return called
 
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.compare.training.run_recollect", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.compare.training.run_recollect", pytest.fail)
 
 
 def queries(dataset: Dataset, split: Split | None = None, frozen: bool = True) -> Queries:
@@ -141,7 +141,7 @@ def test_same_command_continues_after_a_failure_and_trains_nothing_twice(compare
 def test_repeated_finished_comparison_only_prints_its_table(
     compared: Compared, out: Path, no_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("index_builder.compare.queries.load_checkpoint", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.compare.queries.load_checkpoint", pytest.fail)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     again = compared.again(out, "--variants", compared.variants)
     assert (again.status, again.out) == (0, compared.done.out)
@@ -167,7 +167,7 @@ def test_figures_of_each_run_equal_scores_computed_in_float64(compared: Compared
 def test_figures_are_measured_with_the_default_settings_of_the_memory(
     compared: Compared, out: Path, lambda_: float, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("index_builder.compare.quality._BLOCK_QUERIES", 3)
+    monkeypatch.setattr("recollect.index_builder.compare.quality._BLOCK_QUERIES", 3)
     path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
     memory = open_memory(path / "memory")
     changed = {"lambda": lambda_, "temperature": 0.2, "top_b": 5, "label_key_alpha": alpha}

@@ -8,13 +8,13 @@ from typing import get_args
 
 import pytest
 
-from index_builder.compare.plan import SHARED_FLAGS, plan_runs
-from index_builder.compare.training import run_recollect
-from index_builder.errors import ContestantError
-from index_builder.settings import METHODS, CompareSettings
+from recollect.index_builder.compare.plan import SHARED_FLAGS, plan_runs
+from recollect.index_builder.compare.training import run_recollect
+from recollect.index_builder.errors import ContestantError
+from recollect.index_builder.settings import METHODS, CompareSettings
+from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import write_topics
 from tests.index_builder.comparisons import run
-from trainer.train_settings import TrainSettings
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def dataset(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.compare.training.run_recollect", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.compare.training.run_recollect", pytest.fail)
 
 
 def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from index_builder.compare.comparison import Comparison
-from index_builder.compare.plots import draw_plots
-from index_builder.compare.report import html_report, markdown_report, markdown_table
-from index_builder.compare.tables import Table, plain_table, quality_table, ranked_table
+from recollect.index_builder.compare.comparison import Comparison
+from recollect.index_builder.compare.plots import draw_plots
+from recollect.index_builder.compare.report import html_report, markdown_report, markdown_table
+from recollect.index_builder.compare.tables import Table, plain_table, quality_table, ranked_table
 from tests.index_builder.comparisons import results_of
 
 SIZES = np.array([1, 1, 2])

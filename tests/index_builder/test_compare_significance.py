@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from index_builder.compare.significance import PairedTest, paired_tests, verdict
+from recollect.index_builder.compare.significance import PairedTest, paired_tests, verdict
 
 
 def compared(first: np.ndarray, second: np.ndarray) -> PairedTest:

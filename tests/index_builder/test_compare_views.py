@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.compare.quality import measure
-from index_builder.compare.queries import Queries
-from index_builder.compare.tables import plain_table
+from recollect.index_builder.compare.quality import measure
+from recollect.index_builder.compare.queries import Queries
+from recollect.index_builder.compare.tables import plain_table
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.metrics import report
 from tests.conftest import write_topics
 from tests.index_builder.comparisons import results_of
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.data.dataset import open_dataset
-from trainer.memory.memory import open_memory
-from trainer.metrics import report
 
 
 @pytest.mark.parametrize(("method", "views"), [("unidec", ["dual encoder", "classifier"]), ("rae", [])])

@@ -9,11 +9,11 @@ import pytest
 from scipy import sparse
 
 import recollect
-from index_builder.evaluation.deciles import by_frequency, count_sources, decile_of
-from index_builder.evaluation.evaluate import evaluate
-from index_builder.settings import EvaluateSettings
-from service.predictor.scoring import Votes
-from trainer.metrics import hits
+from recollect.index_builder.evaluation.deciles import by_frequency, count_sources, decile_of
+from recollect.index_builder.evaluation.evaluate import evaluate
+from recollect.index_builder.settings import EvaluateSettings
+from recollect.service.predictor.scoring import Votes
+from recollect.trainer.metrics import hits
 
 QUERIES, LABELS, INSTANCES = 12, 37, 50
 

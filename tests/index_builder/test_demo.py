@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recollect
-from service.store.store import Store
+from recollect.service.store.store import Store
 
 
 def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
@@ -21,8 +21,10 @@ def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
         for name in ("encoder.onnx", "tokenizer.json"):
             shutil.copy(built.store / "bundles" / built.version / name, folder)
 
-    monkeypatch.setattr("index_builder.build.export_encoder", copy)
-    monkeypatch.setattr("index_builder.demo.write_sample", lambda folder, _: shutil.copytree(built.dataset, folder))
+    monkeypatch.setattr("recollect.index_builder.build.export_encoder", copy)
+    monkeypatch.setattr(
+        "recollect.index_builder.demo.write_sample", lambda folder, _: shutil.copytree(built.dataset, folder)
+    )
     for run in (1, 2):
         assert recollect.main(["demo", str(tmp_path), "--no-serve"]) == 0
         printed = capsys.readouterr()
@@ -44,9 +46,9 @@ def test_demo_prints_its_url_and_serves_its_store(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("index_builder.demo.demo", lambda settings: "the table")
+    monkeypatch.setattr("recollect.index_builder.demo.demo", lambda settings: "the table")
     monkeypatch.setattr(
-        "service.process.server.serve", lambda settings, listener: served.append((settings.store, listener))
+        "recollect.service.process.server.serve", lambda settings, listener: served.append((settings.store, listener))
     )
     assert recollect.main(["demo", str(tmp_path), "--port", "0"]) == 0
     (store, listener), printed = served[0], capsys.readouterr().out
@@ -83,11 +85,11 @@ def test_demo_opens_its_url_in_a_browser_of_a_person_only(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("index_builder.demo.demo", lambda settings: "the table")
+    monkeypatch.setattr("recollect.index_builder.demo.demo", lambda settings: "the table")
 
     def connect(settings: object, listener: socket.socket) -> None:
         socket.create_connection(listener.getsockname()).close()  # a browser may connect before the server runs
 
-    monkeypatch.setattr("service.process.server.serve", connect)
+    monkeypatch.setattr("recollect.service.process.server.serve", connect)
     assert recollect.main(["demo", str(tmp_path), "--port", "0", *flags]) == 0
     assert [re.sub(r"\d+/$", "", url) for url in opened] == ["http://127.0.0.1:"] * opens

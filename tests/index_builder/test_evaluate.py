@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.evaluation.evaluate import evaluate
-from index_builder.settings import EvaluateSettings
-from service.model import open_model
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
-from service.predictor.searcher import KeyIndex
-from service.store.store import Store
+from recollect.index_builder.evaluation.evaluate import evaluate
+from recollect.index_builder.settings import EvaluateSettings
+from recollect.service.model import open_model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.searcher import KeyIndex
+from recollect.service.store.store import Store
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_limit_flag_uses_only_the_first_test_texts(built: Any) -> None:
 
 def test_number_of_queries_in_a_block_does_not_change_the_metrics(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure(built)
-    monkeypatch.setattr("index_builder.evaluation.predictions._BLOCK_QUERIES", 2)
+    monkeypatch.setattr("recollect.index_builder.evaluation.predictions._BLOCK_QUERIES", 2)
     parts = measure(built)
     for row in (whole[0], parts[0]):
         row |= {f"{name} {end}": value for name, ends in row.pop("intervals").items() for end, value in enumerate(ends)}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import recollect
-from index_builder.evaluation.evaluate import Evaluation, evaluate
-from index_builder.settings import EvaluateSettings
+from recollect.index_builder.evaluation.evaluate import Evaluation, evaluate
+from recollect.index_builder.settings import EvaluateSettings
 from tests.service.http_helpers import add_version, copy_store
 
 SECTIONS = ["Quality", "λ and recall", "Rare and frequent labels", "Hardest labels", "Hardest texts"]
@@ -132,7 +132,7 @@ def test_wrong_folder_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "with-page" / "report.html").mkdir(parents=True)
-    monkeypatch.setattr("index_builder.evaluation.evaluate.open_model", None)
+    monkeypatch.setattr("recollect.index_builder.evaluation.evaluate.open_model", None)
     assert run(built, "--report", tmp_path / place) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)

@@ -9,9 +9,9 @@ import faiss
 import numpy as np
 import pytest
 
-from index_builder import faiss_index
-from index_builder.errors import BuildError
-from index_builder.faiss_index import (
+from recollect.index_builder import faiss_index
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.faiss_index import (
     HNSW_EFFORT,
     build_index,
     check_factory,
@@ -20,8 +20,8 @@ from index_builder.faiss_index import (
     lists,
     write_index,
 )
-from index_builder.recall import exact_neighbours
-from service.predictor.searcher import KeyIndex, OpenIndex
+from recollect.index_builder.recall import exact_neighbours
+from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
 
 
@@ -199,7 +199,7 @@ def test_index_that_needs_ids_is_rejected(factory: str) -> None:
 
 
 def test_index_that_accepts_only_one_block_of_keys_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 100)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 100)
     with pytest.raises(
         BuildError, match="expected an index that accepts keys block by block.* build with --index auto"
     ):
@@ -219,7 +219,7 @@ def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(kind: str
 
 
 def test_error_names_the_row_of_a_bad_key_in_a_later_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 16)
     keys = random_keys(100)
     keys[99] = 0
     with pytest.raises(BuildError, match="row 99: expected a unit vector, found length 0;"):
@@ -230,7 +230,7 @@ def test_block_size_does_not_change_the_index_and_progress_covers_all_keys(monke
     keys, reported = random_keys(100), []
     whole, _ = build_index(keys, "hnsw", 0, reported.append)
     assert reported == [100]
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 16)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 16)
     reported.clear()
     parts, info = build_index(keys, "flat", 0, reported.append)
     assert (sum(reported), len(reported), info.keys) == (100, 7, 100)
@@ -247,7 +247,7 @@ def test_index_with_few_lists_gets_enough_keys_to_train_its_codes(capfd: pytest.
 def test_index_can_be_built_over_enriched_label_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 64)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 64)
     keys, queries = enriched(300), random_keys(20)
     index = opened(keys, kind, tmp_path)
     found = index.search(queries, 300)
@@ -276,7 +276,7 @@ def test_cpu_builds_the_same_index_if_there_is_no_gpu_and_a_message_states_the_r
 ) -> None:
     on_cuda, on_cpu = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
     np.testing.assert_array_equal(faiss.serialize_index(on_cuda), faiss.serialize_index(on_cpu))
-    lacking = "this faiss does not support GPUs; pip install 'recollect[serve-gpu]' in place of faiss-cpu"
+    lacking = "this faiss does not support GPUs; it needs recollect-xmc[gpu] in place of [cpu]"
     assert capsys.readouterr().err == f"{factory}: built on the CPU: {lacking}\n"
 
 

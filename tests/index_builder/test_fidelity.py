@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder import fidelity
-from index_builder.build import build
-from index_builder.fidelity import METRICS, exact_search, quality_changes
-from index_builder.settings import BuildSettings
-from service.model import open_model
-from service.predictor.predictor import Predictor
-from service.predictor.searcher import Neighbours
-from trainer.memory.memory import Memory, open_memory
+from recollect.index_builder import fidelity
+from recollect.index_builder.build import build
+from recollect.index_builder.fidelity import METRICS, exact_search, quality_changes
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.model import open_model
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.searcher import Neighbours
+from recollect.trainer.memory.memory import Memory, open_memory
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import pytest
 from huggingface_hub import constants
 
 import recollect
-from index_builder.errors import BuildError
-from index_builder.hub.checksums import CHECKSUMS, files_to_upload
-from index_builder.hub.download import local_run
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.hub.checksums import CHECKSUMS, files_to_upload
+from recollect.index_builder.hub.download import local_run
+from recollect.trainer.memory.memory import open_memory
 from tests.index_builder.hub_server import TOKEN, Hub, running_hub
-from trainer.memory.memory import open_memory
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 import recollect
-from index_builder.index_plots import write_index_plots
-from service.bundle.manifest import Point
+from recollect.index_builder.index_plots import write_index_plots
+from recollect.service.bundle.manifest import Point
 
 FAMILIES = ["Flat", "HNSW32,SQ8", "IVF894,RaBitQ4", "IVF894,PQ192x4fs,Refine(SQ8)"]
 
@@ -100,7 +100,7 @@ def test_build_writes_its_plots_even_if_it_publishes_nothing(
 def test_build_fails_at_once_if_the_report_folder_cannot_be_created(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.build.write_bundle_tables", pytest.fail)
     (tmp_path / "file").write_text("")
     for name in ("file", "file/below"):
         flags = ["--report", str(tmp_path / name)]

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.build import build
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from index_builder.evaluation.evaluate import evaluate
-from index_builder.lexical import Gain, measure_gain, write_lexical
-from index_builder.settings import BuildSettings, EvaluateSettings
-from service.bundle.files import LEXICAL_FILES
-from service.bundle.manifest import Manifest
-from service.model import open_model
-from service.store.store import Store
-from trainer.memory.memory import open_memory
-from trainer.run import write_run
-from trainer.train_settings import TrainSettings
+from recollect.index_builder.build import build
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.evaluation.evaluate import evaluate
+from recollect.index_builder.lexical import Gain, measure_gain, write_lexical
+from recollect.index_builder.settings import BuildSettings, EvaluateSettings
+from recollect.service.bundle.files import LEXICAL_FILES
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.model import open_model
+from recollect.service.store.store import Store
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.run import write_run
+from recollect.trainer.train_settings import TrainSettings
 
 LABELS = 6
 

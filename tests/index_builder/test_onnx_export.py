@@ -14,17 +14,17 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from index_builder import onnx_export
-from index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
-from service.bundle.manifest import EncoderInfo, Precision
-from service.predictor.encoder import QueryEncoder
+from recollect.index_builder import onnx_export
+from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
+from recollect.service.bundle.manifest import EncoderInfo, Precision
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
+from recollect.trainer.encoding.pretrained import load_pretrained
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.heads.prototypes import Prototypes
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.encoding.encoder import Encoder, UnitVectorModel
-from trainer.encoding.pretrained import load_pretrained
-from trainer.heads.adapter import Adapter
-from trainer.heads.classifier import Classifier
-from trainer.heads.prototypes import Prototypes
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
 

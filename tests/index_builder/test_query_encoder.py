@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.build import build
-from index_builder.choose_index import Target, build_chosen_index
-from index_builder.errors import BuildError
-from index_builder.ranking.artefact import fitted_for
-from index_builder.settings import BuildSettings
-from service.model import open_model
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.errors import EncoderError
-from trainer.memory.memory import QUERY_VECTORS, open_memory
+from recollect.index_builder.build import build
+from recollect.index_builder.choose_index import Target, build_chosen_index
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.ranking.artefact import fitted_for
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.model import open_model
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.errors import EncoderError
+from recollect.trainer.memory.memory import QUERY_VECTORS, open_memory
 
 
 @pytest.fixture(scope="module")
 def distilled_run(tiny_run: Path, built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny run with a distilled query encoder. Tests must not change this run."""
-    from trainer.run import write_run
-    from trainer.train_settings import TrainSettings
+    from recollect.trainer.run import write_run
+    from recollect.trainer.train_settings import TrainSettings
 
     run = Path(shutil.copytree(tiny_run, tmp_path_factory.mktemp("distilled") / "run"))
     encoder = str(tiny_run.parent / "encoder")
@@ -59,7 +59,7 @@ def test_exact_search_must_be_faster_for_a_static_encoder(
         targets.append(arguments[5])
         return build_chosen_index(*arguments)
 
-    monkeypatch.setattr("index_builder.build.build_chosen_index", choose)
+    monkeypatch.setattr("recollect.index_builder.build.build_chosen_index", choose)
     build(BuildSettings(run=distilled_run if distilled else tiny_run, store=tmp_path))
     assert [target.exact_milliseconds for target in targets] == [milliseconds] * 2
 

@@ -11,16 +11,16 @@ import faiss
 import numpy as np
 import pytest
 
-from index_builder.faiss_index import build_index
-from index_builder.recall import exact_neighbours, reachable_share, search_milliseconds
-from service.predictor.searcher import unwrapped
+from recollect.index_builder.faiss_index import build_index
+from recollect.index_builder.recall import exact_neighbours, reachable_share, search_milliseconds
+from recollect.service.predictor.searcher import unwrapped
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of, unit
 
 
 @pytest.mark.parametrize("block", [7, 64, 1_000])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_exact_neighbours_equal_a_float64_brute_force(monkeypatch: pytest.MonkeyPatch, block: int, dtype: str) -> None:
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", block)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", block)
     keys, queries = random_keys(300, dtype=dtype), random_keys(320)[300:]
     similarities = queries.astype(np.float64) @ keys.astype(np.float64).T
     expected = np.argsort(-similarities, axis=1)[:, :25]
@@ -30,7 +30,7 @@ def test_exact_neighbours_equal_a_float64_brute_force(monkeypatch: pytest.Monkey
 
 
 def test_exact_neighbours_are_all_keys_when_there_are_fewer_than_top_b(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 4)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 4)
     found = exact_neighbours(random_keys(10), random_keys(3), 200)
     assert [sorted(row) for row in found.keys.tolist()] == [list(range(10))] * 3
     assert (np.diff(found.similarities, axis=1) <= 0).all()
@@ -64,7 +64,7 @@ def test_missing_keys_of_a_short_result_count_as_not_found(tmp_path: Path) -> No
 def test_recall_over_enriched_label_keys_equals_recall_over_an_array_of_the_same_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("index_builder.faiss_index._BLOCK_KEYS", 7)
+    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 7)
     keys, queries = enriched(60), random_keys(25)
     mixed = keys[:]
     exact = exact_neighbours(mixed, queries, 10)
@@ -80,7 +80,7 @@ def test_search_time_is_measured_query_by_query_on_one_thread_until_the_time_lim
 ) -> None:
     searches = []
     ticks = itertools.count(step=0.25)  # each search takes a quarter of a second
-    monkeypatch.setattr("index_builder.recall.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("recollect.index_builder.recall.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
 
     def search(queries: np.ndarray) -> None:
         searches.append((len(queries), faiss.omp_get_max_threads()))
@@ -118,7 +118,7 @@ def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") ->
 def test_keys_that_links_connect_to_the_entry_point_are_reachable(
     monkeypatch: pytest.MonkeyPatch, factory: str, block: int
 ) -> None:
-    monkeypatch.setattr("index_builder.recall._FOLLOWED_KEYS", block)
+    monkeypatch.setattr("recollect.index_builder.recall._FOLLOWED_KEYS", block)
     chain = {key: [key + 1] for key in range(39)}
     assert reachable_share(graph_of(chain, 0, factory)) == 1
     assert reachable_share(graph_of(chain, 30, factory)) == 10 / 40

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import recollect
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.bundle.signing_key import read_signing_key
-from service.errors import BundleError, KeyFileError
-from service.store.store import Store
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.bundle.signing_key import read_signing_key
+from recollect.service.errors import BundleError, KeyFileError
+from recollect.service.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -19,8 +19,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from sklearn.utils import estimator_checks as checks
 
 import recollect
-from index_builder.estimator.targets import align, as_form, read_targets
-from recollect.sklearn import RecollectClassifier
+from recollect.sklearn import RecollectClassifier, align, as_form, read_targets
 from tests.conftest import TOPICS
 from tests.index_builder.conftest import write_tiny_encoder
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
-from index_builder.static_table import with_table
-from service.bundle.manifest import Precision
-from service.predictor.encoder import QueryEncoder
+from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
+from recollect.index_builder.static_table import with_table
+from recollect.service.bundle.manifest import Precision
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.pretrained import load_pretrained
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.static.pretrained import make_static
 from tests.index_builder.conftest import write_tiny_encoder
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.pretrained import load_pretrained
-from trainer.heads.adapter import Adapter
-from trainer.heads.classifier import Classifier
-from trainer.static.pretrained import make_static
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽", "two  spaces\tand\nlines", "word " * 40] * 6
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.build import build
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import CheckFailed
-from index_builder.evaluation.evaluate import default_metrics, evaluate
-from index_builder.onnx_export import Sample
-from index_builder.settings import BuildSettings, EvaluateSettings
-from index_builder.verify import check, encode_sample, format_checks, golden_queries
-from service.bundle.manifest import Check, Manifest
-from service.model import open_model
-from service.predictor.golden import GOLDEN, agreement, read_golden
-from service.store.store import Store
+from recollect.index_builder.build import build
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import CheckFailed
+from recollect.index_builder.evaluation.evaluate import default_metrics, evaluate
+from recollect.index_builder.onnx_export import Sample
+from recollect.index_builder.settings import BuildSettings, EvaluateSettings
+from recollect.index_builder.verify import check, encode_sample, format_checks, golden_queries
+from recollect.service.bundle.manifest import Check, Manifest
+from recollect.service.model import open_model
+from recollect.service.predictor.golden import GOLDEN, agreement, read_golden
+from recollect.service.store.store import Store
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.memory.memory import Memory, open_memory
 from tests.conftest import TOPICS
 from tests.service.http_helpers import add_version, copy_store, rehash
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.memory.memory import Memory, open_memory
 
 GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]
 
@@ -235,7 +235,7 @@ def test_gate_is_skipped_with_a_message_if_the_store_has_no_current_version(
 def test_build_fails_at_once_if_the_gate_dataset_is_missing(
     built: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("index_builder.build.write_bundle_tables", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.build.write_bundle_tables", pytest.fail)
     gate = str(tmp_path / "nowhere")
     assert recollect.main(["build", str(built.run), "--store", str(store), "--gate-dataset", gate]) == 2
     out, err = capsys.readouterr()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from index_builder.faiss_index import Keys, build_index, write_index
-from index_builder.recall import recall
-from service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
-from trainer.data.split import LabelSets
-from trainer.memory.label_keys import LabelKeys
+from recollect.index_builder.faiss_index import Keys, build_index, write_index
+from recollect.index_builder.recall import recall
+from recollect.service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.memory.label_keys import LabelKeys
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ import pytest
 from loadtests.client import Reply
 from loadtests.expected_answers import ExpectedAnswers
 from loadtests.workload import Request
-from service.model import open_model
-from service.options import resolve_options
-from service.store.store import Store
+from recollect.service.model import open_model
+from recollect.service.options import resolve_options
+from recollect.service.store.store import Store
 
 QUERY = "How doctors treat high blood pressure"
 REQUESTS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from loadtests.swaps import add_changed_version, copied_versions
-from service.model import open_model
-from service.store.store import Store
+from recollect.service.model import open_model
+from recollect.service.store.store import Store
 
 
 def files(store: Store, version: str) -> dict[str, str]:

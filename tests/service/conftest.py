@@ -21,11 +21,11 @@ VOTES = ([0], [0, 1], [])
 @pytest.fixture(scope="session")
 def write_bundle() -> Callable[..., Path]:
     """Writes a bundle with the given keys and votes. The bundle can be opened; its encoder is only a placeholder."""
-    from index_builder.faiss_index import build_index, write_index
-    from service.bundle.files import MANIFEST
-    from service.bundle.integrity import describe_files
-    from service.bundle.manifest import Indexes, Manifest
-    from service.bundle.strings import write_table
+    from recollect.index_builder.faiss_index import build_index, write_index
+    from recollect.service.bundle.files import MANIFEST
+    from recollect.service.bundle.integrity import describe_files
+    from recollect.service.bundle.manifest import Indexes, Manifest
+    from recollect.service.bundle.strings import write_table
 
     def write(
         folder: Path,
@@ -83,7 +83,7 @@ def bundle_folder(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def predictor(built: Any) -> Any:
-    from service.model import open_model
+    from recollect.service.model import open_model
 
     return open_model(built.store, built.version).predictor
 
@@ -98,9 +98,9 @@ def milvus_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def milvus_predictor(built: Any, milvus_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The same memory as that of `predictor`, with its keys in Milvus."""
-    from service.bundle.bundle import open_bundle
-    from service.milvus.removal import drop
-    from service.predictor.predictor import Predictor
+    from recollect.service.bundle.bundle import open_bundle
+    from recollect.service.milvus.removal import drop
+    from recollect.service.predictor.predictor import Predictor
     from tests.service.milvus.milvus_bundles import engine_at, write_milvus_bundle
 
     version = f"test-{secrets.token_hex(4)}"
@@ -115,7 +115,7 @@ def milvus_predictor(built: Any, milvus_uri: str, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="session")
 def move_to_milvus(milvus_uri: str) -> Iterator[Callable[[Path], Any]]:
     """Moves the keys and instances of a bundle into Milvus, and opens it."""
-    from service.milvus.removal import drop
+    from recollect.service.milvus.removal import drop
     from tests.service.milvus import milvus_bundles
 
     moved: list[Any] = []

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from service.bundle.integrity import describe_files
-from service.bundle.strings import write_table
-from service.store.store import Store
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.bundle.strings import write_table
+from recollect.service.store.store import Store
 
 # Tests wait at most this long. A compaction has the lowest priority, so it waits for all other programs.
 PATIENCE_SECONDS = 240

@@ -1,4 +1,4 @@
-"""Programs of actors: see `service.ray.actor`."""
+"""Programs of actors: see `recollect.service.ray.actor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from service.errors import BundleError
+from recollect.service.errors import BundleError
 
 
 def open_program(task: bytes) -> Callable[[bytes, int], bytes]:

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from service.bundle.manifest import Defaults
-from service.errors import SettingsError
-from service.options import max_request_cost, request_cost, resolve_options
-from service.serve_settings import ServeSettings, require_consistent
+from recollect.service.bundle.manifest import Defaults
+from recollect.service.errors import SettingsError
+from recollect.service.options import max_request_cost, request_cost, resolve_options
+from recollect.service.serve_settings import ServeSettings, require_consistent
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.test_http import is_problem
 
@@ -27,7 +27,7 @@ MEGABYTE = 1_048_000
 SLOW = """
 import os, time
 from pathlib import Path
-from service.predictor.predictor import Predictor
+from recollect.service.predictor.predictor import Predictor
 answer = Predictor.predict_together
 def predict_together(self, requests, *rest):
     if any("slow" in queries for queries, _ in requests):

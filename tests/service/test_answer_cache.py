@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.options import AnswerOptions
-from service.serving import answer_cache
-from service.serving.answer_cache import LocalAnswerCache, answer_keys
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
+from recollect.service.options import AnswerOptions
+from recollect.service.serving import answer_cache
+from recollect.service.serving.answer_cache import LocalAnswerCache, answer_keys
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import RedisServer, needs_redis, replica

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.bundle.arrays import map_array, map_offsets, map_positions, save_array
-from service.errors import BundleError
+from recollect.service.bundle.arrays import map_array, map_offsets, map_positions, save_array
+from recollect.service.errors import BundleError
 
 
 @pytest.fixture

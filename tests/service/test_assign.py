@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from service.ranking.assign import assigned_counts, best_set_sizes, expected_f1
+from recollect.service.ranking.assign import assigned_counts, best_set_sizes, expected_f1
 
 
 def by_enumeration(probabilities: np.ndarray) -> dict[tuple[int, ...], float]:

@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
-from service.errors import SettingsError
-from service.http.api_keys import ApiKey, ApiKeys, read_api_keys
-from service.serving import rate_limit
-from service.serving.rate_limit import Quota, RateLimits
+from recollect.service.errors import SettingsError
+from recollect.service.http.api_keys import ApiKey, ApiKeys, read_api_keys
+from recollect.service.serving import rate_limit
+from recollect.service.serving.rate_limit import Quota, RateLimits
 from tests.service.http_helpers import Server, serving
 
 FRONT, BATCH = "front-0123456789abcdef", "batch-0123456789abcdef"

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recollect
-from service.authenticated import Authenticator
-from service.redis_client import RedisClient
-from service.serving.answer_cache import RedisAnswerCache
-from service.telemetry.metrics import Metrics
+from recollect.service.authenticated import Authenticator
+from recollect.service.redis_client import RedisClient
+from recollect.service.serving.answer_cache import RedisAnswerCache
+from recollect.service.telemetry.metrics import Metrics
 from tests.service.http_helpers import serving
 from tests.service.redis_server import SECRET, RedisServer, needs_redis, running_redis
 

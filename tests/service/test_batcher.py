@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from service.errors import DrainingError, OverloadError
-from service.options import AnswerOptions, resolve_options
-from service.predictor.answers import Answer, Answers, ScoredLabel
-from service.predictor.predictor import Predictor
-from service.serving.batcher import Batcher
-from service.telemetry.metrics import Metrics
-from service.versions.open_versions import Lease, OpenVersions
+from recollect.service.errors import DrainingError, OverloadError
+from recollect.service.options import AnswerOptions, resolve_options
+from recollect.service.predictor.answers import Answer, Answers, ScoredLabel
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.serving.batcher import Batcher
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.open_versions import Lease, OpenVersions
 
 MAX_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
@@ -439,7 +439,9 @@ def test_batch_does_not_hang_while_it_goes_on_to_further_blocks(
     start_batcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, hung = [0.0], []
-    monkeypatch.setattr("service.serving.batcher.time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=float))
+    monkeypatch.setattr(
+        "recollect.service.serving.batcher.time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=float)
+    )
 
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher(hang_seconds=60)

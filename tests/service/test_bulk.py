@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import recollect
-from service.bulk.rows import Rows
-from service.bulk.task import Task
-from service.model import Model
+from recollect.service.bulk.rows import Rows
+from recollect.service.bulk.task import Task
+from recollect.service.model import Model
 from tests.conftest import TOPICS
 from tests.service.http_helpers import PATIENCE_SECONDS
 
 TEXTS = [sentence for sentences in TOPICS.values() for sentence in sentences]
 ROWS = [{"id": f"{number:03}", "text": text, "year": 2000 + number} for number, text in enumerate(TEXTS)]
 # Small blocks, so that a file of 35 rows has several.
-SMALL_BLOCKS = "import service.bulk.reading; service.bulk.reading.BLOCK_ROWS = 4"
+SMALL_BLOCKS = "import recollect.service.bulk.reading; recollect.service.bulk.reading.BLOCK_ROWS = 4"
 # Writes the state after every block. After the third block, the process prints its workers, and waits for its end.
 BLOCKED = f"""
 {SMALL_BLOCKS}
 import sys, time
-from service.bulk import output, pool
+from recollect.service.bulk import output, pool
 output._SECONDS_BETWEEN_STATES = 0
 write, started = output.FileOutput.write, []
 start = pool.Worker.__init__

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle.bundle import open_bundle
-from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.bundle.integrity import describe_files
-from service.errors import BundleError
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.errors import BundleError
 
 every_file = pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from service.bundle.manifest import Isotonic, Platt
-from service.ranking.calibration import calibrate, calibrate_answers, log_odds
+from recollect.service.bundle.manifest import Isotonic, Platt
+from recollect.service.ranking.calibration import calibrate, calibrate_answers, log_odds
 
 
 def test_platt_scaling_is_a_logistic_function_and_does_not_overflow() -> None:

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from service.errors import OverloadError
-from service.serving import change_threads
-from service.serving.change_threads import ChangeThreads
+from recollect.service.errors import OverloadError
+from recollect.service.serving import change_threads
+from recollect.service.serving.change_threads import ChangeThreads
 
 
 def test_change_returns_its_result_or_raises_its_error() -> None:

@@ -13,17 +13,17 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from service.errors import CompactionRunningError, SettingsError
-from service.memory.entries import PutCorrection, PutInstance, RemoveInstance
-from service.memory_log.log import number
-from service.model import open_model
-from service.process import compactions
-from service.process.compactions import require_builder
-from service.serve_settings import ServeSettings, require_consistent
-from service.storage.control_files import FolderFiles
-from service.store.compaction_lease import compaction_holder, compaction_lease
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
+from recollect.service.errors import CompactionRunningError, SettingsError
+from recollect.service.memory.entries import PutCorrection, PutInstance, RemoveInstance
+from recollect.service.memory_log.log import number
+from recollect.service.model import open_model
+from recollect.service.process import compactions
+from recollect.service.process.compactions import require_builder
+from recollect.service.serve_settings import ServeSettings, require_consistent
+from recollect.service.storage.control_files import FolderFiles
+from recollect.service.store.compaction_lease import compaction_holder, compaction_lease
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
 from tests.conftest import Built
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
 from tests.service.light_stores import until_serves
@@ -128,7 +128,7 @@ def test_only_one_process_holds_the_lease_and_a_killed_one_loses_it(
         pass
     assert compaction_holder(files) == "elsewhere:1"
     later = time.time() + 61
-    monkeypatch.setattr("service.store.compaction_lease.time.time", lambda: later)
+    monkeypatch.setattr("recollect.service.store.compaction_lease.time.time", lambda: later)
     with compaction_lease(files):
         assert compaction_holder(files) not in (None, "elsewhere:1")
     assert compaction_holder(files) is None
@@ -146,8 +146,8 @@ def test_killed_compaction_has_failed_although_its_lease_has_not_ended(
 ) -> None:
     store = Store(copy_store(built.store, tmp_path / "store"))
     program = (
-        "import os, signal; from pathlib import Path; from service.storage.control_files import FolderFiles; "
-        "from service.store.compaction_lease import compaction_lease; "
+        "import os, signal; from pathlib import Path; from recollect.service.storage.control_files import FolderFiles; "
+        "from recollect.service.store.compaction_lease import compaction_lease; "
         "lease = compaction_lease(FolderFiles(Path(os.environ['RECOLLECT_STORE']))); lease.__enter__(); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle.bundle import open_bundle
-from service.bundle.components import Components
-from service.bundle.files import BUNDLE_FILES, MANIFEST
-from service.bundle.integrity import describe_files, read_manifest
-from service.errors import BundleError
-from service.options import resolve_options
-from service.predictor.golden import check_golden
-from service.predictor.predictor import Predictor
-from service.store.store import Store
-from service.versions.opening import Opener
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.components import Components
+from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST
+from recollect.service.bundle.integrity import describe_files, read_manifest
+from recollect.service.errors import BundleError
+from recollect.service.options import resolve_options
+from recollect.service.predictor.golden import check_golden
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
+from recollect.service.versions.opening import Opener
 from tests.service.http_helpers import add_version, copy_store, flip_bit, with_changed_files
 
 QUERY = "tax on bread"

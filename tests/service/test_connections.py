@@ -20,10 +20,10 @@ import uvloop
 from structlog.testing import capture_logs
 from uvicorn.server import ServerState
 
-from service.connection import connections, write_timeout
-from service.connection.connections import Connections, usable_connections
-from service.connection.protocol import BoundedProtocol
-from service.connection.write_timeout import WriteTimeout, _acknowledged_bytes
+from recollect.service.connection import connections, write_timeout
+from recollect.service.connection.connections import Connections, usable_connections
+from recollect.service.connection.protocol import BoundedProtocol
+from recollect.service.connection.write_timeout import WriteTimeout, _acknowledged_bytes
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.raw_http import HEAD, WHOLE, answer_to, connect, next_status, received_for, statuses
 
@@ -34,8 +34,8 @@ MANY = LIVE.replace(b"/health/live", b"/openapi.json") * 100
 # Program of a server with a short write timeout. Small buffers in the kernel let answers wait in the server.
 SHORT_WRITE_TIME = """
 import socket
-from service import addresses
-from service.connection import write_timeout
+from recollect.service import addresses
+from recollect.service.connection import write_timeout
 start_listening = addresses.start_listening
 def start_with_small_buffers(bound):
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
@@ -45,7 +45,7 @@ write_timeout._WRITE_SECONDS = 0.5
 """
 # Program of a server that answers /metrics?hold only when the client disconnects.
 HOLDS = """
-from service.process import uvicorn_server
+from recollect.service.process import uvicorn_server
 create = uvicorn_server.UvicornServer.__init__
 def create_with_hold(self, app, *rest):
     async def hold(scope, receive, send):
@@ -57,7 +57,7 @@ def create_with_hold(self, app, *rest):
 uvicorn_server.UvicornServer.__init__ = create_with_hold
 """
 HELD = b"GET /metrics?hold HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\r\n"
-SHORT_RESERVED_TIME = "from service.connection import protocol\nprotocol._RESERVED_SECONDS = 0.3\n"
+SHORT_RESERVED_TIME = "from recollect.service.connection import protocol\nprotocol._RESERVED_SECONDS = 0.3\n"
 FLAGS = ("--poll-seconds", "600", "--max-connections", str(LIMIT))
 
 

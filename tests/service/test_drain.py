@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from service.store.store import Store
-from service.versions.replicas import replicas_of
+from recollect.service.store.store import Store
+from recollect.service.versions.replicas import replicas_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.raw_http import connect
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
-NEVER_QUIET = "from service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
+NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
 LONG_DRAIN = ("--drain-seconds", "3600")
 # No collector of traces listens at this address.
 TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "FASTAPI_OTEL_AUTO_CONFIGURE": "true"}
@@ -32,7 +32,7 @@ SIGTERM_DURING_IMPORT = """
 import os, signal
 class SignalOnImport:
     def find_spec(self, name, *rest):
-        if name == "service.process.worker":
+        if name == "recollect.service.process.worker":
             os.kill(os.getpid(), signal.SIGTERM)
 sys.meta_path.insert(0, SignalOnImport())
 sys.exit(recollect.main())
@@ -55,7 +55,7 @@ def test_service_ends_when_one_of_its_servers_ends(store: Path) -> None:
     prelude = """
 import asyncio, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # in all threads, until its handler exists
-from service.process import worker
+from recollect.service.process import worker
 serve_until = worker.serve_until
 async def serve(stop, servers, *rest):
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, setattr, servers[0], "should_exit", True)
@@ -76,8 +76,8 @@ def test_idle_service_stops_without_waiting(store: Path) -> None:
 
 # The sockets close at once, and the client of a new connection has enough time for its first request.
 CLOSES_AT_ONCE = """
-from service.connection import connections
-from service.process import drain
+from recollect.service.connection import connections
+from recollect.service.process import drain
 drain._QUIET_SECONDS = 0.0
 connections._FIRST_REQUEST_SECONDS = 3600.0
 """
@@ -156,7 +156,7 @@ SLOW = f"""{NEVER_QUIET}
 drain._WITHDRAW_SECONDS = 60.0
 import os, time
 from pathlib import Path
-from service.predictor import predictor
+from recollect.service.predictor import predictor
 answer = predictor.Predictor.predict_together
 def predict_together(self, requests, *rest):
     if any("slow" in queries for queries, _ in requests):
@@ -169,7 +169,7 @@ predictor.Predictor.predict_together = predict_together
 
 # The same program for a service with several workers, whose supervisor does not load the predictor.
 SLOW_WORKERS = f"""
-from service.process import server
+from recollect.service.process import server
 work = server._work
 def work_slowly(*arguments, **named):
     exec({SLOW!r}, globals())
@@ -181,7 +181,7 @@ server._work = work_slowly
 BLOCKS = """
 import os, time
 from pathlib import Path
-from service.predictor import predictor
+from recollect.service.predictor import predictor
 answer = predictor.Predictor.predict_together
 def predict_together(self, requests, *rest):
     while any("blocks" in queries for queries, _ in requests):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.predictor.encoder import QueryEncoder
-from service.predictor.predictor import Predictor
-from trainer.memory.memory import open_memory
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.service.predictor.predictor import Predictor
+from recollect.trainer.memory.memory import open_memory
 
 TEXTS = [
     "tax",

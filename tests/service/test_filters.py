@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle.bundle import open_bundle
-from service.bundle.files import MANIFEST
-from service.errors import QueryError
-from service.options import resolve_options
-from service.predictor.answers import Answer
-from service.predictor.predictor import Predictor
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.errors import QueryError
+from recollect.service.options import resolve_options
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.predictor import Predictor
 from tests.index_builder.vectors import clustered_keys, unit
 from tests.service.http_helpers import light_encoder
 
@@ -177,9 +177,9 @@ def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_exhaustive_ranking_runs_if_the_largest_search_finds_too_few_labels(
     small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
-    monkeypatch.setattr("service.predictor.exhaustive._BLOCK_VOTES", 10)
-    monkeypatch.setattr("service.predictor.exhaustive.MOST_KEYS", 5)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive._BLOCK_VOTES", 10)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive.MOST_KEYS", 5)
     answer = ask(small.predictor, deny=uids([0]), lambda_=lambda_, temperature=0.3, top_b=1, top_k=24)
     agrees(answer, small.answer(QUERY, range(1, LABELS), lambda_, 0.3, 1), 24, 1e-5)
     assert searched_top_b == [1, 4, 5]
@@ -188,7 +188,7 @@ def test_exhaustive_ranking_runs_if_the_largest_search_finds_too_few_labels(
 def test_search_with_a_filter_of_many_labels_stops_when_it_finds_enough_labels(
     small: Dense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     everything = ask(small.predictor, top_b=20, top_k=30)
     denied = everything.labels[-1].uid
     kept = ask(small.predictor, top_b=20, top_k=len(everything.labels) - 1, deny=(denied,))
@@ -199,7 +199,7 @@ def test_search_with_a_filter_of_many_labels_stops_when_it_finds_enough_labels(
 def test_allowed_label_without_any_vote_does_not_make_the_search_larger(
     small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
     allow = uids([0, LABELS - 1])  # the last label belongs to no instance
     answer = ask(small.predictor, allow=allow, lambda_=1.0, top_b=60)
     assert [label.uid for label in answer.labels] == ["label 0"]
@@ -254,14 +254,14 @@ def test_label_is_found_if_ten_thousand_keys_are_nearer_than_its_only_voter(far:
 def test_label_with_one_distant_voter_is_found_together_with_a_frequent_label(
     far: Predictor, monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
     answer = ask(far, lambda_=lambda_, allow=uids([0, 1]), top_k=2)
     assert [label.uid for label in answer.labels] == ["label 0", "label 1"]
     assert not answer.exhausted
 
 
 def test_explanation_with_too_many_terms_is_refused(far: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
+    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
     with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; set a smaller top_k"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.errors import BundleError, WrongAnswersError
-from service.model import open_model
-from service.options import resolve_options
-from service.predictor.golden import (
+from recollect.service.errors import BundleError, WrongAnswersError
+from recollect.service.model import open_model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.golden import (
     GOLDEN,
     GOLDEN_CHECK,
     GoldenQuery,
@@ -20,7 +20,7 @@ from service.predictor.golden import (
     read_golden,
     write_golden,
 )
-from service.predictor.predictor import Predictor
+from recollect.service.predictor.predictor import Predictor
 from tests.service.http_helpers import add_version, copy_store, rehash
 
 QUERY = "How doctors treat high blood pressure"

@@ -10,13 +10,13 @@ import onnxruntime
 import pytest
 import structlog
 
-from service.bundle.manifest import IndexInfo
-from service.options import resolve_options
-from service.predictor.gpu import GpuIndex, NoGpuError
-from service.predictor.predictor import Predictor
-from service.predictor.searcher import KeyIndex, OpenIndex
-from service.store.store import Store
-from service.versions.opening import Opener
+from recollect.service.bundle.manifest import IndexInfo
+from recollect.service.options import resolve_options
+from recollect.service.predictor.gpu import GpuIndex, NoGpuError
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.searcher import KeyIndex, OpenIndex
+from recollect.service.store.store import Store
+from recollect.service.versions.opening import Opener
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU, and faiss-gpu")
@@ -43,7 +43,7 @@ def test_without_a_gpu_the_cpu_gives_the_same_answers_and_a_reason(built: Any) -
 
 @needs_no_gpu
 def test_error_names_the_gpu_support_that_faiss_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoGpuError, match=r"this faiss does not support GPUs; pip install 'recollect\[serve-gpu\]'"):
+    with pytest.raises(NoGpuError, match=r"recollect-xmc\[gpu\]"):
         GpuIndex(faiss.IndexFlatIP(4))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)

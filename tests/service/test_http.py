@@ -123,7 +123,7 @@ def test_request_with_filters_as_long_as_the_body_limit_is_answered(client: http
 
 
 def test_explanation_of_a_filtered_answer_with_too_many_terms_is_refused(built: Any) -> None:
-    bounds = "from service.predictor import exhaustive; exhaustive.MAX_CHEAP_VOTES = exhaustive.MOST_KEYS = 3"
+    bounds = "from recollect.service.predictor import exhaustive; exhaustive.MAX_CHEAP_VOTES = exhaustive.MOST_KEYS = 3"
     with serving(built.store, prelude=bounds) as bounded:
         body = {"query": QUERY, "deny": ["Law"], "top_b": 1, "top_k": 7}
         assert len(httpx.post(f"{bounded.url}/predict", json=body).json()["labels"]) == 7

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.bundle.integrity import describe_files
-from service.store.locations import open_store
-from service.store.store import Store
-from service.versions.replicas import replicas_of
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
+from recollect.service.versions.replicas import replicas_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, serving, with_changed_files
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
@@ -24,7 +24,7 @@ from tests.service.test_start import children
 
 # Program of a service whose drain does not end while a client is connected. A supervisor does not load the drain.
 DRAINS_FOREVER = f"""
-from service.process import server
+from recollect.service.process import server
 work = server._work
 def work_with_a_long_drain(*arguments, **named):
     exec({NEVER_QUIET!r}, globals())

@@ -16,11 +16,11 @@ from tests.service.test_drain import SLOW
 
 HANGS = ("--max-seconds", "0.1", "--hang-seconds", "0.2")
 # Program of a server whose query "slow" never ends, and which may be silent for so many seconds.
-SILENT = SLOW + "\nfrom service.process import supervisor\nsupervisor.HANG_SECONDS = {seconds}\n"
+SILENT = SLOW + "\nfrom recollect.service.process import supervisor\nsupervisor.HANG_SECONDS = {seconds}\n"
 # Program of a service with several workers: the query "slow" never ends in the process that answers it first.
 SLOW_ONCE = f"""
 import os
-from service.process import server, supervisor
+from recollect.service.process import server, supervisor
 supervisor.HANG_SECONDS = 5.0
 work = server._work
 def work_slowly(*arguments, **named):
@@ -58,7 +58,8 @@ def test_process_with_a_hung_batch_ends_itself_with_status_1(store: Path, tmp_pa
 
 def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Path, tmp_path: Path) -> None:
     prelude = (
-        SILENT.format(seconds=5) + "from service.http import routes\nroutes.parse_body = lambda *_: time.sleep(3600)"
+        SILENT.format(seconds=5)
+        + "from recollect.service.http import routes\nroutes.parse_body = lambda *_: time.sleep(3600)"
     )
     with serving(store, prelude=prelude, STARTED=str(tmp_path / "started")) as server:
         with pytest.raises(httpx.TransportError):
@@ -69,7 +70,7 @@ def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Pa
 def test_watchdog_ends_the_process_when_its_log_is_blocked() -> None:
     program = """
 import os, time
-from service.process import liveness, supervisor
+from recollect.service.process import liveness, supervisor
 supervisor.HANG_SECONDS = 0.0
 os.set_blocking(2, False)
 try:

@@ -11,8 +11,8 @@ REPOSITORY = Path(__file__).parents[2]
 # Program with a background thread whose steps fail and are logged. It ends after the third step.
 FAILING_STEPS = """
 import threading
-from service.telemetry.logs import configure_logs
-from service.versions.background import BackgroundThread
+from recollect.service.telemetry.logs import configure_logs
+from recollect.service.versions.background import BackgroundThread
 
 configure_logs()
 steps, third = [], threading.Event()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.bundle.files import MANIFEST
-from service.bundle.integrity import read_manifest
-from service.bundle.manifest import Manifest, check_version
-from service.errors import BundleError, StoreError
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.bundle.integrity import read_manifest
+from recollect.service.bundle.manifest import Manifest, check_version
+from recollect.service.errors import BundleError, StoreError
 
 REPOSITORY = Path(__file__).parents[2]
 MISSING = object()

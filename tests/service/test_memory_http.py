@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.store.store import Store
+from recollect.service.store.store import Store
 from tests.service.http_helpers import Server, copy_store, serving
 from tests.service.redis_server import until
 from tests.service.test_http import is_problem

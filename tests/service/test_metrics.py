@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.store.store import Store
+from recollect.service.store.store import Store
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 from tests.service.light_stores import until_serves
 

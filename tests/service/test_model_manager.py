@@ -17,14 +17,14 @@ import anyio
 import httpx
 import pytest
 
-from service.http.app import create_app
-from service.serve_settings import ServeSettings
-from service.serving.batcher import Batcher
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.model_manager import ModelManager
-from service.versions.opening import Opener
-from service.versions.replicas import replicas_of
+from recollect.service.http.app import create_app
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.serving.batcher import Batcher
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.model_manager import ModelManager
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.replicas import replicas_of
 from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
@@ -124,7 +124,7 @@ def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_reques
 
 
 FAILING_STORE = """
-from service.versions import follower
+from recollect.service.versions import follower
 read, times = follower.DesiredVersion.read, iter(range(5))
 def failing_read(self):
     if next(times, 0) > 1:  # the first two calls are made at the start
@@ -220,7 +220,7 @@ def test_server_answers_all_requests_before_it_stops_on_sigterm(server: Server) 
 
 
 ERROR = """
-from service.predictor.predictor import Predictor
+from recollect.service.predictor.predictor import Predictor
 answer = Predictor.predict_together
 def predict_together(self, requests, *rest):
     if any(query.startswith("zyzzyva") for queries, _ in requests for query in queries):
@@ -273,7 +273,7 @@ def test_every_log_line_is_one_json_event(server: Server) -> None:
 
 
 def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.versions.follower._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("recollect.service.versions.follower._RETRY_SECONDS", 0.0)
     manager = following(store, poll_seconds=0.02)
     manager.open_current()
     before, broken = manager.versions.version(), store / "bundles" / "v5" / "tokenizer.json"
@@ -298,7 +298,7 @@ def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.M
 # Program of a server whose batches wait until a file exists, and which writes the queries of each batch to a file.
 WAITING = """
 import os, pathlib, threading, time
-from service.predictor import predictor
+from recollect.service.predictor import predictor
 answer = predictor.Predictor.predict_together
 def predict_when_allowed(self, requests, *rest):
     if not threading.current_thread().name.startswith("predict-"):  # a query that checks or warms up the version

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-import service.playground
+import recollect.service.playground
 from tests.service.http_helpers import Server, serving
 
-STATIC = Path(service.playground.__file__).parent / "static"
+STATIC = Path(recollect.service.playground.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
 KEY = "front-0123456789abcdef"
 

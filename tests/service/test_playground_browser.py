@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from service.bundle.strings import StringTable, write_table
+from recollect.service.bundle.strings import StringTable, write_table
 from tests.conftest import TOPICS
 from tests.service.http_helpers import add_version, copy_store, make_first, rehash, serving
 

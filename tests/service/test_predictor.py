@@ -10,12 +10,12 @@ import faiss
 import numpy as np
 import pytest
 
-from service.errors import BundleError
-from service.options import resolve_options
-from service.predictor.answers import Answer
-from service.predictor.predictor import Predictor
-from service.store.store import Store
-from trainer.memory.memory import Memory, open_memory
+from recollect.service.errors import BundleError
+from recollect.service.options import resolve_options
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
+from recollect.trainer.memory.memory import Memory, open_memory
 
 QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]
 
@@ -217,7 +217,7 @@ def test_large_batch_is_ranked_in_blocks_of_limited_memory(
     queries = [f"a query about taxes, number {number}" for number in range(9)]
     whole = predictor.predict(queries, resolve_options(predictor.defaults)).answers
     monkeypatch.setattr(
-        "service.predictor.predictor.Predictor.block_keys", 400
+        "recollect.service.predictor.predictor.Predictor.block_keys", 400
     )  # one block has two queries of 200 keys each
     for parts, expected in zip(
         predictor.predict(queries, resolve_options(predictor.defaults)).answers, whole, strict=True

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.bundle.manifest import Isotonic, Probabilities
-from service.errors import QueryError
-from service.model import Model
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
-from service.ranking.assign import expected_f1
-from service.ranking.calibration import calibrate, log_odds
+from recollect.service.bundle.manifest import Isotonic, Probabilities
+from recollect.service.errors import QueryError
+from recollect.service.model import Model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.ranking.assign import expected_f1
+from recollect.service.ranking.calibration import calibrate, log_odds
 from tests.service.http_helpers import add_version, make_first, serving
 
 QUERY = "Who must pay tax on the sale of a house"

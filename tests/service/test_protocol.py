@@ -20,8 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.connection import protocol
-from service.connection.connections import Connections
+from recollect.service.connection import protocol
+from recollect.service.connection.connections import Connections
 from tests.service.http_helpers import Server, serving
 from tests.service.raw_http import (
     BODY,
@@ -35,12 +35,12 @@ from tests.service.raw_http import (
     statuses,
 )
 
-SHORT_REQUEST_TIME = "from service.connection import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
-SHORT_IDLE_TIME = "from service.process import uvicorn_server\nuvicorn_server._KEEP_ALIVE_SECONDS = 1\n"
+SHORT_REQUEST_TIME = "from recollect.service.connection import protocol\nprotocol._REQUEST_SECONDS = 0.3\n"
+SHORT_IDLE_TIME = "from recollect.service.process import uvicorn_server\nuvicorn_server._KEEP_ALIVE_SECONDS = 1\n"
 # Program of a server whose answers take far longer than the time limit for receiving a request.
 SLOW = f"""{SHORT_REQUEST_TIME}
 import time
-from service.predictor import predictor
+from recollect.service.predictor import predictor
 answer = predictor.Predictor.predict_together
 def answer_slowly(self, requests, *rest):
     if any("bread" in queries for queries, _ in requests):

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.errors import ClusterError, ServiceError, SettingsError, WorkerError
-from service.ray.cluster import check_address, connected
+from recollect.service.errors import ClusterError, ServiceError, SettingsError, WorkerError
+from recollect.service.ray.cluster import check_address, connected
 from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.test_bulk import BLOCKED, ROWS, SMALL_BLOCKS, fails, input_changed, run, start, write_jsonl
 
@@ -37,11 +37,11 @@ os.environ[_LOOPBACK] = "0"
 KILLING = f"""
 {SMALL_BLOCKS}
 import gc, os, signal, sys, psutil
-from service.bulk import output
+from recollect.service.bulk import output
 actors, started, write = [], [], output.FileOutput.write
 def write_and_kill(self, content, rows):
     import ray
-    from service.ray.pool import ActorPool
+    from recollect.service.ray.pool import ActorPool
     write(self, content, rows)
     if rows == 4:
         start = ActorPool._start
@@ -63,7 +63,7 @@ output.FileOutput.write = write_and_kill
 WAITING = f"""
 {SMALL_BLOCKS}
 import sys
-from service.bulk import output
+from recollect.service.bulk import output
 write = output.FileOutput.write
 def write_and_wait(self, content, rows):
     write(self, content, rows)
@@ -217,7 +217,7 @@ def test_a_bundle_that_does_not_open_and_a_bad_row_are_one_message(
 @pytest.mark.slow
 def test_a_block_is_tried_again_three_times_and_then_named(cluster: str, tmp_path: Path) -> None:
     with connected(cluster, 2):
-        from service.ray.pool import ActorPool
+        from recollect.service.ray.pool import ActorPool
 
         def submit(*words: str) -> list[Future[bytes]]:
             return [pool.submit(word.encode(), first) for first, word in enumerate(words)]
@@ -251,7 +251,7 @@ def test_an_unexpected_error_ends_the_pool_and_is_named(cluster: str, monkeypatc
         raise ValueError("unexpected")
 
     with connected(cluster, 2):
-        from service.ray.pool import ActorPool, ray
+        from recollect.service.ray.pool import ActorPool, ray
 
         with ActorPool("tests.service.ray_programs", b"", 1) as pool:
             monkeypatch.setattr(ray, "get", fail)
@@ -278,7 +278,7 @@ def test_command_says_that_it_waits_for_a_core(
     cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with connected(cluster, 2):
-        from service.ray import pool
+        from recollect.service.ray import pool
 
         monkeypatch.setattr(pool, "_CHECK_SECONDS", 0.1)
         with pool.ActorPool("tests.service.ray_programs", b"", 2) as first:
@@ -327,7 +327,10 @@ def test_ray_must_be_installed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     flags = ("--input", source, "--output", source.with_name("out.jsonl"))
-    assert fails(capsys, *flags, "--ray") == "--ray: expected the package ray, found none; pip install 'recollect[ray]'"
+    assert (
+        fails(capsys, *flags, "--ray")
+        == "--ray: expected the package ray, found none; pip install 'recollect-xmc[ray]'"
+    )
     assert [each.name for each in source.parent.iterdir()] == ["in.jsonl"]
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from service.ray import session_folder as folders
-from service.ray.session_folder import session_folder
+from recollect.service.ray import session_folder as folders
+from recollect.service.ray.session_folder import session_folder
 
 _PROGRAM = """
 import sys
 from pathlib import Path
-from service.ray import session_folder as folders
+from recollect.service.ray import session_folder as folders
 
 folders._PARENT = Path(sys.argv[1])
 with folders.session_folder() as folder:

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import RedisError
-from service.redis_client import RedisClient
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
+from recollect.service.errors import RedisError
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
 from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import NEVER_POLLS, PASSWORD, RedisServer, metric, needs_redis, replica, until

@@ -10,11 +10,11 @@ import httpx
 import pytest
 import structlog
 
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.errors import KeyFileError, SettingsError
-from service.http.admin_guard import read_admin_token
-from service.reloaded_file import ReloadedFile
-from service.store.store import Store
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.errors import KeyFileError, SettingsError
+from recollect.service.http.admin_guard import read_admin_token
+from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 

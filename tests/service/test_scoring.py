@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle.values import SparseValues, Values
-from service.predictor.scoring import Ranking, cast_votes, key_weights, rank
-from service.predictor.searcher import Neighbours
+from recollect.service.bundle.values import SparseValues, Values
+from recollect.service.predictor.scoring import Ranking, cast_votes, key_weights, rank
+from recollect.service.predictor.searcher import Neighbours
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (1e-4, 0.04, 1.0, 100.0)

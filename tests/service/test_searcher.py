@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index_builder.faiss_index import build_index, write_index
-from index_builder.recall import exact_neighbours
-from service.bundle.bundle import open_bundle
-from service.bundle.manifest import IndexInfo
-from service.predictor.searcher import KeyIndex, Neighbours, OpenIndex, Searcher, merge
+from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.recall import exact_neighbours
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.manifest import IndexInfo
+from recollect.service.predictor.searcher import KeyIndex, Neighbours, OpenIndex, Searcher, merge
 from tests.index_builder.vectors import recall_of
 
 INSTANCES, LABELS, DIM = 60, 25, 8

@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 import recollect
-from service.bundle.bundle import open_bundle
-from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.bundle.signing import read_verify_keys
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.errors import BundleError, KeyFileError
-from service.store.store import Store
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
+from recollect.service.bundle.signing import read_verify_keys
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.errors import BundleError, KeyFileError
+from recollect.service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
 from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, make_first, serving
 

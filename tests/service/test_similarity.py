@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.predictor.searcher import KeyIndex
+from recollect.service.predictor.searcher import KeyIndex
 from tests.index_builder.vectors import clustered_keys, near, opened
 from tests.service.test_searcher import FACTORIES
 
@@ -53,7 +53,7 @@ def test_number_of_keys_decoded_together_does_not_change_the_similarities(
 ) -> None:
     index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
     whole = index.similarities(QUERIES[0], rows)
-    monkeypatch.setattr("service.predictor.similarity._BLOCK_KEYS", 64)
+    monkeypatch.setattr("recollect.service.predictor.similarity._BLOCK_KEYS", 64)
     np.testing.assert_array_equal(index.similarities(QUERIES[0], rows), whole)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.store.store import Store
-from service.versions.replicas import replicas_of, reports
+from recollect.service.store.store import Store
+from recollect.service.versions.replicas import replicas_of, reports
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
 from tests.service.redis_server import until
 
@@ -24,12 +24,12 @@ from tests.service.redis_server import until
 WAITING = """
 import os, time
 from pathlib import Path
-from service import addresses
-from service.process import server
+from recollect.service import addresses
+from recollect.service.process import server
 work = server._work
 def work_when_allowed(*arguments, **named):
-    from service.process import worker
-    from service.versions.opening import Opener
+    from recollect.service.process import worker
+    from recollect.service.versions.opening import Opener
     worker._WITHDRAW_SECONDS = 60.0
     open_version = Opener.open
     def open_when_allowed(self, *rest):
@@ -165,7 +165,9 @@ def test_service_that_cannot_open_its_first_version_ends_with_one_message(openin
 
 def test_connections_are_refused_before_the_service_can_answer(store: Path, tmp_path: Path) -> None:
     imports = "import os, time\nfrom pathlib import Path\nclass Wait:\n    def find_spec(self, name, *rest):\n"
-    imports += "        if name == 'service.process.worker':\n            Path(os.environ['STARTED']).touch()\n"
+    imports += (
+        "        if name == 'recollect.service.process.worker':\n            Path(os.environ['STARTED']).touch()\n"
+    )
     imports += "            while not Path(os.environ['GO']).exists():\n                time.sleep(0.01)\n"
     imports += "import sys\nsys.meta_path.insert(0, Wait())\n"
     with socket.create_server(("127.0.0.1", 0)) as unused:

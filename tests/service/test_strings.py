@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle.files import table_files
-from service.bundle.strings import StringTable, write_table
+from recollect.service.bundle.files import table_files
+from recollect.service.bundle.strings import StringTable, write_table
 
 SCRIPTS = ["plain", "naïve café", "Ελληνικά", "Русский", "עברית", "العربية", "हिन्दी", "ไทย", "中文", "日本語", "한국어"]
 SCRIPTS += ["👩‍👩‍👧 🏳️‍🌈", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢", "a\0b\r\n\tc\u2028d", "e\u0301 is not é", "\ufeff", "\U0010ffff"]

@@ -16,9 +16,9 @@ from tests.service.http_helpers import PATIENCE_SECONDS, Server
 
 PROGRAM = """
 import atexit, os, select, signal, sys, threading, time
-from service.process import supervisor
-from service.errors import ServiceError
-from service.telemetry.logs import configure_logs
+from recollect.service.process import supervisor
+from recollect.service.errors import ServiceError
+from recollect.service.telemetry.logs import configure_logs
 configure_logs()
 count, stop_seconds, on_stop = 2, 3600, lambda: None
 {}

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 
 import recollect
-from service.bundle.bundle import open_bundle
-from service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from service.bundle.signing import read_verify_keys
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.errors import BundleError
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
+from recollect.service.bundle.signing import read_verify_keys
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.errors import BundleError
 from tests.keys import write_pair
 from tests.service.http_helpers import add_version, copy_store, light_encoder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.threads import ThreadBudget, usable_cores
+from recollect.service.threads import ThreadBudget, usable_cores
 from tests.service.http_helpers import serving
 
 
@@ -43,7 +43,7 @@ def test_number_of_usable_cores_respects_the_cpu_quota_of_the_container(
 def test_cores_are_divided_among_the_workers(
     workers: int, threads: int, each: int, exceeded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.threads.usable_cores", lambda: 8)
+    monkeypatch.setattr("recollect.service.threads.usable_cores", lambda: 8)
     budget = ThreadBudget.of(workers, threads)
     assert (budget.threads, budget.exceeded) == (each, exceeded)
 
@@ -59,7 +59,7 @@ def test_libraries_use_one_thread_unless_the_user_sets_another_number(store: Pat
 
 def test_thread_variables_are_set_before_numerical_libraries_load() -> None:
     code = (
-        "import service.process.server, sys; "
+        "import recollect.service.process.server, sys; "
         "print([each for each in ('numpy', 'faiss', 'onnxruntime') if each in sys.modules])"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

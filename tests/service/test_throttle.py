@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.store.store import Store
-from service.versions import throttle
-from service.versions.opening import Opener
-from service.versions.throttle import CancelledWorkError, Throttle
+from recollect.service.store.store import Store
+from recollect.service.versions import throttle
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.throttle import CancelledWorkError, Throttle
 
 
 class Cancelled(threading.Event):

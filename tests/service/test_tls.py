@@ -19,13 +19,13 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from service.connection import tls_connection
-from service.connection.connections import Connections
-from service.connection.protocol import BoundedProtocol
-from service.connection.tls import Tls
-from service.connection.tls_connection import TlsConnection
-from service.errors import SettingsError
-from service.serve_settings import ServeSettings, require_consistent
+from recollect.service.connection import tls_connection
+from recollect.service.connection.connections import Connections
+from recollect.service.connection.protocol import BoundedProtocol
+from recollect.service.connection.tls import Tls
+from recollect.service.connection.tls_connection import TlsConnection
+from recollect.service.errors import SettingsError
+from recollect.service.serve_settings import ServeSettings, require_consistent
 from tests.service.certificates import Certificate, write_certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.redis_server import RedisServer, needs_redis
@@ -169,7 +169,7 @@ def test_tls_versions_before_1_2_are_refused(server: Server, certificate: Certif
 
 def test_new_connections_use_a_new_certificate_when_the_files_change(light_versions: Path, tmp_path: Path) -> None:
     files = write_certificate(tmp_path)
-    prelude = "from service.process import uvicorn_server\nuvicorn_server._TLS_CHECK_TICKS = 1\n"
+    prelude = "from recollect.service.process import uvicorn_server\nuvicorn_server._TLS_CHECK_TICKS = 1\n"
     with (
         serving(light_versions, "--poll-seconds", "600", *files.flags(), prelude=prelude) as server,
         httpx.Client(base_url=server.url, verify=trusting(files)) as old,

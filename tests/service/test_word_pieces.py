@@ -7,9 +7,9 @@ import random
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from service.predictor import encoder
-from service.predictor.encoder import WordPieces, treats_words_alone
-from service.predictor.predictor import Predictor
+from recollect.service.predictor import encoder
+from recollect.service.predictor.encoder import WordPieces, treats_words_alone
+from recollect.service.predictor.predictor import Predictor
 
 LIMIT = 16
 TEXTS = [

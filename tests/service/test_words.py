@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle.bundle import open_bundle
-from service.bundle.files import LEXICAL_FILES, MANIFEST
-from service.bundle.integrity import describe_files
-from service.bundle.strings import StringTable
-from service.errors import BundleError
-from service.lexical.index import write_lexical_index
-from service.options import resolve_options
-from service.predictor.answers import Answer
-from service.predictor.exhaustive import ExhaustiveRanker
-from service.predictor.predictor import Predictor
-from service.predictor.words import mix
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import LEXICAL_FILES, MANIFEST
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.bundle.strings import StringTable
+from recollect.service.errors import BundleError
+from recollect.service.lexical.index import write_lexical_index
+from recollect.service.options import resolve_options
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.exhaustive import ExhaustiveRanker
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.words import mix
 
 QUERIES = ["Who must pay tax on the sale of a house", "Galaxies", "law and football", "音楽"]
 WEIGHT = 0.3

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service.store.store import Store
-from service.versions.activation import Activation
-from service.versions.replicas import reports
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.replicas import reports
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.light_stores import TOP_K
 from tests.service.test_model_manager import Load
@@ -83,7 +83,7 @@ def test_killed_worker_is_replaced_while_the_other_worker_answers(store: Path) -
 
 
 BLOCKED = """
-from service.process import supervisor
+from recollect.service.process import supervisor
 supervisor.HANG_SECONDS = 1.0
 """
 
@@ -102,10 +102,10 @@ def test_suspended_worker_is_killed_and_replaced(store: Path, first: bool) -> No
 
 BLOCKS_EVENT_LOOP = f"""{BLOCKED}
 import time
-from service.process import server
+from recollect.service.process import server
 work = server._work
 def work_and_block(*arguments, **named):
-    from service.http import middleware
+    from recollect.service.http import middleware
     call = middleware.RequestContext.__call__
     async def blocked(self, scope, *channels):
         if scope.get("path") == "/block":
@@ -145,11 +145,11 @@ def test_workers_answer_all_requests_before_they_stop_on_sigterm(store: Path) ->
 SLOW = """
 import os, time
 from pathlib import Path
-from service.process import server
+from recollect.service.process import server
 work = server._work
 def work_slowly(*arguments, **named):
-    from service.predictor.predictor import Predictor
-    from service.process import drain
+    from recollect.service.predictor.predictor import Predictor
+    from recollect.service.process import drain
     drain._QUIET_SECONDS = 3.0  # a stopping worker must not exit between two requests of a test on a slow machine
     answer = Predictor.predict_together
     def predict_together(self, requests, *rest):

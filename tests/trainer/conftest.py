@@ -159,14 +159,14 @@ def encoder_folder(tiny_bert: TinyEncoder, tmp_path: Path) -> Path:
 
 def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Any:
     """Load an encoder as `--encoder` does."""
-    from trainer.encoding.pretrained import load_pretrained
+    from recollect.trainer.encoding.pretrained import load_pretrained
 
     return load_pretrained(str(folder), pooling, max_length, 8, "cpu")
 
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
-    from trainer.encoding.pretrained import load_pretrained
+    from recollect.trainer.encoding.pretrained import load_pretrained
 
     return load_pretrained(str(tiny_bert.folder), "auto", 32, 8, "cpu")
 
@@ -174,7 +174,7 @@ def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
 @pytest.fixture(scope="session")
 def minilm() -> Any:
     """The packaged all-MiniLM-L6-v2."""
-    from trainer.encoding.pretrained import load_pretrained
+    from recollect.trainer.encoding.pretrained import load_pretrained
 
     return load_pretrained("minilm", "auto", 128, 32, "cpu")
 

@@ -11,12 +11,12 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from trainer.data.split import LabelSets
-from trainer.distributed import Ranks
-from trainer.heads.adapter import Adapter
-from trainer.heads.head import Head
-from trainer.methods import METHODS, MethodOptions
-from trainer.sharded import Sharded
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.head import Head
+from recollect.trainer.methods import METHODS, MethodOptions
+from recollect.trainer.sharded import Sharded
 
 
 def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:

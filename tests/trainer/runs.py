@@ -88,7 +88,7 @@ class Moment(NamedTuple):
 
 # The fork server has imported the trainer, so that child processes start fast.
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["tests.trainer.runs", "trainer.run", "torch.utils.tensorboard"])
+CHILDREN.set_forkserver_preload(["tests.trainer.runs", "recollect.trainer.run", "torch.utils.tensorboard"])
 
 
 def run_recollect(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.errors import EncoderError
+from recollect.trainer.heads.adapter import Adapter, Side
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.errors import EncoderError
-from trainer.heads.adapter import Adapter, Side
 
 DIM, HIDDEN = 32, 48
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batch, Batches, Pairs
+from recollect.trainer.training.negatives import HardNegatives
 from tests.trainer.helpers import label_sets
-from trainer.randomness import Purpose, generator
-from trainer.sharded import Sharded
-from trainer.training.batches import Batch, Batches, Pairs
-from trainer.training.negatives import HardNegatives
 
 few = settings(max_examples=40, deadline=None)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.trainer.heads.centroids import Centroids
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batch, Batches
 from tests.trainer.helpers import label_sets, random_units
-from trainer.heads.centroids import Centroids
-from trainer.sharded import Sharded
-from trainer.training.batches import Batch, Batches
 
 DIM, LABELS, INSTANCES = 8, 10, 30
 WITHOUT_INSTANCE, HELD_OUT = 9, 4  # label without instances, held-out instance without labels in `values`

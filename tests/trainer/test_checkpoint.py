@@ -7,14 +7,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.errors import EncoderError
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.prototypes import Prototypes
 from tests.trainer.conftest import SAMPLE_TEXTS, load
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.errors import EncoderError
-from trainer.heads.adapter import Adapter
-from trainer.heads.classifier import Classifier
-from trainer.heads.head import Head
-from trainer.heads.prototypes import Prototypes
 
 # Heads for six labels, by name.
 HEADS: dict[str, Callable[[], Head]] = {

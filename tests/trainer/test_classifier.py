@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.sharded import Sharded
 from tests.trainer.helpers import label_sets, learned_head
-from trainer.heads.classifier import Classifier
-from trainer.sharded import Sharded
 
 LABELS, DIM, QUERIES = 9, 16, 5
 ALL_LABELS = torch.arange(LABELS)

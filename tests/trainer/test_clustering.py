@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.sharded import Sharded
-from trainer.training import clustering
-from trainer.training.clustering import Curriculum, balanced_clusters
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training import clustering
+from recollect.trainer.training.clustering import Curriculum, balanced_clusters
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

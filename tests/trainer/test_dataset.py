@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.dataset import check_unique
-from trainer.data.split import Entries, Split, SplitBuilder, StringColumn, fingerprint
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import check_unique
+from recollect.trainer.data.split import Entries, Split, SplitBuilder, StringColumn, fingerprint
+from recollect.trainer.errors import DatasetError
 
 REPOSITORY = Path(__file__).parents[2]
 LARGE = REPOSITORY.parent / "shared" / "datasets" / "yso-finna-en"
@@ -56,7 +56,7 @@ def test_where_keeps_the_label_sets_of_kept_rows_and_empties_all_other_label_set
 
 
 def test_string_column_of_many_chunks_keeps_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 2)
+    monkeypatch.setattr("recollect.trainer.data.split._CHUNK_STRINGS", 2)
     column = StringColumn()
     for number in range(5):
         column.append(f"t{number}")
@@ -120,7 +120,7 @@ class TestFingerprint:
 
     def test_fingerprint_does_not_depend_on_arrow_chunks_and_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = self.of()
-        monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 1)
+        monkeypatch.setattr("recollect.trainer.data.split._CHUNK_STRINGS", 1)
         padded = entries([("x", "before"), *LABELS, ("y", "after")])
         sliced = Entries(padded.uids[1:3], padded.texts[1:3])
         assert fingerprint(sliced, split_of(ROWS)) == whole
@@ -148,7 +148,7 @@ class TestFingerprint:
 )
 def test_reading_half_a_million_texts_takes_at_most_600_megabytes() -> None:
     read = (
-        "import sys; from pathlib import Path; from trainer.data.dataset import open_dataset;"
+        "import sys; from pathlib import Path; from recollect.trainer.data.dataset import open_dataset;"
         "dataset = open_dataset(Path(sys.argv[1])); split = dataset.read_split('train');"
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
         "print(len(split), len(dataset.labels), peak.split()[1])"

@@ -9,15 +9,15 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel
 
-from index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from service.bundle.manifest import Precision
-from service.predictor.encoder import QueryEncoder
+from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from recollect.service.bundle.manifest import Precision
+from recollect.service.predictor.encoder import QueryEncoder
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.pretrained import load_pretrained
+from recollect.trainer.encoding.tokens import TokenTable
+from recollect.trainer.memory.memory import open_memory
 from tests.trainer.conftest import TinyEncoder, Train
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.pretrained import load_pretrained
-from trainer.encoding.tokens import TokenTable
-from trainer.memory.memory import open_memory
 
 TEXTS = ["quick Brown fox", "x", "lazy dog " * 6, "garden chair red blue paint"]
 

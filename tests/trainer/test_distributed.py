@@ -21,21 +21,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from recollect.trainer import distributed
+from recollect.trainer.distributed import ALONE, Ranks, process_group
+from recollect.trainer.encoding.keys import Keys
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.methods import losses
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training import clustering
+from recollect.trainer.training.clustering import balanced_clusters
+from recollect.trainer.training.negatives import mine
+from recollect.trainer.training.training_state import Progress, load_state, save_state
+from recollect.trainer.training.validation import Validation
 from tests.trainer.helpers import label_sets, random_sets, random_units
 from tests.trainer.test_objective import ALL, Problem, assert_same
 from tests.trainer.test_training_state import new_learner
-from trainer import distributed
-from trainer.distributed import ALONE, Ranks, process_group
-from trainer.encoding.keys import Keys
-from trainer.errors import TrainingError
-from trainer.heads.prototypes import Prototypes
-from trainer.methods import losses
-from trainer.sharded import Sharded
-from trainer.training import clustering
-from trainer.training.clustering import balanced_clusters
-from trainer.training.negatives import mine
-from trainer.training.training_state import Progress, load_state, save_state
-from trainer.training.validation import Validation
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recollect.trainer.encoding.encoder import Encoder, embed
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.heads.adapter import Side
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from tests.trainer.conftest import SAMPLE_TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.encoding.encoder import Encoder, embed
-from trainer.encoding.tokens import VectorTable
-from trainer.heads.adapter import Side
-from trainer.heads.dual_encoder import VectorDualEncoder
 
 DIM, LABELS = 32, 4  # as many as there are sample texts
 METHODS = ["rae", "prime", "unidec"]

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data.dataset import Dataset, open_dataset
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import Dataset, open_dataset
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 

@@ -8,9 +8,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from trainer.encoding.encoder import Encoder, choose_device
-from trainer.encoding.pretrained import _packaged_folder, load_pretrained
-from trainer.errors import EncoderError
+from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.encoding.pretrained import _packaged_folder, load_pretrained
+from recollect.trainer.errors import EncoderError
 
 TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden chair red blue paint", "the lawn the lawn"]
 
@@ -69,7 +69,7 @@ def test_order_and_batch_size_do_not_change_vectors(
     tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
 ) -> None:
     expected = tiny_encoder.encode(TEXTS, 32)
-    monkeypatch.setattr("trainer.encoding.encoder._BATCH_TOKENS", {"cpu": batch_tokens})
+    monkeypatch.setattr("recollect.trainer.encoding.encoder._BATCH_TOKENS", {"cpu": batch_tokens})
     np.testing.assert_allclose(tiny_encoder.encode(TEXTS[::-1], 32)[::-1], expected, atol=1e-5)
 
 
@@ -95,7 +95,7 @@ def test_text_that_gives_no_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> N
 
 
 def test_progress_callback_counts_all_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.encoding.encoder._BATCH_TOKENS", {"cpu": 20})
+    monkeypatch.setattr("recollect.trainer.encoding.encoder._BATCH_TOKENS", {"cpu": 20})
     done: list[int] = []
     tiny_encoder.encode(TEXTS, 32, done.append)
     assert len(done) > 1

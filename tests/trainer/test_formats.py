@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
-from trainer.data.dataset import FORMATS, open_dataset
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import FORMATS, open_dataset
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 

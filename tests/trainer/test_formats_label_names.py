@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.dataset import FORMATS, open_dataset
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import FORMATS, open_dataset
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 

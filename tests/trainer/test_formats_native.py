@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.dataset import open_dataset
-from trainer.data.split import Split
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.split import Split
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 
@@ -99,7 +99,7 @@ def test_line_numbers_of_errors_count_blank_lines(read: Read) -> None:
 
 
 def test_file_of_many_chunks_keeps_all_rows(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.split._CHUNK_STRINGS", 3)
+    monkeypatch.setattr("recollect.trainer.data.split._CHUNK_STRINGS", 3)
     split = read(*({"text": f"t{row}", "labels": [row % 3]} for row in range(10)))
     assert split.entries.texts.to_pylist() == [f"t{row}" for row in range(10)]
 

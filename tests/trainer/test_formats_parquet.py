@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data.dataset import open_dataset
-from trainer.data.split import Split
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.split import Split
+from recollect.trainer.errors import DatasetError
 
 LABELS = {"label": ["red", "green", "blue"], "text": ["Red", "Green", "Blue"]}
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from trainer.data.dataset import FORMATS, open_dataset
-from trainer.data.split import Split
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import FORMATS, open_dataset
+from recollect.trainer.data.split import Split
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from trainer.data.dataset import FORMATS, open_dataset
-from trainer.data.split import Split
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import FORMATS, open_dataset
+from recollect.trainer.data.split import Split
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 
@@ -142,7 +142,7 @@ def test_bad_matrix_is_refused_and_the_error_names_file_and_line(
 
 
 def test_matrix_of_many_chunks_equals_the_matrix_of_one_chunk(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.formats.matrices._CHUNK_LINES", 1)
+    monkeypatch.setattr("recollect.trainer.data.formats.matrices._CHUNK_LINES", 1)
     assert label_sets(read(raw)) == [[0, 2], [1]]
 
 

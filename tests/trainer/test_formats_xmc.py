@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.dataset import FORMATS, Dataset, open_dataset
-from trainer.data.split import Split
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import FORMATS, Dataset, open_dataset
+from recollect.trainer.data.split import Split
+from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
 

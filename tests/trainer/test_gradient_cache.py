@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.training.gradient_cache import Embedder, Part
 from tests.trainer.conftest import LABELS, SAMPLE_TEXTS, TEXTS
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.encoding.tokens import VectorTable
-from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.training.gradient_cache import Embedder, Part
 
 
 class Learner(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.shared_inputs import check_same_dataset, check_shared_folder
 from tests.trainer.runs import PATIENCE_SECONDS, USUAL, results
-from trainer.distributed import ALONE, Ranks
-from trainer.errors import TrainingError
-from trainer.shared_inputs import check_same_dataset, check_shared_folder
 
 REPOSITORY = Path(__file__).parents[2]
 DIGEST = "ab" * 32

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from service.bundle.values import SparseValues
-from service.predictor import scoring, searcher
-from trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.service.bundle.values import SparseValues
+from recollect.service.predictor import scoring, searcher
+from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (0.01, 0.04, 0.3)

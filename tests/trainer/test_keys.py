@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.heads.adapter import Side
+from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.memory import memory_writer
+from recollect.trainer.memory.memory import MemoryPlan
+from recollect.trainer.memory.memory_writer import write_memory
 from tests.trainer.conftest import LABELS, TEXTS
 from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
-from trainer.data.dataset import open_dataset
-from trainer.distributed import ALONE, Ranks
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
-from trainer.encoding.tokens import VectorTable
-from trainer.heads.adapter import Side
-from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.memory import memory_writer
-from trainer.memory.memory import MemoryPlan
-from trainer.memory.memory_writer import write_memory
 
 DIM = 12
 

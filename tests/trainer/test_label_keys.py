@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.keys import EncodedTexts
+from recollect.trainer.memory import label_keys
+from recollect.trainer.memory.label_keys import LabelInputs, LabelKeys
+from recollect.trainer.memory.memory import Memory, MemoryPlan, open_memory
+from recollect.trainer.memory.memory_writer import write_memory
 from tests.trainer.helpers import label_sets, random_units
-from trainer.data.dataset import open_dataset
-from trainer.data.split import LabelSets
-from trainer.distributed import ALONE
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.keys import EncodedTexts
-from trainer.memory import label_keys
-from trainer.memory.label_keys import LabelInputs, LabelKeys
-from trainer.memory.memory import Memory, MemoryPlan, open_memory
-from trainer.memory.memory_writer import write_memory
 
 DIM, LABELS = 8, 6
 # Label 4 has no instance, label 5 has one instance, and instance 3 has no label.

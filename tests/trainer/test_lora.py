@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2Model
 
+from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
+from recollect.trainer.encoding.lora import add_lora, merged_weights
+from recollect.trainer.encoding.pretrained import load_pretrained
 from tests.trainer.conftest import SAMPLE_TEXTS, TinyEncoder, Train
 from tests.trainer.runs import training
-from trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
-from trainer.encoding.lora import add_lora, merged_weights
-from trainer.encoding.pretrained import load_pretrained
 
 RANK = 2
 
@@ -82,7 +82,7 @@ def test_missing_package_is_named_before_anything_is_written(
     outcome = train("--encoder", tiny_llama.folder, "--train", "full", "--lora", RANK)
     assert outcome.status == 2
     assert (
-        f"--lora {RANK}: expected the package peft, found it not installed; pip install 'recollect[lora]'"
+        f"--lora {RANK}: expected the package peft, found it not installed; pip install 'recollect-xmc[lora]'"
         in outcome.message
     )
     assert not run_folder.exists()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.methods import losses
+from recollect.trainer.methods import losses
 
 
 class Pool(NamedTuple):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from recollect.trainer.methods import losses
 from tests.trainer.test_losses import Pool, average, draw, every_pool, value_and_gradients
-from trainer.methods import losses
 
 MARGINS = [(0.1, 0.3), (0.2, 0.2), (0.0, 1.0)]
 every_margin = pytest.mark.parametrize("margin", MARGINS, ids=["clipped", "fixed", "wide"])

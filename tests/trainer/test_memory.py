@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.data.dataset import Dataset, open_dataset
-from trainer.distributed import ALONE
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
-from trainer.encoding.tokens import VectorTable
-from trainer.errors import MemoryFolderError
-from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.memory.memory import (
+from recollect.trainer.data.dataset import Dataset, open_dataset
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.memory.memory import (
     DEFAULTS,
     MemoryPlan,
     is_complete,
@@ -26,7 +25,8 @@ from trainer.memory.memory import (
     saved_plan,
     write_defaults,
 )
-from trainer.memory.memory_writer import write_memory
+from recollect.trainer.memory.memory_writer import write_memory
+from tests.trainer.helpers import learned_adapter, learned_head
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ CHUNK_STARTS = [0, 4, 8, 12, 14, 18]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.memory.memory_writer._CHUNK_TEXTS", CHUNK)
+    monkeypatch.setattr("recollect.trainer.memory.memory_writer._CHUNK_TEXTS", CHUNK)
 
 
 class Writer:
@@ -262,7 +262,7 @@ class TestInterruptedMemory:
     ) -> None:
         writer.write(tmp_path / "whole")
         writer.write_until(2, tmp_path / "memory")
-        monkeypatch.setattr("trainer.memory.memory_writer._CHUNK_TEXTS", 5)
+        monkeypatch.setattr("recollect.trainer.memory.memory_writer._CHUNK_TEXTS", 5)
         assert writer.write(tmp_path / "memory") == KEYS - 8
         resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
         np.testing.assert_allclose(resumed, whole, atol=1e-6)
@@ -290,13 +290,13 @@ class TestInterruptedMemory:
 KILLED_IN_CHUNK = """
 import os, signal, sys
 from pathlib import Path
-from trainer.memory import memory_writer
-from trainer.encoding.pretrained import load_pretrained
-from trainer.encoding.encoder import Encoder
-from trainer.data.dataset import open_dataset
-from trainer.encoding.keys import EncodedTexts
-from trainer.memory.memory import MemoryPlan
-from trainer.distributed import ALONE
+from recollect.trainer.memory import memory_writer
+from recollect.trainer.encoding.pretrained import load_pretrained
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.encoding.keys import EncodedTexts
+from recollect.trainer.memory.memory import MemoryPlan
+from recollect.trainer.distributed import ALONE
 
 memory_writer._CHUNK_TEXTS = 4
 real, chunks = Encoder.encode, []

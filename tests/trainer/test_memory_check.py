@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.encoding.tokens import TokenTable
-from trainer.errors import TrainingError
-from trainer.heads.classifier import Classifier
-from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.heads.prototypes import Prototypes
-from trainer.training import memory_check
-from trainer.training.gradient_cache import Embedder, Part
-from trainer.training.memory_check import explain_out_of_memory, free_bytes, kept_tokens, require_memory
+from recollect.trainer.encoding.tokens import TokenTable
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.training import memory_check
+from recollect.trainer.training.gradient_cache import Embedder, Part
+from recollect.trainer.training.memory_check import explain_out_of_memory, free_bytes, kept_tokens, require_memory
 
 LENGTHS = [3, 9, 5, 8, 7]
 

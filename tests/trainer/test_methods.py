@@ -8,6 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.methods import METHODS, MethodOptions, SymmetricOptions
+from recollect.trainer.methods.scored import Scored, ScoredLabels
+from recollect.trainer.methods.supcon import PSL
+from recollect.trainer.settings import MethodName, TripletKind
+from recollect.trainer.train_settings import TrainSettings
 from tests.trainer.helpers import options
 from tests.trainer.test_losses import (
     Pool,
@@ -19,14 +27,6 @@ from tests.trainer.test_losses import (
     written_softmax,
 )
 from tests.trainer.test_losses_prime import written_regulariser, written_triplet, written_triplet_sum
-from trainer.distributed import ALONE
-from trainer.heads.classifier import Classifier
-from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, MethodOptions, SymmetricOptions
-from trainer.methods.scored import Scored, ScoredLabels
-from trainer.methods.supcon import PSL
-from trainer.settings import MethodName, TripletKind
-from trainer.train_settings import TrainSettings
 
 WITH_PSL = ["unidec", "supcon"]
 VIEWS = {"prime": 2, "unidec": 2}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from napkinxc import metrics as napkinxc
 from scipy.sparse import csr_array, csr_matrix
 
-from trainer.metrics import (
+from recollect.trainer.metrics import (
     hits,
     macro_f1_at,
     ndcg_at,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from recollect.trainer.heads.momentum_centroids import MomentumCentroids
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batches
 from tests.trainer.helpers import random_units
 from tests.trainer.test_centroids import (
     DIM,
@@ -18,9 +21,6 @@ from tests.trainer.test_centroids import (
     WITHOUT_INSTANCE,
     written,
 )
-from trainer.heads.momentum_centroids import MomentumCentroids
-from trainer.sharded import Sharded
-from trainer.training.batches import Batches
 
 
 def started() -> MomentumCentroids:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.negatives import HardNegatives, mine
 from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
-from trainer.distributed import ALONE
-from trainer.sharded import Sharded
-from trainer.training.negatives import HardNegatives, mine
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,20 +10,20 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.methods import METHODS, MethodOptions, losses
+from recollect.trainer.methods.scored import Scored, ScoredLabels
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training import objective
+from recollect.trainer.training.batches import Batch, Batches
+from recollect.trainer.training.gradient_cache import Embedder
+from recollect.trainer.training.negatives import HardNegatives
+from recollect.trainer.training.objective import Objective
 from tests.trainer.helpers import learned_adapter, learned_head
-from trainer.data.split import LabelSets
-from trainer.distributed import ALONE, Ranks
-from trainer.encoding.tokens import VectorTable
-from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS, MethodOptions, losses
-from trainer.methods.scored import Scored, ScoredLabels
-from trainer.sharded import Sharded
-from trainer.training import objective
-from trainer.training.batches import Batch, Batches
-from trainer.training.gradient_cache import Embedder
-from trainer.training.negatives import HardNegatives
-from trainer.training.objective import Objective
 
 INSTANCES, LABELS, DIM = 30, 40, 8
 TEMPERATURE = 0.1

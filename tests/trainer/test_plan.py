@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import recollect
+from recollect.trainer.plan.hours import estimate_hours
+from recollect.trainer.plan.listing import listing
+from recollect.trainer.plan.memory import Part, Sizes, parts, peak_bytes
+from recollect.trainer.plan.plan import Plan
+from recollect.trainer.plan.trial import STEPS, Trial
+from recollect.trainer.recipe import Recipe
 from tests.trainer.runs import USUAL, training
-from trainer.plan.hours import estimate_hours
-from trainer.plan.listing import listing
-from trainer.plan.memory import Part, Sizes, parts, peak_bytes
-from trainer.plan.plan import Plan
-from trainer.plan.trial import STEPS, Trial
-from trainer.recipe import Recipe
 
 REPOSITORY = Path(__file__).parents[2]
 

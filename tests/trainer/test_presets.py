@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import recollect
-from index_builder.settings import EvaluateSettings
+from recollect.index_builder.settings import EvaluateSettings
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.presets.preset import Preset, all_presets, find_preset
+from recollect.trainer.train_settings import TrainSettings
 from tests.trainer.conftest import TinyEncoder
 from tests.trainer.runs import training
-from trainer.errors import TrainingError
-from trainer.presets.preset import Preset, all_presets, find_preset
-from trainer.train_settings import TrainSettings
 
 RAE = "rae/lf-amazontitles-131k"
 PRIME = "prime/lf-amazontitles-131k"
@@ -71,7 +71,7 @@ def test_every_source_of_a_file_is_used() -> None:
     for preset in all_presets().values():
         by_file.setdefault(preset.name.partition("/")[0], []).append(preset)
     assert {f"{name}.toml" for name in by_file} == {
-        file.name for file in files("trainer.presets").iterdir() if file.name.endswith(".toml")
+        file.name for file in files("recollect.trainer.presets").iterdir() if file.name.endswith(".toml")
     }
     for presets in by_file.values():
         text = " ".join(str(preset) for preset in presets)
@@ -111,7 +111,7 @@ def test_details_show_each_value_with_its_source_and_the_commands(
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("recollect ") and "--" in line]
     assert [command[0] for command in commands] == ["train", "build", "evaluate"]
     for name, *arguments in commands:
-        recollect._from_arguments(name, arguments)  # the command is valid
+        recollect.command_line._from_arguments(name, arguments)  # the command is valid
 
 
 def test_json_has_all_presets_or_one(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5Model
 
+from recollect.trainer.encoding.pretrained import _packaged_folder, load_pretrained
+from recollect.trainer.errors import EncoderError
 from tests.trainer.conftest import load
-from trainer.encoding.pretrained import _packaged_folder, load_pretrained
-from trainer.errors import EncoderError
 
 
 class TestPackagedEncoder:

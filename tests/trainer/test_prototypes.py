@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.settings import PrototypeToken
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batches
 from tests.trainer.helpers import label_sets, learned_head
-from trainer.heads.prototypes import Prototypes
-from trainer.settings import PrototypeToken
-from trainer.sharded import Sharded
-from trainer.training.batches import Batches
 
 LABELS, DIM, BANK = 24, 64, 5
 WITHOUT_INSTANCE = 7

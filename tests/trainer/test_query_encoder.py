@@ -13,26 +13,26 @@ import torch
 from scipy import sparse
 
 import recollect
+from recollect.trainer.data.split import Entries, Split, no_pairs
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.tokens import TokenBags
+from recollect.trainer.errors import EncoderError, TrainingError
+from recollect.trainer.memory.label_keys import mix
+from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
+from recollect.trainer.memory.memory import QUERY_VECTORS, open_memory
+from recollect.trainer.run_folder import RunFolder
+from recollect.trainer.static import distil as distillation
+from recollect.trainer.static import query_encoder
+from recollect.trainer.static.distil import Lesson, Target, distil
+from recollect.trainer.static.pretrained import make_static
+from recollect.trainer.static.query_encoder import check_query_encoder, load_query_encoder
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training.validation import hold_out
 from tests.trainer.conftest import TinyEncoder, load
 from tests.trainer.helpers import label_sets, random_units
 from tests.trainer.runs import KILLED, Moment, Train, results, run_recollect, texts
 from tests.trainer.test_tune import random_run
-from trainer.data.split import Entries, Split, no_pairs
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.tokens import TokenBags
-from trainer.errors import EncoderError, TrainingError
-from trainer.memory.label_keys import mix
-from trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
-from trainer.memory.memory import QUERY_VECTORS, open_memory
-from trainer.run_folder import RunFolder
-from trainer.static import distil as distillation
-from trainer.static import query_encoder
-from trainer.static.distil import Lesson, Target, distil
-from trainer.static.pretrained import make_static
-from trainer.static.query_encoder import check_query_encoder, load_query_encoder
-from trainer.train_settings import TrainSettings
-from trainer.training.validation import hold_out
 
 STATIC = ["--query-encoder", "static"]
 
@@ -167,7 +167,7 @@ class TestRun:
 
     def test_killed_distillation_starts_again(self, flags: list[object], run_folder: Path, tmp_path: Path) -> None:
         again = [*flags, "--epochs", 0, *STATIC]
-        moment = Moment("trainer.static.query_encoder._store_vectors")
+        moment = Moment("recollect.trainer.static.query_encoder._store_vectors")
         assert run_recollect(again, tmp_path / "log", moment) == [KILLED]
         memory = open_memory(run_folder / "memory")
         with pytest.raises(EncoderError, match="run the same `recollect train` again"):

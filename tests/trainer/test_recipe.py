@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import TrainingError
-from trainer.methods import METHODS
-from trainer.recipe import Recipe
-from trainer.train_settings import TrainSettings
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.methods import METHODS
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.train_settings import TrainSettings
 
 ENCODER = {"name": "minilm", "pooling": "mean", "max_length": 128, "label_max_length": 32}
 

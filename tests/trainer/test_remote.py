@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 import recollect
+from recollect.trainer.encoding.checkpoint import save_checkpoint
+from recollect.trainer.encoding.remote import EncodeChunks, open_program
+from recollect.trainer.errors import EncoderError, TrainingError
+from recollect.trainer.memory import memory_writer
+from recollect.trainer.run import write_run
+from recollect.trainer.train_settings import TrainSettings
 from tests.trainer.conftest import load
-from trainer.encoding.checkpoint import save_checkpoint
-from trainer.encoding.remote import EncodeChunks, open_program
-from trainer.errors import EncoderError, TrainingError
-from trainer.memory import memory_writer
-from trainer.run import write_run
-from trainer.train_settings import TrainSettings
 
 PATIENCE_SECONDS = 300
-SMALL_CHUNKS = "from trainer.memory import memory_writer\nmemory_writer._CHUNK_TEXTS = 4"
+SMALL_CHUNKS = "from recollect.trainer.memory import memory_writer\nmemory_writer._CHUNK_TEXTS = 4"
 
 
 @contextlib.contextmanager

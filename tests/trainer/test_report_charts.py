@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from trainer.report.charts import Line, bar_chart, line_chart
-from trainer.report.page import Cell, Section, Table, html_page
-from trainer.report.scale import Axis, Scale
+from recollect.trainer.report.charts import Line, bar_chart, line_chart
+from recollect.trainer.report.page import Cell, Section, Table, html_page
+from recollect.trainer.report.scale import Axis, Scale
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<script>alert(\"x\")</script> & 'y'"

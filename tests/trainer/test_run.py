@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 import recollect
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.errors import MemoryFolderError, TrainingError
+from recollect.trainer.memory.memory import DEFAULTS, open_memory
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.run_folder import RunFolder, TrainingResult
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training.training_state import Progress
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
 from tests.trainer.runs import Outcome, Train
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.errors import MemoryFolderError, TrainingError
-from trainer.memory.memory import DEFAULTS, open_memory
-from trainer.recipe import Recipe
-from trainer.run_folder import RunFolder, TrainingResult
-from trainer.train_settings import TrainSettings
-from trainer.training.training_state import Progress
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from recollect.trainer import progress_bar
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.training import run_log
+from recollect.trainer.training.run_log import RunLog
+from recollect.trainer.training.training_state import Progress
 from tests.trainer.helpers import Clock
-from trainer import progress_bar
-from trainer.errors import TrainingError
-from trainer.training import run_log
-from trainer.training.run_log import RunLog
-from trainer.training.training_state import Progress
 
 
 class Terminal(io.StringIO):

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trainer.data.dataset import open_dataset
-from trainer.data.sample import SampleCounts, write_sample
-from trainer.data.stdlib.modules import read_modules
-from trainer.data.stdlib.sentences import sentences
-from trainer.errors import DatasetError
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.data.sample import SampleCounts, write_sample
+from recollect.trainer.data.stdlib.modules import read_modules
+from recollect.trainer.data.stdlib.sentences import sentences
+from recollect.trainer.errors import DatasetError
 
 # This program writes the sample into a folder and prints the counts and the imported modules.
 WRITE = """
 import json, sys
 from pathlib import Path
-from trainer.data.sample import write_sample
+from recollect.trainer.data.sample import write_sample
 counts = write_sample(Path(sys.argv[1]))
 print(json.dumps([[counts.labels, counts.train, counts.test], sorted(sys.modules)]))
 """
@@ -138,7 +138,7 @@ def test_module_whose_source_cannot_be_parsed_is_skipped(tmp_path: Path, monkeyp
     (tmp_path / "json.py").write_text("print 'a Python of old'")
     (tmp_path / "colorsys.py").write_bytes("# coding: latin-1\n'''Café.'''".encode("latin-1"))
     (tmp_path / "mine.py").write_text("'''Not of the library.'''")
-    monkeypatch.setattr("trainer.data.stdlib.modules.sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("recollect.trainer.data.stdlib.modules.sysconfig.get_path", lambda _: str(tmp_path))
     modules = read_modules()
     assert modules["colorsys"].docstring == "Café."
     assert not {"json", "mine"} & modules.keys()
@@ -175,7 +175,7 @@ def test_disk_error_while_writing_the_sample_leaves_no_files(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.data.sample._write_lines", full)
+    monkeypatch.setattr("recollect.trainer.data.sample._write_lines", full)
     with pytest.raises(OSError, match="No space left"):
         write_sample(tmp_path / "sample")
     assert not list(tmp_path.iterdir())
@@ -184,7 +184,9 @@ def test_disk_error_while_writing_the_sample_leaves_no_files(
 @pytest.fixture
 def one_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the standard library by one function, so that writing is quick."""
-    monkeypatch.setattr("trainer.data.sample.read_docstrings", lambda: {"math.sqrt": ["Return the square root of x."]})
+    monkeypatch.setattr(
+        "recollect.trainer.data.sample.read_docstrings", lambda: {"math.sqrt": ["Return the square root of x."]}
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.trainer.memory import search
+from recollect.trainer.memory.search import nearest, nearest_among, nearest_approximate
 from tests.trainer.helpers import random_units, unit
-from trainer.memory import search
-from trainer.memory.search import nearest, nearest_among, nearest_approximate
 
 # `cpu:0` runs the torch search, which GPUs use, on the CPU.
 DEVICES = ("cpu", "cpu:0")

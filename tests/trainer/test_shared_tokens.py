@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.shared_tokens import share_tokens
+from recollect.trainer.encoding.tokens import TokenTable
 from tests.trainer.conftest import TEXTS
-from trainer.distributed import ALONE, Ranks
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.shared_tokens import share_tokens
-from trainer.encoding.tokens import TokenTable
 
 
 class Waiting(Ranks):

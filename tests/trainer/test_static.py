@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.static import model as model_file
+from recollect.trainer.static.model import StaticModel
+from recollect.trainer.static.pretrained import make_static
 from tests.trainer.conftest import TEXTS, TinyEncoder, load
 from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, training, weights
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.static import model as model_file
-from trainer.static.model import StaticModel
-from trainer.static.pretrained import make_static
 
 TOKENS, DIM = 20, 6
 # Without held-out instances, the checkpoint is the newest model instead of the best one.
@@ -145,8 +145,8 @@ class TestTraining:
     ) -> None:
         assert run("--out", tmp_path / "never", *NEWEST) == 0, (tmp_path / "log").read_text()
         for moment in (
-            Moment("trainer.training.objective.Objective.backward", 8),
-            Moment("trainer.training.train.save_state", 2),
+            Moment("recollect.trainer.training.objective.Objective.backward", 8),
+            Moment("recollect.trainer.training.train.save_state", 2),
         ):
             assert run("--out", tmp_path / "run", *NEWEST, "--resume", killed=moment) == KILLED
         assert run("--out", tmp_path / "run", *NEWEST, "--resume") == 0, (tmp_path / "log").read_text()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from recollect.trainer.training import stopwatch
+from recollect.trainer.training.stopwatch import Stopwatch, peak_memory_bytes
 from tests.trainer.helpers import Clock
-from trainer.training import stopwatch
-from trainer.training.stopwatch import Stopwatch, peak_memory_bytes
 
 
 @pytest.fixture

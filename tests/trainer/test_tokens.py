@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from recollect.trainer.encoding.tokens import TokenTable, VectorTable, batches_by_length
 from tests.trainer.conftest import TinyEncoder
-from trainer.encoding.tokens import TokenTable, VectorTable, batches_by_length
 
 TEXTS = ["quick Brown fox", "x", "lazy dog " * 30, "Café naïve ABC", "garden chair red blue paint", "", "the lawn"]
 MAX_LENGTH = 9
@@ -41,7 +41,7 @@ class TestTokenTable:
     def test_token_ids_do_not_depend_on_the_chunk_size(
         self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, chunk: int, as_arrow: bool
     ) -> None:
-        monkeypatch.setattr("trainer.encoding.tokens._CHUNK_TEXTS", chunk)
+        monkeypatch.setattr("recollect.trainer.encoding.tokens._CHUNK_TEXTS", chunk)
         texts = pa.array(TEXTS, type=pa.large_string()) if as_arrow else TEXTS
         table = TokenTable.of(texts, tokenizer, MAX_LENGTH, pad_id=1)
         expected = [ids_of(tokenizer, text) for text in TEXTS]

@@ -15,23 +15,23 @@ import pytest
 import torch
 
 import recollect
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.tokens import TokenTable
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.memory.memory import DEFAULTS, open_memory
+from recollect.trainer.methods import METHODS
+from recollect.trainer.metrics import propensity_weights
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training import run_log
+from recollect.trainer.training import train as loop
+from recollect.trainer.training.validation import Validation
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files, label_sets
 from tests.trainer.runs import LEFT, Train, metrics, results, texts, training, weights
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.tokens import TokenTable
-from trainer.heads.adapter import Adapter
-from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.heads.prototypes import Prototypes
-from trainer.memory.memory import DEFAULTS, open_memory
-from trainer.methods import METHODS
-from trainer.metrics import propensity_weights
-from trainer.recipe import Recipe
-from trainer.train_settings import TrainSettings
-from trainer.training import run_log
-from trainer.training import train as loop
-from trainer.training.validation import Validation
 
 INSTANCES, HELD_OUT, STEPS_PER_EPOCH = 60, 12, 6
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import recollect
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.tune import tune
+from recollect.trainer.settings import TuneSettings
+from recollect.trainer.training import train as loop
+from recollect.trainer.training.negatives import HardNegatives
 from tests.trainer.runs import Train
-from trainer.data.dataset import open_dataset
-from trainer.memory.memory import open_memory
-from trainer.memory.tune import tune
-from trainer.settings import TuneSettings
-from trainer.training import train as loop
-from trainer.training.negatives import HardNegatives
 
 PRODUCTS = [f"{first} {second}" for first in ("red", "blue", "garden", "lazy") for second in ("chair", "dog", "lawn")]
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.trainer.encoding.pretrained import load_pretrained
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.memory.search import nearest
+from recollect.trainer.randomness import random_state
+from recollect.trainer.training.gradient_cache import Embedder, Part
+from recollect.trainer.training.memory_check import explain_out_of_memory, kept_tokens
 from tests.trainer.helpers import random_units
 from tests.trainer.runs import KILLED, Moment, metrics, results, run_recollect, training
-from trainer.encoding.pretrained import load_pretrained
-from trainer.errors import TrainingError
-from trainer.memory.search import nearest
-from trainer.randomness import random_state
-from trainer.training.gradient_cache import Embedder, Part
-from trainer.training.memory_check import explain_out_of_memory, kept_tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -45,8 +45,8 @@ def test_killed_and_resumed_training_in_bfloat16_has_the_weights_of_an_uninterru
     assert run(*words, "--out", tmp_path / "never") == 0, (tmp_path / "log").read_text()
     assert training(tmp_path / "never")["recipe"]["precision"] == "bf16"
     for moment in (
-        Moment("trainer.training.objective.Objective.backward", 8),
-        Moment("trainer.training.train.save_state", 4, after=True),
+        Moment("recollect.trainer.training.objective.Objective.backward", 8),
+        Moment("recollect.trainer.training.train.save_state", 4, after=True),
     ):
         assert run(*words, "--resume", killed=moment) == KILLED, (tmp_path / "log").read_text()
     assert run(*words, "--resume") == 0, (tmp_path / "log").read_text()

@@ -16,18 +16,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import recollect
+from recollect.trainer.encoding.checkpoint import load_checkpoint, load_encoder
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.errors import EncoderError
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.memory import memory_writer
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.training import memory_check, run_log
+from recollect.trainer.training import train as loop
+from recollect.trainer.training.validation import Validation, hold_out
 from tests.trainer.helpers import Clock, files, label_sets
 from tests.trainer.runs import LEFT, USUAL, Outcome, Train, metrics, texts, training, weights
-from trainer.encoding.checkpoint import load_checkpoint, load_encoder
-from trainer.encoding.encoder import Encoder
-from trainer.errors import EncoderError
-from trainer.heads.classifier import Classifier
-from trainer.heads.prototypes import Prototypes
-from trainer.memory import memory_writer
-from trainer.memory.memory import open_memory
-from trainer.training import memory_check, run_log
-from trainer.training import train as loop
-from trainer.training.validation import Validation, hold_out
 
 INSTANCES, LABELS, DIM = 60, 12, 32
 
@@ -315,7 +315,7 @@ class TestTunedAtOnce:
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("trainer.run.tune", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("recollect.trainer.run.tune", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
             assert train("--method", "prime", "--max-steps", 1).status == 130
         assert not (run_folder / "memory" / "tuning.json").exists()
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err

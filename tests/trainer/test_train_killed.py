@@ -19,6 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 import recollect
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.memory.memory import open_memory
 from tests.trainer.helpers import files
 from tests.trainer.runs import (
     KILLED,
@@ -34,9 +37,6 @@ from tests.trainer.runs import (
     training,
     weights,
 )
-from trainer.encoding.checkpoint import load_checkpoint
-from trainer.encoding.encoder import Encoder
-from trainer.memory.memory import open_memory
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -44,15 +44,15 @@ HEAD = "head.safetensors"
 
 # Moments at which a training with 6 steps an epoch is killed. Its state is saved after every step.
 ON_THE_WAY = [
-    Moment("trainer.memory.memory_writer._write_progress", 2),  # some frozen keys are written
-    Moment("trainer.training.train.save_state", 1),  # only the first checkpoint is saved
-    Moment("trainer.training.objective.Objective.backward", 8),  # in the second epoch
-    Moment("trainer.training.training_state.save_file", 5),  # a state is half written
-    Moment("trainer.training.train.save_state", 2, after=True),
+    Moment("recollect.trainer.memory.memory_writer._write_progress", 2),  # some frozen keys are written
+    Moment("recollect.trainer.training.train.save_state", 1),  # only the first checkpoint is saved
+    Moment("recollect.trainer.training.objective.Objective.backward", 8),  # in the second epoch
+    Moment("recollect.trainer.training.training_state.save_file", 5),  # a state is half written
+    Moment("recollect.trainer.training.train.save_state", 2, after=True),
     Moment("pathlib.Path.rename", 2),  # a state or a checkpoint is complete but not in its place
     Moment("pathlib.Path.rename", 3, after=True),  # the previous state still exists
-    Moment("trainer.training.train._validate", 1),
-    Moment("trainer.training.train._validate", 1, after=True),
+    Moment("recollect.trainer.training.train._validate", 1),
+    Moment("recollect.trainer.training.train._validate", 1, after=True),
 ]
 # Flags for each value of --train. 5 divides neither the number of steps of an epoch nor the steps at which tests kill
 # the training.
@@ -94,7 +94,9 @@ class TestKilled:
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
         for moment in moments:
-            encodes = moment.function != "trainer.memory.memory_writer._write_progress" or "full" not in KINDS[kind]
+            encodes = (
+                moment.function != "recollect.trainer.memory.memory_writer._write_progress" or "full" not in KINDS[kind]
+            )
             if encodes:  # a whole encoder has no frozen keys
                 assert run(*KINDS[kind], "--resume", killed=moment) == KILLED, (moment, (tmp_path / "log").read_text())
         assert run(*KINDS[kind], "--resume") == 0, (tmp_path / "log").read_text()
@@ -112,9 +114,11 @@ class TestKilled:
     @pytest.mark.parametrize(
         "moment",
         [
-            Moment("trainer.run_folder.RunFolder.write_training", 2, after=True),  # the last state still exists
-            Moment("trainer.encoding.keys.AdaptedKeys.keys", 2),
-            Moment("trainer.run_memory.Run.write_memory", 1, after=True),
+            Moment(
+                "recollect.trainer.run_folder.RunFolder.write_training", 2, after=True
+            ),  # the last state still exists
+            Moment("recollect.trainer.encoding.keys.AdaptedKeys.keys", 2),
+            Moment("recollect.trainer.run_memory.Run.write_memory", 1, after=True),
         ],
         ids=["before the memory", "in the memory", "after the memory"],
     )
@@ -123,7 +127,7 @@ class TestKilled:
     ) -> None:
         few = ["--train", what, "--max-steps", 2]
         if what == "full" and "Adapted" in moment.function:
-            moment = Moment("trainer.encoding.keys.EncodedTexts.keys", 2)
+            moment = Moment("recollect.trainer.encoding.keys.EncodedTexts.keys", 2)
         assert run(*few, killed=moment) == KILLED, (tmp_path / "log").read_text()
         trained = (run_folder / "checkpoint" / "model.safetensors").stat().st_mtime_ns
         assert run(*few, *resume) == 0, (tmp_path / "log").read_text()
@@ -138,7 +142,7 @@ class TestKilled:
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 2, "--out", tmp_path / "never") == 0
-        assert run("--max-steps", 2, killed=Moment("trainer.training.train.save_state")) == KILLED
+        assert run("--max-steps", 2, killed=Moment("recollect.trainer.training.train.save_state")) == KILLED
         assert run("--max-steps", 2) == 0
         assert results(run_folder) == results(tmp_path / "never")
 
@@ -151,7 +155,7 @@ class TestKilled:
         tiny_distilbert: Any,
         tmp_path: Path,
     ) -> None:
-        assert run(killed=Moment("trainer.training.objective.Objective.backward", 4)) == KILLED
+        assert run(killed=Moment("recollect.trainer.training.objective.Objective.backward", 4)) == KILLED
         before = files(run_folder)
         outcome = train()
         assert outcome.status == 2
@@ -178,7 +182,7 @@ class TestKilled:
     ) -> None:
         dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
         changed = (dataset / "train.jsonl").read_text("utf-8").replace("garden", "lawn")
-        assert run(killed=Moment("trainer.training.objective.Objective.backward", 2)) == KILLED
+        assert run(killed=Moment("recollect.trainer.training.objective.Objective.backward", 2)) == KILLED
         (dataset / "train.jsonl").write_text(changed, "utf-8")
         before = files(run_folder)
         outcome = train("--resume", dataset=dataset)
@@ -190,7 +194,9 @@ class TestKilled:
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--max-steps", 3, "--out", tmp_path / "never") == 0
-        assert run("--max-steps", 3, killed=Moment("trainer.training.objective.Objective.backward", 3)) == KILLED
+        assert (
+            run("--max-steps", 3, killed=Moment("recollect.trainer.training.objective.Objective.backward", 3)) == KILLED
+        )
         keys = run_folder / "frozen" / "keys.npy"
         keys.write_bytes(keys.read_bytes()[:-1])
         assert run("--max-steps", 3, "--resume") == 0, (tmp_path / "log").read_text()
@@ -200,7 +206,7 @@ class TestKilled:
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path
     ) -> None:
         assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
-        assert run(killed=Moment("trainer.training.objective.Objective.backward", 4)) == KILLED
+        assert run(killed=Moment("recollect.trainer.training.objective.Objective.backward", 4)) == KILLED
         assert run("--seed", 1, "--max-steps", 7, "--overwrite") == 0
         assert results(run_folder) == results(tmp_path / "never")
         assert metrics(run_folder, "validation_ndcg_5") == metrics(tmp_path / "never", "validation_ndcg_5")
@@ -246,7 +252,10 @@ class TestKilled:
     def test_saved_state_includes_clusters_and_the_instance_vectors_of_centroids(
         self, run: Callable[..., int], run_folder: Path
     ) -> None:
-        assert run(*KINDS["prototypes"], killed=Moment("trainer.training.objective.Objective.backward", 8)) == KILLED
+        assert (
+            run(*KINDS["prototypes"], killed=Moment("recollect.trainer.training.objective.Objective.backward", 8))
+            == KILLED
+        )
         (state,) = (run_folder / "state").iterdir()
         clusters = np.load(state / "clusters.npy")
         assert len(clusters) == 60
@@ -300,7 +309,7 @@ HEADS: dict[str, list[object]] = {
     "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
     "unidec": ["--hard-negatives", 3],
 }
-STEADY = {"trainer.heads.prototypes._DROPOUT": 0.0, "trainer.heads.classifier._DROPOUT": 0.0}
+STEADY = {"recollect.trainer.heads.prototypes._DROPOUT": 0.0, "recollect.trainer.heads.classifier._DROPOUT": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +377,10 @@ def test_two_ranks_train_an_adapter_and_a_head_with_dropout_and_resume_after_a_k
 ) -> None:
     words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
     words += ["--method", "prime", *HEADS["prime"]]  # each rank stores the vectors of its share of the instances
-    for run, kills in (("never", []), ("again", [Moment("trainer.training.objective.Objective.backward", 9)])):
+    for run, kills in (
+        ("never", []),
+        ("again", [Moment("recollect.trainer.training.objective.Objective.backward", 9)]),
+    ):
         out = ["--out", folder / f"adapter, {run}"]
         for moment in kills:
             first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)

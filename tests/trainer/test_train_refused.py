@@ -16,20 +16,24 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import recollect
+from recollect.trainer import run as walk
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.memory import memory_writer
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.training import train as loop
+from recollect.trainer.training.validation import Validation
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
 from tests.trainer.runs import KILLED, LEFT, Moment, Outcome, Train, results, run_recollect, weights
-from trainer import run as walk
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
-from trainer.memory import memory_writer
-from trainer.memory.memory import open_memory
-from trainer.training import train as loop
-from trainer.training.validation import Validation
 
 
 @pytest.mark.parametrize(
     "where",
-    ["trainer.training.train.Objective.backward", "trainer.training.train.mine", "trainer.run_memory.write_memory"],
+    [
+        "recollect.trainer.training.train.Objective.backward",
+        "recollect.trainer.training.train.mine",
+        "recollect.trainer.run_memory.write_memory",
+    ],
 )
 def test_gpu_without_enough_memory_is_reported_in_one_line(
     train: Train, monkeypatch: pytest.MonkeyPatch, where: str
@@ -312,7 +316,7 @@ def test_folder_with_unknown_files_is_not_removed_without_overwrite(train: Train
 def test_unreadable_saved_state_is_refused_without_overwrite(
     train: Train, flags: list[object], run_folder: Path, tmp_path: Path
 ) -> None:
-    killed = Moment("trainer.training.objective.Objective.backward", 3)
+    killed = Moment("recollect.trainer.training.objective.Objective.backward", 3)
     assert run_recollect([*flags, "--save-minutes", 0], tmp_path / "log", killed) == [KILLED]
     (state,) = (run_folder / "state").iterdir()
     (state / "optimizer.safetensors").write_bytes(b"half")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import TrainingError
-from trainer.train_settings import TrainSettings
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.train_settings import TrainSettings
 
 
 def settings(**given: Any) -> TrainSettings:

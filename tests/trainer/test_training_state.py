@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training import training_state
+from recollect.trainer.training.negatives import HardNegatives
+from recollect.trainer.training.training_state import Learner, Progress, load_state, save_state
 from tests.trainer.helpers import files
-from trainer.distributed import ALONE, Ranks
-from trainer.errors import TrainingError
-from trainer.heads.adapter import Adapter
-from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.sharded import Sharded
-from trainer.training import training_state
-from trainer.training.negatives import HardNegatives
-from trainer.training.training_state import Learner, Progress, load_state, save_state
 
 
 def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters: Any = None) -> Learner:

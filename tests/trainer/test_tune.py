@@ -15,20 +15,20 @@ import pytest
 import torch
 
 import recollect
+from recollect.trainer.data.split import Entries, Split
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.encoding.keys import AdaptedKeys
+from recollect.trainer.encoding.tokens import VectorTable
+from recollect.trainer.errors import MemoryFolderError, TrainingError
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.memory import tune as tuner
+from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
+from recollect.trainer.memory.memory_writer import write_memory
+from recollect.trainer.memory.tune import Trial, Tuning, table, tune
+from recollect.trainer.settings import TuneSettings
+from recollect.trainer.training.validation import hold_out
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
 from tests.trainer.runs import Train, training
-from trainer.data.split import Entries, Split
-from trainer.distributed import ALONE
-from trainer.encoding.keys import AdaptedKeys
-from trainer.encoding.tokens import VectorTable
-from trainer.errors import MemoryFolderError, TrainingError
-from trainer.heads.dual_encoder import VectorDualEncoder
-from trainer.memory import tune as tuner
-from trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
-from trainer.memory.memory_writer import write_memory
-from trainer.memory.tune import Trial, Tuning, table, tune
-from trainer.settings import TuneSettings
-from trainer.training.validation import hold_out
 
 A, B = 0.55, 1.5
 

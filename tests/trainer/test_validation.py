@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recollect.trainer.encoding.keys import Keys
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.validation import Validation, hold_out
 from tests.trainer.helpers import label_sets, random_sets, random_units
-from trainer.encoding.keys import Keys
-from trainer.sharded import Sharded
-from trainer.training.validation import Validation, hold_out
 
 LAMBDAS, TEMPERATURES, TOP_B, K = (0.05, 0.1, 0.2, 0.4, 0.7), (0.03, 0.05, 0.1), 200, 5
 

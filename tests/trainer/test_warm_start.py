@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import recollect
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.train_settings import TrainSettings
 from tests.trainer.runs import Train, training, weights
-from trainer.errors import TrainingError
-from trainer.train_settings import TrainSettings
 
 
 def warm(run: Path, **given: object) -> TrainSettings:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
-from trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
-from trainer.data.formats.fields import TextRule, UnknownLabels, print_note
-from trainer.data.formats.filters import read_filter
-from trainer.data.split import Entries, Split, SplitName
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
+from recollect.trainer.data.formats.fields import TextRule, UnknownLabels, print_note
+from recollect.trainer.data.formats.filters import read_filter
+from recollect.trainer.data.split import Entries, Split, SplitName
+from recollect.trainer.errors import DatasetError
 
 EmptyTexts = Literal["refuse", "drop", "keep"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.stdlib.names import read_docstrings
-from trainer.data.stdlib.sentences import sentences
-from trainer.errors import DatasetError
+from recollect.trainer.data.stdlib.names import read_docstrings
+from recollect.trainer.data.stdlib.sentences import sentences
+from recollect.trainer.errors import DatasetError
 
 _MOST_LABELS = 8  # a sentence with more labels is boilerplate that describes none of the names
 _TEST_SHARE = 0.25  # share of the sentences that are not the first of a docstring

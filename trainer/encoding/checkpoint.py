@@ -22,15 +22,15 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
-from trainer.encoding.lora import merged_weights
-from trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
-from trainer.errors import EncoderError
-from trainer.files import flush_files
-from trainer.heads.adapter import Adapter
-from trainer.heads.classifier import Classifier
-from trainer.heads.head import Head
-from trainer.heads.prototypes import Prototypes
+from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
+from recollect.trainer.encoding.lora import merged_weights
+from recollect.trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
+from recollect.trainer.errors import EncoderError
+from recollect.trainer.files import flush_files
+from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.prototypes import Prototypes
 
 _CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
 # The class of each head, by its name in `recollect.json`.

@@ -18,12 +18,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.encoding.tokens import Inputs, Texts, TokenBags, TokenTable, VectorTable, batches_by_length
-from trainer.errors import EncoderError
-from trainer.heads.adapter import Adapter, Side
-from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.heads.head import Head
-from trainer.static.model import StaticModel, TextVectors
+from recollect.trainer.encoding.tokens import Inputs, Texts, TokenBags, TokenTable, VectorTable, batches_by_length
+from recollect.trainer.errors import EncoderError
+from recollect.trainer.heads.adapter import Adapter, Side
+from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.heads.head import Head
+from recollect.trainer.static.model import StaticModel, TextVectors
 
 Pooling = Literal["mean", "cls", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)

@@ -14,15 +14,15 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float
 
-from trainer.data.split import Entries
-from trainer.distributed import ALONE, Ranks
-from trainer.encoding.encoder import Encoder, EncoderConfig, embed
-from trainer.encoding.tokens import Inputs, VectorTable
-from trainer.heads.adapter import Side
-from trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from trainer.heads.lengths import exchange
-from trainer.memory.reuse import ReusableKeys
-from trainer.sharded import Sharded
+from recollect.trainer.data.split import Entries
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, embed
+from recollect.trainer.encoding.tokens import Inputs, VectorTable
+from recollect.trainer.heads.adapter import Side
+from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.heads.lengths import exchange
+from recollect.trainer.memory.reuse import ReusableKeys
+from recollect.trainer.sharded import Sharded
 
 
 @dataclass(frozen=True)

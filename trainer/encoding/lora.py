@@ -13,7 +13,7 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import TrainingError
+from recollect.trainer.errors import TrainingError
 
 _SCALE = 2
 _FROZEN, _ADDED = ".base_layer.", ".lora_"
@@ -27,7 +27,7 @@ def require_peft(rank: int) -> None:
     """
     if importlib.util.find_spec("peft") is None:
         raise TrainingError(
-            f"--lora {rank}: expected the package peft, found it not installed; pip install 'recollect[lora]'"
+            f"--lora {rank}: expected the package peft, found it not installed; pip install 'recollect-xmc[lora]'"
         )
 
 

@@ -17,8 +17,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from trainer.encoding.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, UnitVectorModel
-from trainer.errors import EncoderError
+from recollect.trainer.encoding.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, UnitVectorModel
+from recollect.trainer.errors import EncoderError
 
 PACKAGED = "minilm"
 # The pooling of each mode in the files of sentence-transformers.

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from trainer.encoding.checkpoint import encoder_digest, load_checkpoint
-from trainer.encoding.keys import KeySource, TextRows
-from trainer.errors import EncoderError
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.encoding.keys import KeySource, TextRows
+from recollect.trainer.errors import EncoderError
 
 # Encodes chunks in other processes. Takes the number of rows before each chunk, and its texts as `RemoteTexts` writes
 # them; yields the keys of the chunks in the same order.

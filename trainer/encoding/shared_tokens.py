@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.distributed import Ranks
-from trainer.encoding.encoder import Encoder
-from trainer.encoding.tokens import Texts, TokenTable
-from trainer.files import save_array
-from trainer.heads.adapter import Side
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.tokens import Texts, TokenTable
+from recollect.trainer.files import save_array
+from recollect.trainer.heads.adapter import Side
 
 
 def share_tokens(folder: Path, encoder: Encoder, texts: Texts, max_length: int, side: Side, ranks: Ranks) -> TokenTable:

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainer.heads.adapter import Side
+from recollect.trainer.heads.adapter import Side
 
 Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 

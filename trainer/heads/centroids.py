@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.sharded import Sharded
-from trainer.training.batches import Batch
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batch
 
 # Weight of an instance's old vector when a step updates the vector. The centroid of a label with 14 instances then
 # changes as much as with PRIME's momentum of .95.

@@ -22,9 +22,9 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.heads.head import Head
-from trainer.memory.label_keys import mix
-from trainer.sharded import Sharded
+from recollect.trainer.heads.head import Head
+from recollect.trainer.memory.label_keys import mix
+from recollect.trainer.sharded import Sharded
 
 _DROPOUT = 0.1
 

@@ -11,16 +11,16 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from trainer.heads.adapter import Adapter, Side
-from trainer.heads.head import Head
-from trainer.heads.lengths import ADDED, extend
+from recollect.trainer.heads.adapter import Adapter, Side
+from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.lengths import ADDED, extend
 
 
 class DualEncoder(nn.Module):
     """A model that maps queries and labels to unit vectors. Subclasses define the inputs.
 
     Vectors of another length exist only without normalisation, and only until the longest one is known
-    (`trainer.heads.lengths`).
+    (`recollect.trainer.heads.lengths`).
 
     Args:
         dim: Size of the vectors below adapter and head.

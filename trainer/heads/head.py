@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.sharded import Sharded
-from trainer.training.batches import Batch
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batch
 
 
 class Head(nn.Module, abc.ABC):

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trainer.heads.adapter import Side
+from recollect.trainer.heads.adapter import Side
 
 # Number of coordinates that `extend` appends.
 ADDED = 2

@@ -17,14 +17,14 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from trainer.heads.centroids import Centroids
-from trainer.heads.head import Head
-from trainer.heads.momentum_centroids import MomentumCentroids
-from trainer.randomness import Purpose, generator
-from trainer.settings import CentroidKind, PrototypeToken
-from trainer.sharded import Sharded
-from trainer.training.batches import Batch
-from trainer.training.clustering import balanced_clusters
+from recollect.trainer.heads.centroids import Centroids
+from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.momentum_centroids import MomentumCentroids
+from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.settings import CentroidKind, PrototypeToken
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.batches import Batch
+from recollect.trainer.training.clustering import balanced_clusters
 
 _CENTROIDS: dict[CentroidKind, type[Centroids | MomentumCentroids]] = {
     "instances": Centroids,

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor
 
-from trainer.data.split import LabelSets
+from recollect.trainer.data.split import LabelSets
 
 _BLOCK_QUERIES = 64
 # Relative penalty for each place in the list of candidates, so that equal scores are ordered by label position. The

@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor
 
-from trainer.data.split import LabelSets
-from trainer.encoding.tokens import VectorTable, row_numbers
-from trainer.heads.adapter import Side
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.encoding.tokens import VectorTable, row_numbers
+from recollect.trainer.heads.adapter import Side
 
 # Number of labels that are mixed at once.
 _CHUNK_LABELS = 4_096

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from trainer.errors import TrainingError
-from trainer.memory.inference import Neighbours
-from trainer.memory.label_keys import mix
-from trainer.memory.memory import Memory
-from trainer.memory.search import nearest
-from trainer.metrics import hits
-from trainer.randomness import Purpose, generator
-from trainer.run_folder import RunFolder
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.memory.inference import Neighbours
+from recollect.trainer.memory.label_keys import mix
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.memory.search import nearest
+from recollect.trainer.metrics import hits
+from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.run_folder import RunFolder
 
 
 def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int[np.ndarray, " query"], bool]:

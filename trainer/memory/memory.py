@@ -11,9 +11,9 @@
 
 Three things are not stored. A label key votes for its own label, so the identity below Y in the paper is implicit.
 Lambda is applied when a query is answered. Enriched label keys are computed when a bundle is built
-(`trainer.memory.label_keys`); `memory.json` only stores their weight `label_key_alpha`.
+(`recollect.trainer.memory.label_keys`); `memory.json` only stores their weight `label_key_alpha`.
 
-`trainer.memory.memory_writer` writes the folder. It writes `memory.json` last. While `memory.json` is absent,
+`recollect.trainer.memory.memory_writer` writes the folder. It writes `memory.json` last. While `memory.json` is absent,
 `progress.json` stores the number of finished keys, so that an interrupted run can continue.
 """
 
@@ -29,12 +29,12 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
-from trainer.encoding.encoder import Encoder
-from trainer.errors import MemoryFolderError
-from trainer.files import write_json
-from trainer.heads.lengths import ADDED, exchange
-from trainer.memory.label_keys import LabelKeys
+from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.files import write_json
+from recollect.trainer.heads.lengths import ADDED, exchange
+from recollect.trainer.memory.label_keys import LabelKeys
 
 FORMAT_VERSION = 1
 QUERY_VECTORS = "query_vectors.npy"

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int
 
-from trainer.data.split import Entries
-from trainer.encoding.encoder import Encoder
-from trainer.errors import MemoryFolderError
-from trainer.memory.memory import KeyDtype, Memory, MemoryPlan, open_memory
+from recollect.trainer.data.split import Entries
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.memory.memory import KeyDtype, Memory, MemoryPlan, open_memory
 
 # Settings of an encoder that determine the vector of a text, besides the weights. Its name does not.
 _ENCODER_SETTINGS = ("pooling", "max_length", "label_max_length")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.methods.method import Method, MethodOptions
+from recollect.trainer.methods.method import Method, MethodOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.methods.scored import Scored
+    from recollect.trainer.methods.scored import Scored
 
 
 class DexmlOptions(MethodOptions):
@@ -25,7 +25,7 @@ class DexmlOptions(MethodOptions):
 
 
 def _loss(scored: Scored, options: DexmlOptions) -> Float[Tensor, " query"]:
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     return losses.decoupled_softmax(
         scored.labels[0], scored.positives, scored.relevant, scored.ranks, options.over_positives

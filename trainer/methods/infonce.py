@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.method import Method, MethodOptions
+from recollect.trainer.methods.method import Method, MethodOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.methods.scored import Scored
+    from recollect.trainer.methods.scored import Scored
 
 
 class InfoNceOptions(MethodOptions):
@@ -21,7 +21,7 @@ class InfoNceOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: InfoNceOptions) -> Float[Tensor, " query"]:
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     return losses.softmax_cross_entropy(scored.labels[0], scored.positives, scored.ranks)
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trainer.distributed import ALONE, Ranks
+from recollect.trainer.distributed import ALONE, Ranks
 
 # A masked score: e to this power is 0 in every precision. Unlike -inf, it never gives NaN.
 _MASKED = -1e9

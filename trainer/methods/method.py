@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.heads.head import Head
-    from trainer.methods.scored import Scored, ScoredLabels
+    from recollect.trainer.heads.head import Head
+    from recollect.trainer.methods.scored import Scored, ScoredLabels
 
 
 class MethodOptions(BaseModel):

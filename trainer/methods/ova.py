@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.method import Method, MethodOptions
+from recollect.trainer.methods.method import Method, MethodOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.methods.scored import Scored
+    from recollect.trainer.methods.scored import Scored
 
 
 class OvaOptions(MethodOptions):
@@ -18,7 +18,7 @@ class OvaOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: OvaOptions) -> Float[Tensor, " query"]:
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     return losses.binary_cross_entropy(scored.labels[0], scored.relevant, scored.ranks)
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
-from trainer.errors import TrainingError
-from trainer.methods.method import Method, SymmetricOptions
-from trainer.settings import CentroidKind, Listed, NotEmpty, Positive, PrototypeToken, TripletKind
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.methods.method import Method, SymmetricOptions
+from recollect.trainer.settings import CentroidKind, Listed, NotEmpty, Positive, PrototypeToken, TripletKind
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.distributed import Ranks
-    from trainer.heads.prototypes import Prototypes
-    from trainer.methods.scored import Scored, ScoredLabels
+    from recollect.trainer.distributed import Ranks
+    from recollect.trainer.heads.prototypes import Prototypes
+    from recollect.trainer.methods.scored import Scored, ScoredLabels
 
 _REGULARISER_WEIGHT = 0.1
 # Number of labels that share a free vector, at least.
@@ -85,7 +85,7 @@ class PrimeOptions(SymmetricOptions):
 
 def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     """L(queries, prototypes) + L(queries, texts) + .1 R. Options leave out the second and the third term."""
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     prototypes, texts = scored.labels
     loss = _triplets(prototypes, scored, options, scored.ranks)
@@ -106,7 +106,7 @@ def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " 
 def _triplets(
     view: Float[Tensor, "row key"], scored: Scored | ScoredLabels, options: PrimeOptions, *ranks: Ranks
 ) -> Float[Tensor, " row"]:
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     pairs = scored.positives, scored.relevant
     if options.triplets == "sum":
@@ -115,7 +115,7 @@ def _triplets(
 
 
 def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
-    from trainer.heads.prototypes import Prototypes
+    from recollect.trainer.heads.prototypes import Prototypes
 
     return Prototypes(dim, labels, options.prototype, options.bank or 0, options.centroids)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.methods.method import Method, MethodOptions
+from recollect.trainer.methods.method import Method, MethodOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.methods.scored import Scored
+    from recollect.trainer.methods.scored import Scored
 
 
 class RaeOptions(MethodOptions):
@@ -18,7 +18,7 @@ class RaeOptions(MethodOptions):
 
 
 def _loss(scored: Scored, _: RaeOptions) -> Float[Tensor, " query"]:
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     return losses.rae(
         scored.labels[0], scored.positives, scored.relevant, scored.instances, scored.disjoint_instances, scored.ranks

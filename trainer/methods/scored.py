@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trainer.distributed import Ranks
+from recollect.trainer.distributed import Ranks
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.methods.dexml import DexmlOptions
-from trainer.methods.method import Method
+from recollect.trainer.methods.dexml import DexmlOptions
+from recollect.trainer.methods.method import Method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from trainer.methods.scored import Scored
+    from recollect.trainer.methods.scored import Scored
 
 
 class SoftTopKOptions(DexmlOptions):
@@ -24,7 +24,7 @@ class SoftTopKOptions(DexmlOptions):
 
 
 def _loss(scored: Scored, options: SoftTopKOptions) -> Float[Tensor, " query"]:
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     return losses.soft_top_k_loss(
         scored.labels[0],

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.methods.method import Method, SymmetricOptions
+from recollect.trainer.methods.method import Method, SymmetricOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from trainer.distributed import Ranks
-    from trainer.methods.scored import Scored, ScoredLabels
+    from recollect.trainer.distributed import Ranks
+    from recollect.trainer.methods.scored import Scored, ScoredLabels
 
 PSL = Literal["pal-n", "pal"]
 
@@ -44,7 +44,7 @@ def _mean_over_views(
 ) -> Float[Tensor, " row"]:
     import torch
 
-    from trainer.methods import losses
+    from recollect.trainer.methods import losses
 
     loss = losses.softmax_cross_entropy if psl == "pal-n" else losses.pal
     return torch.stack([loss(view, positives, *ranks) for view in similarities]).mean(dim=0)

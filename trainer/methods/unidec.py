@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
-from trainer.methods import supcon
+from recollect.trainer.methods import supcon
 
 if TYPE_CHECKING:
-    from trainer.heads.classifier import Classifier
+    from recollect.trainer.heads.classifier import Classifier
 
 
 class UnidecOptions(supcon.SupconOptions):
@@ -29,7 +29,7 @@ class UnidecOptions(supcon.SupconOptions):
 
 
 def _head(dim: int, labels: int, options: UnidecOptions) -> Classifier:
-    from trainer.heads.classifier import Classifier
+    from recollect.trainer.heads.classifier import Classifier
 
     return Classifier(dim, labels, options.classifier_norm, options.projection)
 

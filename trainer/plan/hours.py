@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 
-from trainer.memory.search import nearest
-from trainer.plan.memory import Sizes
-from trainer.plan.trial import STEPS, Trial
-from trainer.recipe import Recipe
+from recollect.trainer.memory.search import nearest
+from recollect.trainer.plan.memory import Sizes
+from recollect.trainer.plan.trial import STEPS, Trial
+from recollect.trainer.recipe import Recipe
 
-# Approximate mining compares a query with a sixteenth of the labels (`trainer.memory.search`).
+# Approximate mining compares a query with a sixteenth of the labels (`recollect.trainer.memory.search`).
 _SEARCHED_SHARE = {"exact": 1.0, "approximate": 1 / 16}
 # The trial validates before its first step and after its last step.
 _TRIAL_VALIDATIONS = 2

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.dataset import Dataset, open_named
-from trainer.data.split import Split
-from trainer.distributed import require_single_process
-from trainer.encoding.checkpoint import load_encoder
-from trainer.encoding.encoder import Encoder, choose_device
-from trainer.errors import TrainingError
-from trainer.heads.centroids import Centroids
-from trainer.heads.head import Head
-from trainer.heads.prototypes import Prototypes
-from trainer.methods import METHODS
-from trainer.plan.hours import estimate_hours, measure_search
-from trainer.plan.memory import Part, Sizes, parts, peak_bytes
-from trainer.plan.settings import PlanSettings
-from trainer.plan.trial import Trial, entries_bytes, run_trial
-from trainer.recipe import Recipe
-from trainer.settings import STATIC
-from trainer.training.memory_check import free_bytes, training_bytes
-from trainer.training.stopwatch import mapped_memory_bytes, peak_memory_bytes
-from trainer.training.validation import hold_out
+from recollect.trainer.data.dataset import Dataset, open_named
+from recollect.trainer.data.split import Split
+from recollect.trainer.distributed import require_single_process
+from recollect.trainer.encoding.checkpoint import load_encoder
+from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.centroids import Centroids
+from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.methods import METHODS
+from recollect.trainer.plan.hours import estimate_hours, measure_search
+from recollect.trainer.plan.memory import Part, Sizes, parts, peak_bytes
+from recollect.trainer.plan.settings import PlanSettings
+from recollect.trainer.plan.trial import Trial, entries_bytes, run_trial
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.settings import STATIC
+from recollect.trainer.training.memory_check import free_bytes, training_bytes
+from recollect.trainer.training.stopwatch import mapped_memory_bytes, peak_memory_bytes
+from recollect.trainer.training.validation import hold_out
 
 # Number of texts of each kind whose tokens are counted.
 _COUNTED_TEXTS = 2_000

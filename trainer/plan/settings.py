@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
-from trainer.train_settings import TrainSettings
+from recollect.trainer.train_settings import TrainSettings
 
 
 class PlanSettings(TrainSettings):

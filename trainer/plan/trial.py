@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from trainer.data.split import Entries, Split
-from trainer.errors import TrainingError
-from trainer.memory.memory import open_memory
-from trainer.methods import METHODS
-from trainer.plan.settings import PlanSettings
-from trainer.train_settings import TrainSettings
+from recollect.trainer.data.split import Entries, Split
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.methods import METHODS
+from recollect.trainer.plan.settings import PlanSettings
+from recollect.trainer.train_settings import TrainSettings
 
 # Steps of a trial.
 STEPS = 6
@@ -89,7 +89,7 @@ def run_trial(settings: PlanSettings, labels: Entries, instances: Split, batch: 
         given["mine_every"] = STEPS
     outside = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
     process = subprocess.run(
-        [sys.executable, "-m", "trainer.plan.trial"],
+        [sys.executable, "-m", "recollect.trainer.plan.trial"],
         input=json.dumps(given),
         env=outside,
         capture_output=True,
@@ -167,8 +167,8 @@ def _write(folder: Path, labels: Entries, instances: Split) -> None:
 
 def _main() -> None:
     """Train with the settings on standard input. This is the process of a trial."""
-    from trainer.errors import TrainerError
-    from trainer.run import write_run
+    from recollect.trainer.errors import TrainerError
+    from recollect.trainer.run import write_run
 
     try:
         write_run(TrainSettings(**json.load(sys.stdin)))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.presets.preset import Preset, Sourced
+from recollect.trainer.presets.preset import Preset, Sourced
 
 _COLUMNS = ("preset", "dataset", "method", "encoder", "batch", "epochs or steps", "learning rate")
 

@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from trainer.errors import TrainingError
-from trainer.settings import STATIC
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.settings import STATIC
 
 # Flags that `--scale` below 1 changes.
 _MULTIPLIED = ("batch_size", "epochs", "max_steps", "mine_every", "cluster_every")
@@ -92,7 +92,7 @@ def find_preset(name: str) -> Preset:
 def all_presets() -> dict[str, Preset]:
     """All presets by name, in alphabetic order."""
     found = {}
-    for file in sorted(files("trainer.presets").iterdir(), key=lambda path: path.name):
+    for file in sorted(files("recollect.trainer.presets").iterdir(), key=lambda path: path.name):
         if file.name.endswith(".toml"):
             tables = tomllib.loads(file.read_text(encoding="utf-8"))
             sources, shared = tables.pop("sources"), tables.pop("shared")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from trainer.report.scale import Axis, Number, Scale
+from recollect.trainer.report.scale import Axis, Number, Scale
 
 _WIDTH, _HEIGHT = 560, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 22, 34, 58

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.files import write_text
-from trainer.report.charts import Line, line_chart
-from trainer.report.page import Cell, Chart, Section, Table, html_page
-from trainer.report.scale import Axis
+from recollect.trainer.files import write_text
+from recollect.trainer.report.charts import Line, line_chart
+from recollect.trainer.report.page import Cell, Chart, Section, Table, html_page
+from recollect.trainer.report.scale import Axis
 
 PAGE = "report.html"
 _SCORE = "validation_ndcg_5"

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
-from trainer.encoding.tokens import Texts, TokenTable
-from trainer.static.model import StaticModel
+from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
+from recollect.trainer.encoding.tokens import Texts, TokenTable
+from recollect.trainer.static.model import StaticModel
 
 # The constant a of SIF.
 _RARE = 1e-4

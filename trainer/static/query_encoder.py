@@ -16,19 +16,19 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from trainer.data.split import Entries, Split
-from trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
-from trainer.encoding.encoder import Encoder, embed
-from trainer.encoding.tokens import TokenBags
-from trainer.errors import EncoderError, TrainingError
-from trainer.files import save_array
-from trainer.memory.memory import QUERY_VECTORS, Memory, open_memory
-from trainer.run_folder import RunFolder
-from trainer.settings import STATIC
-from trainer.static.distil import Lesson, distil
-from trainer.static.pretrained import make_static
-from trainer.train_settings import TrainSettings
-from trainer.training.validation import hold_out
+from recollect.trainer.data.split import Entries, Split
+from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
+from recollect.trainer.encoding.encoder import Encoder, embed
+from recollect.trainer.encoding.tokens import TokenBags
+from recollect.trainer.errors import EncoderError, TrainingError
+from recollect.trainer.files import save_array
+from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory
+from recollect.trainer.run_folder import RunFolder
+from recollect.trainer.settings import STATIC
+from recollect.trainer.static.distil import Lesson, distil
+from recollect.trainer.static.pretrained import make_static
+from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.training.validation import hold_out
 
 
 def check_query_encoder(settings: TrainSettings, encoder: Encoder, instances: Split) -> None:

@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from torch import Tensor
 
-from trainer.data.split import LabelSets
-from trainer.randomness import Purpose, generator
-from trainer.training.negatives import HardNegatives
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.training.negatives import HardNegatives
 
 # Replaces label weights of 0 or below, which the propensity model gives for fewer than 3 instances. Labels with this
 # weight are drawn last.

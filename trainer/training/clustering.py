@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from trainer.sharded import Sharded
+from recollect.trainer.sharded import Sharded
 
 # Number of vectors in memory at once. A larger node is split along a direction computed from a sample of this size. The
 # means of 2,000 vectors in each half are almost exact: a sample sixteen times as large gives clusters that are just as

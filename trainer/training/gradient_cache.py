@@ -4,7 +4,7 @@ DEXML, appendix B.5 (after Gao et al., 2021): first encode all micro-batches wit
 random states. Then compute the gradient of the loss on the vectors. Then encode each micro-batch again, with a graph
 and the same dropout, and back-propagate the gradient of its vectors. Memory holds a vector and a gradient for each row,
 and a random state for each micro-batch: a few kilobytes. The loss itself needs additional memory
-(`trainer.training.objective`).
+(`recollect.trainer.training.objective`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from trainer.encoding.tokens import Inputs, batches_by_length
-from trainer.heads.dual_encoder import DualEncoder
-from trainer.randomness import RandomState, random_state, restore_random_state
+from recollect.trainer.encoding.tokens import Inputs, batches_by_length
+from recollect.trainer.heads.dual_encoder import DualEncoder
+from recollect.trainer.randomness import RandomState, random_state, restore_random_state
 
 
 @dataclass(frozen=True)

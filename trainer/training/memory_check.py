@@ -12,9 +12,9 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from trainer.errors import TrainingError
-from trainer.randomness import random_state, restore_random_state
-from trainer.training.gradient_cache import Embedder, Part
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.randomness import random_state, restore_random_state
+from recollect.trainer.training.gradient_cache import Embedder, Part
 
 # Number of arrays with the size of a weight: the weight, its gradient, the gradient of the next micro-batch, AdamW's
 # two moments, and the update.

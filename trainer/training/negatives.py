@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from trainer.data.split import LabelSets
-from trainer.distributed import Ranks
-from trainer.memory.search import nearest, nearest_approximate
-from trainer.metrics import hits
-from trainer.sharded import Sharded
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.memory.search import nearest, nearest_approximate
+from recollect.trainer.metrics import hits
+from recollect.trainer.sharded import Sharded
 
 MineSearch = Literal["exact", "approximate"]
 

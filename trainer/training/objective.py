@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trainer.distributed import Ranks
-from trainer.encoding.tokens import Inputs
-from trainer.methods import Method, MethodOptions, SymmetricOptions
-from trainer.methods.scored import Scored, ScoredLabels
-from trainer.training.batches import Batch, Pairs
-from trainer.training.gradient_cache import Embedder, Part
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.encoding.tokens import Inputs
+from recollect.trainer.methods import Method, MethodOptions, SymmetricOptions
+from recollect.trainer.methods.scored import Scored, ScoredLabels
+from recollect.trainer.training.batches import Batch, Pairs
+from recollect.trainer.training.gradient_cache import Embedder, Part
 
 # Number of similarities in memory at once, by device. This number determines how many queries form a block.
 _BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainer.progress_bar import progress_bar
-from trainer.report.training import write_training_page
-from trainer.training.training_state import Progress
+from recollect.trainer.progress_bar import progress_bar
+from recollect.trainer.report.training import write_training_page
+from recollect.trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
 

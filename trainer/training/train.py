@@ -15,27 +15,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from trainer.data.split import LabelSets
-from trainer.distributed import Ranks
-from trainer.encoding.encoder import embed
-from trainer.encoding.keys import KeyMaker
-from trainer.encoding.tokens import Inputs
-from trainer.errors import TrainingError
-from trainer.heads.dual_encoder import DualEncoder
-from trainer.methods import METHODS
-from trainer.metrics import propensity_weights
-from trainer.randomness import Purpose, generator
-from trainer.recipe import Recipe
-from trainer.training.batches import Batches
-from trainer.training.clustering import Curriculum, balanced_clusters
-from trainer.training.gradient_cache import Embedder, Part
-from trainer.training.memory_check import kept_tokens, trim_heap
-from trainer.training.negatives import HardNegatives, mine
-from trainer.training.objective import Objective
-from trainer.training.run_log import RunLog
-from trainer.training.stopwatch import Stopwatch
-from trainer.training.training_state import Learner, Progress, load_state, save_state
-from trainer.training.validation import Validation
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.encoding.encoder import embed
+from recollect.trainer.encoding.keys import KeyMaker
+from recollect.trainer.encoding.tokens import Inputs
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.heads.dual_encoder import DualEncoder
+from recollect.trainer.methods import METHODS
+from recollect.trainer.metrics import propensity_weights
+from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.recipe import Recipe
+from recollect.trainer.training.batches import Batches
+from recollect.trainer.training.clustering import Curriculum, balanced_clusters
+from recollect.trainer.training.gradient_cache import Embedder, Part
+from recollect.trainer.training.memory_check import kept_tokens, trim_heap
+from recollect.trainer.training.negatives import HardNegatives, mine
+from recollect.trainer.training.objective import Objective
+from recollect.trainer.training.run_log import RunLog
+from recollect.trainer.training.stopwatch import Stopwatch
+from recollect.trainer.training.training_state import Learner, Progress, load_state, save_state
+from recollect.trainer.training.validation import Validation
 
 # Number of instances whose vectors are checked before a checkpoint is saved.
 _CHECKED_INSTANCES = 64

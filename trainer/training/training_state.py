@@ -29,13 +29,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.distributed import Ranks
-from trainer.errors import TrainingError
-from trainer.files import flush_files, save_array, save_rows
-from trainer.heads.dual_encoder import DualEncoder
-from trainer.randomness import random_state, restore_random_state
-from trainer.sharded import Sharded
-from trainer.training.negatives import HardNegatives
+from recollect.trainer.distributed import Ranks
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.files import flush_files, save_array, save_rows
+from recollect.trainer.heads.dual_encoder import DualEncoder
+from recollect.trainer.randomness import random_state, restore_random_state
+from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.negatives import HardNegatives
 
 _HEAD = "head-"
 

@@ -8,14 +8,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from trainer.data.split import LabelSets
-from trainer.encoding.keys import Keys
-from trainer.memory.inference import InferenceSetting, Neighbours, predict
-from trainer.memory.label_keys import LabelKeys, mix
-from trainer.memory.memory import DEFAULTS
-from trainer.memory.search import merge_nearest, nearest, nearest_among
-from trainer.metrics import hits, ndcg_at
-from trainer.randomness import Purpose, generator
+from recollect.trainer.data.split import LabelSets
+from recollect.trainer.encoding.keys import Keys
+from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.trainer.memory.label_keys import LabelKeys, mix
+from recollect.trainer.memory.memory import DEFAULTS
+from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among
+from recollect.trainer.metrics import hits, ndcg_at
+from recollect.trainer.randomness import Purpose, generator
 
 _MOST_QUERIES = 4_000
 # Number of labels whose keys are mixed at once.

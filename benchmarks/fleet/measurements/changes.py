@@ -18,7 +18,7 @@ from loadtests.processes import thread_seconds
 from loadtests.replica import replica
 from loadtests.swaps import copied_versions
 from loadtests.workload import sample_texts
-from service.store.store import Store
+from recollect.service.store.store import Store
 
 _KEY = "load-test-0123456789abcdef"
 _IDLE_SECONDS, _FOLLOW_SECONDS = 3.0, 5.0

@@ -22,9 +22,9 @@ from benchmarks.fleet.constants import Compute
 from benchmarks.fleet.measurements.reference import Reference, Speed, answer_batch
 from benchmarks.fleet.measurements.service_load import BODIES
 from loadtests.workload import sample_texts
-from service.model import open_model
-from service.predictor.encoder import Tokens
-from service.predictor.predictor import Predictor
+from recollect.service.model import open_model
+from recollect.service.predictor.encoder import Tokens
+from recollect.service.predictor.predictor import Predictor
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 _TOKENS = (8, 16, 32, 64, 128)

@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.fleet.constants import IndexCost, Indexes
 from benchmarks.index_costs import measure
 from benchmarks.synthetic_memory import SyntheticMemory
-from index_builder.settings import BuildSettings
-from service.store.store import Store
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.store.store import Store
 
 _KINDS = ("Flat", "SQ8", "HNSW32,SQ8", "IVF{lists},SQ8", "IVF{lists},RaBitQ4", "IVF{lists},PQ{half}x4fs,Refine(SQ8)")
 _DIM, _LABELS_PER_INSTANCE, _QUERIES = 384, 3, 300

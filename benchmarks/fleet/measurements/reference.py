@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.fleet.measurements.service_load import BODIES
 from loadtests.workload import sample_texts
-from service.model import open_model
-from service.predictor.predictor import Predictor
+from recollect.service.model import open_model
+from recollect.service.predictor.predictor import Predictor
 
 BATCHES, _QUERIES = 25, 8
 _START_SECONDS = 60.0

@@ -28,7 +28,7 @@ from benchmarks.fleet.simulation.replica import ReplicaSettings
 from loadtests.load import Exchange, arrivals, latency_percentiles
 from loadtests.processes import steal_seconds
 from loadtests.swaps import add_changed_version, copied_versions
-from service.threads import usable_cores
+from recollect.service.threads import usable_cores
 
 LOADS = (0.3, 0.6, 0.8)
 # Load and queue of the overload. The running requests must be fewer than the connections of the load generator.

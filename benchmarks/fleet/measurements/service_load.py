@@ -19,7 +19,7 @@ from loadtests.deployment import deployed
 from loadtests.load import Exchange, Load, closed_loop, open_loop
 from loadtests.replica import Replica, replica
 from loadtests.workload import sample_texts
-from service.store.store import Store
+from recollect.service.store.store import Store
 
 BODIES, _CONNECTIONS, _FEW_CONNECTIONS = 512, 64, 16
 # The milliseconds of a stage in the header `Server-Timing`.

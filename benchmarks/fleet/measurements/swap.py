@@ -14,10 +14,10 @@ from benchmarks.fleet.measurements.reference import Reference
 from loadtests.processes import thread_seconds
 from loadtests.replica import Replica, replica
 from loadtests.swaps import add_changed_version, copied_versions, swap_to
-from service.bundle.integrity import describe_files
-from service.store.store import Store
-from service.versions.opening import Opener
-from service.versions.throttle import Throttle
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.store.store import Store
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.throttle import Throttle
 
 # After a swap, the server closes the old version within this time.
 _CLOSING_SECONDS = 1.0

@@ -16,7 +16,7 @@ from benchmarks.fleet.records import Recorded
 from benchmarks.fleet.simulation.fleet import Constants, Fleet, Shape, fleet_of
 from benchmarks.fleet.simulation.loads import distinct_queries, frequent_queries, poisson
 from benchmarks.fleet.simulation.replica import Engine, ReplicaSettings
-from service.threads import usable_cores
+from recollect.service.threads import usable_cores
 
 REPLICAS, CORES, THREADS, RACK = 100, 2, 1, 10
 # The readiness probe of deploy/kubernetes fails twice, every two seconds, before a replica gets no more requests.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from index_builder.evaluation.predictions import GroundTruth, Predictions, Setting
-from service.predictor.answers import ScoredLabel
-from service.predictor.predictor import Predictor
-from trainer.data.split import Split
-from trainer.metrics import ndcg_at
+from recollect.index_builder.evaluation.predictions import GroundTruth, Predictions, Setting
+from recollect.service.predictor.answers import ScoredLabel
+from recollect.service.predictor.predictor import Predictor
+from recollect.trainer.data.split import Split
+from recollect.trainer.metrics import ndcg_at
 
 _LABELS, _QUERIES = 20, 12
 # A label needs this number of test texts, because the recall of a label with one text is 0 or 1.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from index_builder.evaluation.report.hardest import HardQuery, hardest_labels, hardest_queries
-from index_builder.evaluation.report.subject import Subject
-from service.predictor.answers import ScoredLabel
-from trainer.report.page import Cell, Section, Table
+from recollect.index_builder.evaluation.report.hardest import HardQuery, hardest_labels, hardest_queries
+from recollect.index_builder.evaluation.report.subject import Subject
+from recollect.service.predictor.answers import ScoredLabel
+from recollect.trainer.report.page import Cell, Section, Table
 
 # Number of votes that are shown for a label.
 _VOTES = 3

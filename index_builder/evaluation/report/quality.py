@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.evaluation.comparison import Comparison
-from index_builder.evaluation.measured import Measured
-from index_builder.evaluation.predictions import Setting
-from index_builder.evaluation.probability_metrics import reliability
-from index_builder.evaluation.probability_report import DEPTHS, JudgedProbabilities
-from index_builder.evaluation.report.subject import Subject
-from trainer.metrics import recall_at
-from trainer.report.charts import Line, bar_chart, line_chart
-from trainer.report.page import Cell, Chart, Section, Table
-from trainer.report.scale import Axis
+from recollect.index_builder.evaluation.comparison import Comparison
+from recollect.index_builder.evaluation.measured import Measured
+from recollect.index_builder.evaluation.predictions import Setting
+from recollect.index_builder.evaluation.probability_metrics import reliability
+from recollect.index_builder.evaluation.probability_report import DEPTHS, JudgedProbabilities
+from recollect.index_builder.evaluation.report.subject import Subject
+from recollect.trainer.metrics import recall_at
+from recollect.trainer.report.charts import Line, bar_chart, line_chart
+from recollect.trainer.report.page import Cell, Chart, Section, Table
+from recollect.trainer.report.scale import Axis
 
 # More values near 0, where the quality of most memories changes fastest.
 _LAMBDAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

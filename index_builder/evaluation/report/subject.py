@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from index_builder.evaluation.measured import Measured
-from index_builder.evaluation.predictions import GroundTruth
-from service.predictor.predictor import Predictor
-from trainer.data.split import Split
+from recollect.index_builder.evaluation.measured import Measured
+from recollect.index_builder.evaluation.predictions import GroundTruth
+from recollect.service.predictor.predictor import Predictor
+from recollect.trainer.data.split import Split
 
 
 @dataclass(frozen=True)

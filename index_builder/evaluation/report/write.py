@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from index_builder.errors import BuildError
-from index_builder.evaluation.comparison import Comparison
-from index_builder.evaluation.report.hardest_sections import hardest_labels_section, hardest_texts_section
-from index_builder.evaluation.report.quality import (
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.evaluation.comparison import Comparison
+from recollect.index_builder.evaluation.report.hardest_sections import hardest_labels_section, hardest_texts_section
+from recollect.index_builder.evaluation.report.quality import (
     comparison_section,
     curves_section,
     decile_section,
     probability_section,
     quality_section,
 )
-from index_builder.evaluation.report.subject import Subject
-from trainer.files import write_text
-from trainer.report.page import html_page
+from recollect.index_builder.evaluation.report.subject import Subject
+from recollect.trainer.files import write_text
+from recollect.trainer.report.page import html_page
 
 _PAGE, _DIAGRAM = "report.html", "reliability.svg"
 _SYMBOLS = {"lambda": "λ", "temperature": "τ", "top_b": "b", "word_weight": "word weight"}

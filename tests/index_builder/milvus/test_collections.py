@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.build import build
-from index_builder.choose_index import Target
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.errors import BuildError
-from index_builder.milvus import collections as new_collections
-from index_builder.milvus.build import write_engine
-from index_builder.milvus.collections import NewCollections
-from index_builder.milvus.index_types import IndexType, index_type
-from index_builder.milvus.measure import check_rows, choose_effort
-from service.milvus.collection import KeyCollection
-from service.milvus.connection import Connection
-from service.milvus.removal import Removal
-from service.model import open_model
-from service.store.store import Store
+from recollect.index_builder.build import build
+from recollect.index_builder.choose_index import Target
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.milvus import collections as new_collections
+from recollect.index_builder.milvus.build import write_engine
+from recollect.index_builder.milvus.collections import NewCollections
+from recollect.index_builder.milvus.index_types import IndexType, index_type
+from recollect.index_builder.milvus.measure import check_rows, choose_effort
+from recollect.service.milvus.collection import KeyCollection
+from recollect.service.milvus.connection import Connection
+from recollect.service.milvus.removal import Removal
+from recollect.service.model import open_model
+from recollect.service.store.store import Store
+from recollect.trainer.memory.memory import open_memory
 from tests.service.milvus.milvus_bundles import build_settings, engine_at
-from trainer.memory.memory import open_memory
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 

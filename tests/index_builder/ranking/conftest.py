@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from index_builder.build import build
-from index_builder.ranking.rank import rank_run
-from index_builder.settings import BuildSettings, RankSettings
-from trainer.run import write_run
-from trainer.train_settings import TrainSettings
+from recollect.index_builder.build import build
+from recollect.index_builder.ranking.rank import rank_run
+from recollect.index_builder.settings import BuildSettings, RankSettings
+from recollect.trainer.run import write_run
+from recollect.trainer.train_settings import TrainSettings
 
 NAMES = ["amber", "basil", "cedar", "daisy", "ember", "flint", "grape", "hazel", "ivory", "jade", "kelp", "lemon"]
 PHRASES = ("instead of {}", "and also {}", "compared with {}", "unlike {}", "next to {}", "far from {}")

@@ -64,7 +64,7 @@ def test_too_few_texts_are_an_error_only_with_yes(tmp_path: Path, capsys: pytest
 def test_a_missing_package_is_an_error_before_the_work_begins(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("index_builder.ranking.rank", "index_builder.ranking.fit"):
+    for module in ("recollect.index_builder.ranking.rank", "recollect.index_builder.ranking.fit"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "lightgbm", None)  # importing it then fails as if it were not installed
     out = tmp_path / "run"
@@ -72,7 +72,7 @@ def test_a_missing_package_is_an_error_before_the_work_begins(
     assert recollect.main([verb, *arguments, "--rank", "auto"]) == 2
     assert capsys.readouterr().err == (
         f"recollect {verb}: --rank auto: expected lightgbm, which fits the ranker, found no such package; "
-        "pip install 'recollect[build]', or omit --rank\n"
+        "pip install 'recollect-xmc[build]', or omit --rank\n"
     )
     assert not out.exists()
 

@@ -8,13 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.compaction.served_memory import ServedMemory
-from index_builder.ranking.calibrate import LEAST_TEXTS, Fit, HeldOut, fit_isotonic, fit_platt, fit_probabilities
-from index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_probabilities
-from service.bundle.manifest import Isotonic, Platt
-from service.ranking.calibration import calibrate
+from recollect.index_builder.compaction.served_memory import ServedMemory
+from recollect.index_builder.ranking.calibrate import (
+    LEAST_TEXTS,
+    Fit,
+    HeldOut,
+    fit_isotonic,
+    fit_platt,
+    fit_probabilities,
+)
+from recollect.index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_probabilities
+from recollect.service.bundle.manifest import Isotonic, Platt
+from recollect.service.ranking.calibration import calibrate
+from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan
 from tests.index_builder.vectors import unit
-from trainer.memory.memory import DEFAULTS, Memory, MemoryPlan
 
 
 def logistic(logits: np.ndarray) -> np.ndarray:

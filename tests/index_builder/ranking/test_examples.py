@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.ranking.examples import Examples, ExampleSource
-from service.lexical.index import LexicalIndex
+from recollect.index_builder.ranking.examples import Examples, ExampleSource
+from recollect.service.lexical.index import LexicalIndex
+from recollect.trainer.memory.label_keys import LabelKeys
+from recollect.trainer.memory.memory import Memory, open_memory, write_defaults
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run, sets_of
-from trainer.memory.label_keys import LabelKeys
-from trainer.memory.memory import Memory, open_memory, write_defaults
 
 INSTANCES, LABELS = 60, 20
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

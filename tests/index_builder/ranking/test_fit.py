@@ -6,9 +6,9 @@ import lightgbm
 import numpy as np
 import pytest
 
-from index_builder.ranking.examples import Examples
-from index_builder.ranking.fit import cross_fitted_logits, export_tree, fit_ranker
-from service.ranking.model import RankerFile, RankerModel
+from recollect.index_builder.ranking.examples import Examples
+from recollect.index_builder.ranking.fit import cross_fitted_logits, export_tree, fit_ranker
+from recollect.service.ranking.model import RankerFile, RankerModel
 
 NAMES = ("a", "b", "c", "d")
 

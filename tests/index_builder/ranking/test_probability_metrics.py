@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1, reliability
-from index_builder.evaluation.probability_report import JudgedProbabilities
-from index_builder.evaluation.report.quality import reliability_chart
-from service.bundle.manifest import Coverage
+from recollect.index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1, reliability
+from recollect.index_builder.evaluation.probability_report import JudgedProbabilities
+from recollect.index_builder.evaluation.report.quality import reliability_chart
+from recollect.service.bundle.manifest import Coverage
 
 # Two queries with three predictions each; the second one lacks the third prediction.
 PROBABILITIES = np.array([[0.94, 0.5, 0.1], [0.95, 0.2, 0.0]])

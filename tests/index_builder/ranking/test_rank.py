@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import recollect
-from index_builder.build import build
-from index_builder.errors import BuildError
-from index_builder.ranking.artefact import read_held_out
-from index_builder.ranking.bundle_ranker import choose_ranker
-from index_builder.ranking.rank import rank_run
-from index_builder.settings import BuildSettings, RankSettings
-from service.model import open_model
+from recollect.index_builder.build import build
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.ranking.artefact import read_held_out
+from recollect.index_builder.ranking.bundle_ranker import choose_ranker
+from recollect.index_builder.ranking.rank import rank_run
+from recollect.index_builder.settings import BuildSettings, RankSettings
+from recollect.service.model import open_model
+from recollect.trainer.memory.memory import open_memory, write_defaults
+from recollect.trainer.training.validation import hold_out
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
-from trainer.memory.memory import open_memory, write_defaults
-from trainer.training.validation import hold_out
 
 
 def run_copy(ranked: RankedRun, folder: Path) -> Path:
@@ -59,7 +59,7 @@ def test_a_ranker_that_does_not_help_is_removed(tmp_path: Path) -> None:
 
 
 def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from index_builder.ranking import rank
+    from recollect.index_builder.ranking import rank
 
     rng = np.random.default_rng(0)
     run = make_run(tmp_path, random_units(rng, 330, 4), random_sets(rng, 300, 30))

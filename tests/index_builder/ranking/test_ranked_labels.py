@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import recollect
-from index_builder.compare.quality import measure
-from index_builder.compare.queries import Queries
+from recollect.index_builder.compare.quality import measure
+from recollect.index_builder.compare.queries import Queries
+from recollect.trainer.data.dataset import open_dataset
 from tests.index_builder.ranking.conftest import RankedRun
-from trainer.data.dataset import open_dataset
 
 
 def test_comparison_measures_the_ranker_as_the_evaluation_of_a_bundle_does(ranked: RankedRun, tmp_path: Path) -> None:

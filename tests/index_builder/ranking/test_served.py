@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.errors import BundleError
-from service.model import Model, open_model
-from service.predictor.golden import check_golden
-from service.ranking.calibration import calibrate
-from service.ranking.ranker import open_model as open_ranker_model
+from recollect.service.errors import BundleError
+from recollect.service.model import Model, open_model
+from recollect.service.predictor.golden import check_golden
+from recollect.service.ranking.calibration import calibrate
+from recollect.service.ranking.ranker import open_model as open_ranker_model
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
 
 QUERIES = ["amber instead of basil", "lemon unlike kelp", "something else", "jade and also ivory"]

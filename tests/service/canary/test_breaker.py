@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from service.canary.breaker import BreakerLimits, CircuitBreaker
+from recollect.service.canary.breaker import BreakerLimits, CircuitBreaker
 
 LIMITS = BreakerLimits(window=100, max_errors=0.02, max_slowdown=2.0)
 

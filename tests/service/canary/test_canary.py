@@ -12,13 +12,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.canary.trial import position
-from service.errors import CanaryStoppedError, NotServedError
-from service.store.activation_record import Canary
-from service.store.store import Store
-from service.versions.activation import Activation
-from service.versions.replicas import reports
-from service.versions.reports import CanaryReport
+from recollect.service.canary.trial import position
+from recollect.service.errors import CanaryStoppedError, NotServedError
+from recollect.service.store.activation_record import Canary
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.replicas import reports
+from recollect.service.versions.reports import CanaryReport
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, rehash, serving
 from tests.service.light_stores import TOP_K
 from tests.service.redis_server import until
@@ -29,7 +29,7 @@ KEYS = [f"user {number}" for number in range(60)]
 # Program of a server in which v5 fails to answer while a file exists.
 FAILING = """
 from pathlib import Path
-from service.predictor.predictor import Predictor
+from recollect.service.predictor.predictor import Predictor
 predict_together = Predictor.predict_together
 def fail(self, requests, *rest):
     if self.version == "v5" and Path({fault!r}).exists():

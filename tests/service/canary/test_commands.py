@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 import recollect
-from service.bundle.signing_key import read_signing_key
-from service.errors import StoreError
-from service.store.activation_record import Canary
-from service.store.retention import prune
-from service.store.store import Store
+from recollect.service.bundle.signing_key import read_signing_key
+from recollect.service.errors import StoreError
+from recollect.service.store.activation_record import Canary
+from recollect.service.store.retention import prune
+from recollect.service.store.store import Store
 from tests.keys import write_pair
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 

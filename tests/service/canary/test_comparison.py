@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from service.canary.comparison import Comparison, compare
+from recollect.service.canary.comparison import Comparison, compare
 
 
 def answer(**scores: float) -> bytes:

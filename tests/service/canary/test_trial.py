@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.canary.breaker import BreakerLimits
-from service.canary.trial import Trial, position
-from service.store.activation_record import Canary
+from recollect.service.canary.breaker import BreakerLimits
+from recollect.service.canary.trial import Trial, position
+from recollect.service.store.activation_record import Canary
 
 LIMITS = BreakerLimits(window=10, max_errors=0.0, max_slowdown=2.0)
 KEYS = [f"user {number}" for number in range(20_000)]

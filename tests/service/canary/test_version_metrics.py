@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import SHARED_METRICS
+from recollect.service.settings import SHARED_METRICS
 
 REPOSITORY = Path(__file__).parents[3]
 
 # Program that opens versions a and b, closes a, and prints the metrics.
 PROGRAM = """
 import sys
-from service.telemetry.metrics import Metrics
+from recollect.service.telemetry.metrics import Metrics
 metrics = Metrics()
 for version in "ab":
     metrics.by_version.requests_of(version).answered.inc()

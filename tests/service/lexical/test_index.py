@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.bundle.files import LEXICAL_FILES
-from service.errors import BundleError
-from service.lexical import accumulate, word_index
-from service.lexical.index import LexicalIndex, write_lexical_index
-from service.lexical.postings import invert
-from service.lexical.terms import count_terms, query_terms, text_terms
-from service.lexical.word_index import WordIndex, weigh
+from recollect.service.bundle.files import LEXICAL_FILES
+from recollect.service.errors import BundleError
+from recollect.service.lexical import accumulate, word_index
+from recollect.service.lexical.index import LexicalIndex, write_lexical_index
+from recollect.service.lexical.postings import invert
+from recollect.service.lexical.terms import count_terms, query_terms, text_terms
+from recollect.service.lexical.word_index import WordIndex, weigh
 
 VOCABULARY = [f"word{number}" for number in range(300)]
 

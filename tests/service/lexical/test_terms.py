@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, query_terms, text_terms, words
+from recollect.service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, query_terms, text_terms, words
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from service.lexical import text_search
-from service.lexical.text_search import TextSearch
+from recollect.service.lexical import text_search
+from recollect.service.lexical.text_search import TextSearch
 
 TEXTS = [
     "Garden chair",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.predictor.predictor import Predictor
-from service.ranking.features import FEATURES, WORD_FEATURES
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.ranking.features import FEATURES, WORD_FEATURES
 from tests.service.memory.rebuilt import Tables
 from tests.service.ranking.forests import random_file
 

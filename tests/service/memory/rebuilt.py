@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from index_builder.faiss_index import build_index, write_index
-from service.bundle.bundle import Bundle, open_bundle
-from service.bundle.files import MANIFEST, RANKER
-from service.bundle.integrity import describe_files
-from service.bundle.strings import write_table
-from service.lexical.index import write_lexical_index
-from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
-from service.predictor.answers import Answer
-from service.predictor.predictor import Predictor
-from service.ranking.names import Names
+from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.service.bundle.bundle import Bundle, open_bundle
+from recollect.service.bundle.files import MANIFEST, RANKER
+from recollect.service.bundle.integrity import describe_files
+from recollect.service.bundle.strings import write_table
+from recollect.service.lexical.index import write_lexical_index
+from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.ranking.names import Names
 
 KEPT = ("encoder.onnx", "tokenizer.json", "golden.json")
 

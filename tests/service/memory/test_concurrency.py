@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 
-from service.memory.entries import PutInstance, PutLabel, RemoveInstance
-from service.options import AnswerOptions
+from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance
+from recollect.service.options import AnswerOptions
 from tests.service.memory.conftest import Open, random_tables, random_texts, random_vectors
 from tests.service.memory.rebuilt import logged, random_entries
 

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from service.memory.entries import PutCorrection, RemoveCorrection, RemoveLabel
-from service.options import AnswerOptions
-from service.predictor.answers import Answer
-from service.predictor.predictor import Predictor
+from recollect.service.memory.entries import PutCorrection, RemoveCorrection, RemoveLabel
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.predictor import Predictor
 from tests.service.memory.conftest import Open, random_tables, random_vectors
 from tests.service.memory.rebuilt import logged
 from tests.service.memory.test_equality import ask

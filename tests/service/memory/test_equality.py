@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.memory import live_table, sealed_block
-from service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
-from service.options import AnswerOptions
-from service.predictor import exhaustive
-from service.predictor.answers import Stopwatch
-from service.predictor.filters import LabelFilter
-from service.predictor.predictor import Predictor
+from recollect.service.memory import live_table, sealed_block
+from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor import exhaustive
+from recollect.service.predictor.answers import Stopwatch
+from recollect.service.predictor.filters import LabelFilter
+from recollect.service.predictor.predictor import Predictor
 from tests.service.memory.conftest import DIM, Open, random_tables, random_texts, random_vectors
 from tests.service.memory.rebuilt import Tables, largest_difference, logged, random_entries
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.errors import ChangeError, QueryError, UnknownUidError
-from service.model import Model, open_model
-from service.predictor.predictor import Predictor
+from recollect.service.errors import ChangeError, QueryError, UnknownUidError
+from recollect.service.model import Model, open_model
+from recollect.service.predictor.predictor import Predictor
 from tests.service.milvus.milvus_bundles import engine_at
 
 QUERY = "A sourdough loaf needs flour, water and salt"

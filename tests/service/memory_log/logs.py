@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance
-from service.memory_log.folder_segments import FolderSegments
-from service.memory_log.groups import EncoderOfGroup
-from service.memory_log.log import MemoryLog, number
-from service.memory_log.log_keys import LogKeys
-from service.memory_log.writer import MemoryWriter
+from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance
+from recollect.service.memory_log.folder_segments import FolderSegments
+from recollect.service.memory_log.groups import EncoderOfGroup
+from recollect.service.memory_log.log import MemoryLog, number
+from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.writer import MemoryWriter
 
 DIM = 4
 ENCODER = EncoderOfGroup(hashlib.sha256(b"encoder").digest(), DIM)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import recollect
-from service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
-from service.memory_log.log import MemoryLog
-from service.model import open_model
-from service.store.store import Store
+from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.model import open_model
+from recollect.service.store.store import Store
 from tests.conftest import Built
 from tests.keys import write_pair
 from tests.service.http_helpers import copy_store
@@ -163,8 +163,8 @@ def test_label_that_another_process_removes_meanwhile_stops_the_task(
     lines: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from service import extend
-    from service.memory_log.log import number
+    from recollect.service import extend
+    from recollect.service.memory_log.log import number
 
     path = lines("add", *({"uid": f"{row}", "text": "text", "labels": ["Law"]} for row in range(3)))
     monkeypatch.setattr(extend, "_BLOCK", 2)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import structlog
 
-from service.errors import MemoryLogError
-from service.memory.entries import (
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory.entries import (
     Entry,
     PutCorrection,
     PutInstance,
@@ -26,11 +26,11 @@ from service.memory.entries import (
     RemoveInstance,
     RemoveLabel,
 )
-from service.memory_log import log as log_module
-from service.memory_log.folder_segments import FolderSegments
-from service.memory_log.groups import EncoderOfGroup
-from service.memory_log.log import MemoryLog
-from service.memory_log.summary import summarise
+from recollect.service.memory_log import log as log_module
+from recollect.service.memory_log.folder_segments import FolderSegments
+from recollect.service.memory_log.groups import EncoderOfGroup
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.summary import summarise
 from tests.service.memory_log.logs import (
     DIM,
     append,
@@ -334,7 +334,7 @@ def test_two_processes_that_are_killed_lose_no_acknowledged_write(tmp_path: Path
 FULL = """
 import resource, sys
 from pathlib import Path
-from service.errors import MemoryLogError
+from recollect.service.errors import MemoryLogError
 from tests.service.memory_log.logs import folder_log, instance, writer
 own = writer(folder_log(Path(sys.argv[1])))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

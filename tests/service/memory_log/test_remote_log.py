@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import LogConflictError, StoreError
-from service.memory_log.log import MemoryLog, number
-from service.memory_log.object_segments import ObjectSegments
-from service.memory_log.segments import segment_name
-from service.storage.object_folder import ObjectFolder
+from recollect.service.errors import LogConflictError, StoreError
+from recollect.service.memory_log.log import MemoryLog, number
+from recollect.service.memory_log.object_segments import ObjectSegments
+from recollect.service.memory_log.segments import segment_name
+from recollect.service.storage.object_folder import ObjectFolder
 from tests.service.memory_log.logs import ENCODER, append, apply, folder_log, instance, is_same, label, uids, writer
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import recollect
-from service.errors import MemoryLogError
-from service.memory.entries import LoggedEntry, PutLabel
-from service.memory_log import object_segments
-from service.memory_log.copying import copy_log
-from service.memory_log.folder_segments import FolderSegments
-from service.memory_log.log import MemoryLog
-from service.memory_log.object_segments import ObjectSegments
-from service.memory_log.retention import last_entry, prune_log, removed_entries
-from service.memory_log.segments import SegmentFile
-from service.storage.object_folder import ObjectFolder
-from service.store.remote import RemoteStore
-from service.store.store import Store
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory.entries import LoggedEntry, PutLabel
+from recollect.service.memory_log import object_segments
+from recollect.service.memory_log.copying import copy_log
+from recollect.service.memory_log.folder_segments import FolderSegments
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.object_segments import ObjectSegments
+from recollect.service.memory_log.retention import last_entry, prune_log, removed_entries
+from recollect.service.memory_log.segments import SegmentFile
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.remote import RemoteStore
+from recollect.service.store.store import Store
 from tests.service.http_helpers import add_version
 from tests.service.memory_log.logs import append, is_same, uids
 from tests.service.store.servers import WebServer, create_bucket, s3_server

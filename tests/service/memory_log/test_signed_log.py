@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.signing import read_verify_keys
-from service.bundle.signing_key import SigningKey, read_signing_key
-from service.errors import KeyFileError, MemoryLogError
-from service.memory_log.folder_segments import FolderSegments
-from service.memory_log.log import MemoryLog
-from service.memory_log.log_keys import LogKeys
-from service.memory_log.segments import segment_name
-from service.store.store import Store
+from recollect.service.bundle.signing import read_verify_keys
+from recollect.service.bundle.signing_key import SigningKey, read_signing_key
+from recollect.service.errors import KeyFileError, MemoryLogError
+from recollect.service.memory_log.folder_segments import FolderSegments
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.segments import segment_name
+from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.memory_log.logs import append, folder_log, label, uids
 

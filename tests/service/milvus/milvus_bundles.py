@@ -12,14 +12,14 @@ import faiss
 import numpy as np
 from pydantic import SecretStr
 
-from index_builder.milvus.collections import NewCollections
-from index_builder.milvus.index_types import index_type
-from index_builder.settings import BuildSettings
-from service.bundle.bundle import open_bundle
-from service.bundle.files import MANIFEST, expected_files
-from service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
-from service.predictor.predictor import Predictor
-from service.settings import EngineSettings
+from recollect.index_builder.milvus.collections import NewCollections
+from recollect.index_builder.milvus.index_types import index_type
+from recollect.index_builder.settings import BuildSettings
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.files import MANIFEST, expected_files
+from recollect.service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.settings import EngineSettings
 
 
 def engine_at(uri: str, **changes: Any) -> EngineSettings:
@@ -33,13 +33,13 @@ def build_settings(built: Any, uri: str, **changes: Any) -> BuildSettings:
 
 def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **changes: Any) -> Path:
     """Write the bundle of the topics again, with its keys in Milvus."""
-    from index_builder.build import write_manifest
-    from index_builder.compaction.served_memory import ServedMemory
-    from index_builder.milvus.build import write_engine
-    from service.bundle.files import COMMON_FILES
-    from service.bundle.integrity import describe_files, read_manifest
-    from service.store.store import Store
-    from trainer.memory.memory import open_memory
+    from recollect.index_builder.build import write_manifest
+    from recollect.index_builder.compaction.served_memory import ServedMemory
+    from recollect.index_builder.milvus.build import write_engine
+    from recollect.service.bundle.files import COMMON_FILES
+    from recollect.service.bundle.integrity import describe_files, read_manifest
+    from recollect.service.store.store import Store
+    from recollect.trainer.memory.memory import open_memory
 
     source = Store(built.store).path(built.version)
     folder.mkdir(parents=True)

@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.build import write_manifest
-from service.bundle.bundle import open_bundle
-from service.bundle.integrity import describe_files, read_manifest
-from service.bundle.manifest import IndexInfo
-from service.bundle.strings import write_table
-from service.command_settings import ExportSettings
-from service.errors import BundleError, EngineError, QueryError, SettingsError, StoreError
-from service.export import export_version
-from service.memory.entries import PutInstance, RemoveInstance
-from service.memory_log.log import number
-from service.milvus.collection import KeyCollection, search_parameters
-from service.milvus.connection import Connection
-from service.milvus.removal import Removal, drop
-from service.model import Model
-from service.options import resolve_options
-from service.predictor.predictor import Predictor
-from service.settings import EngineSettings
-from service.store.copying import copy_version
-from service.store.store import Store
+from recollect.index_builder.build import write_manifest
+from recollect.service.bundle.bundle import open_bundle
+from recollect.service.bundle.integrity import describe_files, read_manifest
+from recollect.service.bundle.manifest import IndexInfo
+from recollect.service.bundle.strings import write_table
+from recollect.service.command_settings import ExportSettings
+from recollect.service.errors import BundleError, EngineError, QueryError, SettingsError, StoreError
+from recollect.service.export import export_version
+from recollect.service.memory.entries import PutInstance, RemoveInstance
+from recollect.service.memory_log.log import number
+from recollect.service.milvus.collection import KeyCollection, search_parameters
+from recollect.service.milvus.connection import Connection
+from recollect.service.milvus.removal import Removal, drop
+from recollect.service.model import Model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.settings import EngineSettings
+from recollect.service.store.copying import copy_version
+from recollect.service.store.store import Store
 from tests.service.milvus.milvus_bundles import engine_at, write_milvus_bundle
 
 QUERIES = ["Who must pay tax on the sale of a house", "sailing boats", "How long should bread be in the oven"]
@@ -104,7 +104,7 @@ def test_filter_that_needs_too_many_comparisons_is_refused(
 
 
 def test_labels_of_instances_that_are_no_longer_kept_are_read_again(milvus_predictor: Predictor, built: Any) -> None:
-    from service.milvus import instances
+    from recollect.service.milvus import instances
 
     values = milvus_predictor.memory.instances.values
     assert isinstance(values, instances.InstanceCollection)
@@ -127,7 +127,7 @@ def test_labels_of_instances_that_are_no_longer_kept_are_read_again(milvus_predi
 def test_collection_that_is_not_the_one_in_the_manifest_is_refused(
     milvus_predictor: Predictor, milvus_uri: str, change: dict[str, Any], expected: str
 ) -> None:
-    from service.milvus.keys import EngineKeys
+    from recollect.service.milvus.keys import EngineKeys
 
     manifest = milvus_predictor.manifest
     assert manifest.engine is not None
@@ -168,7 +168,7 @@ def test_many_queries_are_searched_in_several_calls(
 ) -> None:
     search, vectors = milvus_predictor.memory.searcher.instances.search, milvus_predictor.encode([*QUERIES, "a", "b"])
     expected = search(vectors, 5)
-    monkeypatch.setattr("service.milvus.collection._MOST_QUERIES", 2)
+    monkeypatch.setattr("recollect.service.milvus.collection._MOST_QUERIES", 2)
     found = search(vectors, 5)
     np.testing.assert_array_equal(found.keys, expected.keys)
     np.testing.assert_allclose(found.similarities, expected.similarities, atol=1e-6)

@@ -11,20 +11,20 @@ import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from service.bundle.manifest import Engine
-from service.errors import EngineError
-from service.http.app import create_app
-from service.milvus.breaker import Breaker
-from service.milvus.connection import Connection
-from service.milvus.removal import drop
-from service.model import Model
-from service.serve_settings import ServeSettings
-from service.serving.batcher import Batcher
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.model_manager import ModelManager
-from service.versions.opening import Opener
-from service.versions.replicas import replicas_of
+from recollect.service.bundle.manifest import Engine
+from recollect.service.errors import EngineError
+from recollect.service.http.app import create_app
+from recollect.service.milvus.breaker import Breaker
+from recollect.service.milvus.connection import Connection
+from recollect.service.milvus.removal import drop
+from recollect.service.model import Model
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.serving.batcher import Batcher
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.model_manager import ModelManager
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.replicas import replicas_of
 from tests.service.milvus.milvus_bundles import LiteServer, engine_at, move_to_milvus, write_milvus_bundle
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import EngineError, SettingsError
-from service.milvus.connection import Connection
+from recollect.service.errors import EngineError, SettingsError
+from recollect.service.milvus.connection import Connection
 from tests.deploy.helpers import free_address, run_nginx, run_tool
 from tests.service.milvus.milvus_bundles import LiteServer, engine_at
 

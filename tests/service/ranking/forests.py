@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.ranking.model import RankerFile
-from service.ranking.trees import Tree
+from recollect.service.ranking.model import RankerFile
+from recollect.service.ranking.trees import Tree
 
 
 def random_tree(rng: np.random.Generator, features: int, leaves: int) -> Tree:

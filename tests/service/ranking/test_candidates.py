@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.bundle.values import SparseValues, Values
-from service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from service.ranking.evidence import Found
-from service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
-from service.ranking.names import Names
+from recollect.service.bundle.values import SparseValues, Values
+from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
+from recollect.service.ranking.evidence import Found
+from recollect.service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from recollect.service.ranking.names import Names
 
 QUERIES, LABELS, INSTANCES, FOUND = 6, 30, 40, 8
 TEXTS = [f"words of query {number}" for number in range(QUERIES)]

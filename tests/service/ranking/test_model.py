@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.errors import BundleError
-from service.ranking.model import RankerModel
+from recollect.service.errors import BundleError
+from recollect.service.ranking.model import RankerModel
 from tests.service.ranking.forests import random_file, walk
 
 NAMES = ["vote", "similarity", "count"]

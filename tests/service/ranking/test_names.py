@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.errors import BundleError
-from service.ranking.names import Names
+from recollect.service.errors import BundleError
+from recollect.service.ranking.names import Names
 
 NAMES = Names.of(["Income tax", "Tax", "Value added tax", "!?", "Garden chair"])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import recollect
-from service.store.locations import open_store
-from service.store.store import Store
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.store.store import Store
+from recollect.service.store.store import Store
 
 TIMEOUT_SECONDS = 60
 

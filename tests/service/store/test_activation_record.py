@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ActivationConflictError, StoreError
-from service.store.activation_record import ActivationRecord
-from service.store.store import Store
+from recollect.service.errors import ActivationConflictError, StoreError
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.store import Store
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[3]
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from service.store.store import Store
+from recollect.service.store.store import Store
 CHANGES = {"write", "fsync", "replace", "rename", "unlink", "ftruncate"}
 root, killed, number = Path(sys.argv[1]), True, 0
 while killed:
@@ -44,8 +44,8 @@ while killed:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from service.errors import StoreError
-from service.store.store import Store
+from recollect.service.errors import StoreError
+from recollect.service.store.store import Store
 store = Store(Path(sys.argv[1]))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -308,7 +308,7 @@ def test_activations_at_the_same_time_get_different_generations(store: Store) ->
     program = """
 import sys
 from pathlib import Path
-from service.store.store import Store
+from recollect.service.store.store import Store
 for _ in range(10):
     print(Store(Path(sys.argv[1])).activate(sys.argv[2]).generation)
 """

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from service.bundle.files import MANIFEST, SIGNATURE
-from service.errors import BundleError, StoreError
-from service.storage.bundle_cache import default_cache
-from service.store.locations import open_store
-from service.store.store import Store
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.storage.bundle_cache import default_cache
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import TIMEOUT_SECONDS, WebServer
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[3]
 OPENER = """
 import sys
 from pathlib import Path
-from service.store.locations import open_store
+from recollect.service.store.locations import open_store
 store = open_store(sys.argv[1], None, Path(sys.argv[2]))
 print("started", flush=True)
 print(store.open(sys.argv[3]).manifest.version)
@@ -141,7 +141,7 @@ def keys(tmp_path: Path) -> Pair:
 def test_signature_is_checked_before_other_files_are_downloaded(
     web: WebServer, origin: Store, keys: Pair, tmp_path: Path
 ) -> None:
-    from service.bundle.signing_key import read_signing_key, sign_manifest
+    from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
 
     store = open_store(web.url, keys.public, tmp_path / "cache")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/manifest.sig: expected a signature for .*public"):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ActivationConflictError, BundleError, CanaryError, StoreError
-from service.store.activation_record import ActivationRecord, Canary
-from service.store.store import Store
+from recollect.service.errors import ActivationConflictError, BundleError, CanaryError, StoreError
+from recollect.service.store.activation_record import ActivationRecord, Canary
+from recollect.service.store.store import Store
 
 CANARY = Canary(version="B", share=0.05)
 

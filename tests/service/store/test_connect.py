@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from service.errors import StoreError
-from service.storage.connect import connect, without_credentials
-from service.storage.object_folder import ObjectFolder
-from service.store.locations import open_store
+from recollect.service.errors import StoreError
+from recollect.service.storage.connect import connect, without_credentials
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.locations import open_store
 from tests.service.store.servers import WebServer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -172,7 +172,7 @@ def test_http_without_tls_is_used_only_if_the_endpoint_url_is_http(url: str, mon
 def test_download_that_stalls_ends_with_an_error(
     web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.storage.object_folder._READ_TIMEOUT", SECOND / 4)
+    monkeypatch.setattr("recollect.service.storage.object_folder._READ_TIMEOUT", SECOND / 4)
     web.paused_file = "instance_keys.faiss"
     folder = ObjectFolder(web.url)
     with pytest.raises(StoreError, match="instance_keys.faiss: expected an answer, found: .*; check the URL"):
@@ -183,8 +183,8 @@ def test_store_used_before_a_fork_raises_an_error_in_the_child_process(web: WebS
     code = """
 import os, sys
 from pathlib import Path
-from service.errors import StoreError
-from service.store.locations import open_store
+from recollect.service.errors import StoreError
+from recollect.service.store.locations import open_store
 store = open_store(sys.argv[1], None, Path(sys.argv[2]))
 print(store.current(), flush=True)
 if not os.fork():
@@ -206,7 +206,7 @@ def test_store_opened_but_not_used_before_a_fork_works_in_the_child_process(web:
     code = """
 import os, sys
 from pathlib import Path
-from service.store.locations import open_store
+from recollect.service.store.locations import open_store
 store = open_store(sys.argv[1], None, Path(sys.argv[2]))
 if not os.fork():
     print(store.current(), flush=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.files import MANIFEST
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.errors import BundleError, StoreError
-from service.storage.object_folder import ObjectFolder
-from service.store.copying import copy_version
-from service.store.locations import open_store
-from service.store.store import Store
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.copying import copy_version
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from tests.keys import write_pair
 from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import publish
@@ -26,9 +26,9 @@ REPOSITORY = Path(__file__).parents[3]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from service.store.copying import copy_version
-from service.store.locations import open_store
-from service.storage.object_folder import ObjectFolder
+from recollect.service.store.copying import copy_version
+from recollect.service.store.locations import open_store
+from recollect.service.storage.object_folder import ObjectFolder
 import shutil
 done = 0
 def counted(method):

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import recollect
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.errors import BundleError, StoreError
-from service.storage.folder_source import FolderSource
-from service.store.store import Store
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.storage.folder_source import FolderSource
+from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import copy_store, flip_bit, serving
 

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import ActivationConflictError, StoreError, UnknownVersionError
-from service.storage.object_folder import ObjectFolder
-from service.store.locations import open_store
-from service.store.store import Store
+from recollect.service.errors import ActivationConflictError, StoreError, UnknownVersionError
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from tests.service.http_helpers import (
     add_version,
     answers_with,
@@ -46,7 +46,7 @@ def light_bundles(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_store_in_a_folder_opens_if_obstore_is_not_installed(origin: Store, prefix: str) -> None:
     code = """
 import sys
-from service.store.locations import open_store
+from recollect.service.store.locations import open_store
 print(type(open_store(sys.argv[1])).__name__, open_store(sys.argv[1]).current(), "obstore" in sys.modules)
 """
     done = subprocess.run(

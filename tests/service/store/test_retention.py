@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 import recollect
-from service.bundle.files import MANIFEST
-from service.bundle.manifest import Manifest
-from service.errors import RedisError, StoreError
-from service.redis_client import RedisClient
-from service.storage.object_folder import ObjectFolder
-from service.store import remote
-from service.store.locations import open_store
-from service.store.retention import protect, protected, prune, unprotect
-from service.store.store import Store
-from service.versions import replicas as registry
-from service.versions.replicas import replicas_of, versions_in_use
-from service.versions.reports import Report, replica_name
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.bundle.manifest import Manifest
+from recollect.service.errors import RedisError, StoreError
+from recollect.service.redis_client import RedisClient
+from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store import remote
+from recollect.service.store.locations import open_store
+from recollect.service.store.retention import protect, protected, prune, unprotect
+from recollect.service.store.store import Store
+from recollect.service.versions import replicas as registry
+from recollect.service.versions.replicas import replicas_of, versions_in_use
+from recollect.service.versions.reports import Report, replica_name
 from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
 from tests.service.redis_server import needs_redis, running_redis
 from tests.service.store.servers import publish
@@ -35,10 +35,10 @@ VERSIONS = "ABCDEF"
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from service.store.store import Store
-from service.versions import replicas as registry
-from service.versions.replicas import replicas_of, versions_in_use
-from service.versions.reports import Report, replica_name
+from recollect.service.store.store import Store
+from recollect.service.versions import replicas as registry
+from recollect.service.versions.replicas import replicas_of, versions_in_use
+from recollect.service.versions.reports import Report, replica_name
 shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 Store(Path(sys.argv[1])).remove("A", lambda: True)
 """

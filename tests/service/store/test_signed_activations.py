@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 import recollect
-from service.bundle.signing_key import read_signing_key, sign_manifest
-from service.errors import KeyFileError, StoreError
-from service.store.activation_check import SEEN
-from service.store.activation_record import ACTIVATION
-from service.store.audit_log import LOG
-from service.store.store import Store
+from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.errors import KeyFileError, StoreError
+from recollect.service.store.activation_check import SEEN
+from recollect.service.store.activation_record import ACTIVATION
+from recollect.service.store.audit_log import LOG
+from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import Server, copy_store, serving
 

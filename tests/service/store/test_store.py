@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle.files import MANIFEST
-from service.errors import BundleError, StoreError
-from service.store.store import Store
+from recollect.service.bundle.files import MANIFEST
+from recollect.service.errors import BundleError, StoreError
+from recollect.service.store.store import Store
 
 REPOSITORY = Path(__file__).parents[3]
 # Program of a builder: begin to write a bundle, print "started", then wait to be killed.
 BUILDER = """
 import sys, time
 from pathlib import Path
-from service.store.store import Store
+from recollect.service.store.store import Store
 with Store(Path(sys.argv[1])).incoming() as folder:
     (folder / "keys").write_bytes(b"half")
     print("started", flush=True)
@@ -30,7 +30,7 @@ with Store(Path(sys.argv[1])).incoming() as folder:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from service.store.store import Store
+from recollect.service.store.store import Store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

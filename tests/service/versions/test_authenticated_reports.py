@@ -9,14 +9,14 @@ import pytest
 import redis
 
 import recollect
-from service.errors import NotServedError
-from service.redis_client import RedisClient
-from service.store.activation_record import Canary
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.activation import Activation
-from service.versions.replicas import RedisReplicas, Seen
-from service.versions.reports import CanaryReport, Report, replica_name
+from recollect.service.errors import NotServedError
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.activation_record import Canary
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.replicas import RedisReplicas, Seen
+from recollect.service.versions.reports import CanaryReport, Report, replica_name
 from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.redis_server import SECRET, RedisServer, metric, needs_redis, replica, until
 
@@ -101,7 +101,7 @@ def test_commands_with_another_secret_than_the_replicas_fail_and_name_the_settin
     store: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--store", str(store), "--redis-url", redis_server.url, "--keep", "1")
-    monkeypatch.setattr("service.versions.activation._LOST_SECONDS", 0.1)
+    monkeypatch.setattr("recollect.service.versions.activation._LOST_SECONDS", 0.1)
     record = Store(store).activate("v5")
     replicas_with(redis_server, SECRET).report(report(replica_name()))
     for secret in (None, "the-secret-of-another-fleet"):

@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import InsufficientMemoryError, NotServedError, StoreError
-from service.store.activation_record import ActivationRecord
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.activation import Activation
-from service.versions.desired_version import DesiredVersion
-from service.versions.model_manager import ModelManager
-from service.versions.opening import Opener
-from service.versions.replicas import replicas_of, reports
+from recollect.service.errors import InsufficientMemoryError, NotServedError, StoreError
+from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.desired_version import DesiredVersion
+from recollect.service.versions.model_manager import ModelManager
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.replicas import replicas_of, reports
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, answers_with, serving
 from tests.service.light_stores import until_serves
 from tests.service.redis_server import until
@@ -33,7 +33,7 @@ POLLS = ("--poll-seconds", "0.05")
 SLOW = """
 import time
 from pathlib import Path
-from service.versions import opening
+from recollect.service.versions import opening
 open_version = opening.Opener.open
 def open_slowly(self, version, throttle=None, share_with=()):
     opened = open_version(self, version, throttle, share_with)
@@ -123,7 +123,7 @@ def test_wait_does_not_mistake_an_earlier_activation_of_the_same_version_for_thi
 
 
 def test_replica_reports_that_it_opens_a_version_until_the_version_is_open(store: Path, tmp_path: Path) -> None:
-    shorter = "from service.versions import reporter\nreporter.REPORT_SECONDS = 0.05\n"
+    shorter = "from recollect.service.versions import reporter\nreporter.REPORT_SECONDS = 0.05\n"
     slow = SLOW.format(gate=str(tmp_path / "gate"), pauses=False)
     with serving(store, *POLLS, prelude=shorter + slow):
         activation = Activation(Store(store), None)
@@ -228,7 +228,7 @@ def test_standby_is_closed_if_memory_is_short(store: Path, monkeypatch: pytest.M
         Store(store).activate("v5")
         until(lambda: manager.versions.version() == "v5")
         assert lease.predictor.bundle.labels.uids
-        monkeypatch.setattr("service.versions.follower.require_memory", require_memory)
+        monkeypatch.setattr("recollect.service.versions.follower.require_memory", require_memory)
         lease.release()
         until(lambda: not hasattr(lease.predictor, "bundle"))
         assert set(calls) == {"v3"}
@@ -253,7 +253,7 @@ def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwi
             if hasattr(standby, "bundle"):
                 raise InsufficientMemoryError("too little memory")
 
-        monkeypatch.setattr("service.versions.opening.require_memory", require_memory)
+        monkeypatch.setattr("recollect.service.versions.opening.require_memory", require_memory)
         Store(store).activate("v7")
         until(lambda: manager.versions.version() == "v7")
         assert not hasattr(standby, "bundle")

@@ -8,17 +8,17 @@ from typing import cast
 
 import pytest
 
-from service.errors import MemoryLogError
-from service.memory.changes import NewLabel, added
-from service.predictor.changing import change
-from service.predictor.predictor import Predictor
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.log_follower import LogFollower
-from service.versions.model_manager import ModelManager
-from service.versions.open_versions import OpenVersions
-from service.versions.opening import Opener
-from service.versions.replicas import replicas_of
+from recollect.service.errors import MemoryLogError
+from recollect.service.memory.changes import NewLabel, added
+from recollect.service.predictor.changing import change
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.log_follower import LogFollower
+from recollect.service.versions.model_manager import ModelManager
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.opening import Opener
+from recollect.service.versions.replicas import replicas_of
 from tests.service.redis_server import until
 
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from service.errors import NotReadyError
-from service.predictor.predictor import Predictor
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.open_versions import OpenVersions
+from recollect.service.errors import NotReadyError
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.open_versions import OpenVersions
 from tests.service.http_helpers import copy_store
 
 

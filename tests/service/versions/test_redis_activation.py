@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 import recollect
-from service.errors import NotServedError, RedisError
-from service.redis_client import RedisClient
-from service.store.store import Store
-from service.versions.activation import Activation
-from service.versions.replicas import RedisReplicas
-from service.versions.reports import Report, replica_name
+from recollect.service.errors import NotServedError, RedisError
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.replicas import RedisReplicas
+from recollect.service.versions.reports import Report, replica_name
 from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, serving
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import NEVER_POLLS, SECRET, RedisServer, metric, needs_redis, replica, until
@@ -70,7 +70,7 @@ def test_replica_with_its_own_copy_of_the_store_keeps_its_version_until_its_copy
     store: Path, redis_server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = copy_store(store, tmp_path / "elsewhere")
-    shorter = "from service.versions import announcements\nannouncements._DIFFER_SECONDS = 0.2"
+    shorter = "from recollect.service.versions import announcements\nannouncements._DIFFER_SECONDS = 0.2"
     with (
         replica(store, redis_server, *POLLS) as (_, near),
         replica(elsewhere, redis_server, *POLLS, prelude=shorter) as (far_server, far),

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import NotServedError
-from service.store.store import Store
-from service.telemetry.metrics import Metrics
-from service.versions.activation import Activation
-from service.versions.open_versions import OpenVersions
-from service.versions.replicas import FolderReplicas, Seen, reports
-from service.versions.reporter import Reporter
-from service.versions.reports import Refusal, Report, replica_name, shorten
+from recollect.service.errors import NotServedError
+from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.open_versions import OpenVersions
+from recollect.service.versions.replicas import FolderReplicas, Seen, reports
+from recollect.service.versions.reporter import Reporter
+from recollect.service.versions.reports import Refusal, Report, replica_name, shorten
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
 from tests.service.redis_server import until
 
@@ -63,9 +63,9 @@ def other_replica(registry: str, state: str, code: str = "") -> Iterator[subproc
 import time
 from datetime import datetime, UTC
 from pathlib import Path
-from service.redis_client import RedisClient
-from service.versions.replicas import FolderReplicas, RedisReplicas
-from service.versions.reports import Report, replica_name
+from recollect.service.redis_client import RedisClient
+from recollect.service.versions.replicas import FolderReplicas, RedisReplicas
+from recollect.service.versions.reports import Report, replica_name
 report = Report(replica=replica_name(), state={state!r}, version="v5", generation=2, since=datetime.now(UTC))
 replicas = {registry}
 replicas.report(report)
@@ -126,7 +126,7 @@ def in_folder(store: Path) -> str:
 def test_wait_fails_if_a_replica_is_killed_in_any_state(
     store: Path, in_folder: str, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.versions.activation._LOST_SECONDS", 0.2)
+    monkeypatch.setattr("recollect.service.versions.activation._LOST_SECONDS", 0.2)
     activation = Activation(Store(store), None)
     record = activation.activate("v5")
     with other_replica(in_folder, "serving"), other_replica(in_folder, state) as killed:
@@ -153,7 +153,7 @@ def test_wait_fails_at_once_if_another_version_is_activated(
 ) -> None:
     activation = Activation(Store(store), None)
     record = activation.activate("v3")
-    monkeypatch.setattr("service.versions.activation._RECORD_SECONDS", 0.1)
+    monkeypatch.setattr("recollect.service.versions.activation._RECORD_SECONDS", 0.1)
     activation.activate("v5", by="ann@host")
     with (
         other_replica(in_folder, "serving"),
@@ -192,7 +192,7 @@ def test_wait_error_names_the_replica_that_refuses_the_version_and_its_reason(st
 
 
 def test_wait_error_says_that_no_replica_is_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.versions.activation._NO_REPLICA_SECONDS", 0.2)
+    monkeypatch.setattr("recollect.service.versions.activation._NO_REPLICA_SECONDS", 0.2)
     activation = Activation(Store(store), None)
     with pytest.raises(NotServedError, match="v5 is current, but no replica reports"):
         activation.wait(activation.activate("v5"), PATIENCE_SECONDS)

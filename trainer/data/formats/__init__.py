@@ -1,1 +1,1 @@
-"""Readers of dataset folders: one module for each format. `trainer.data.dataset` chooses the reader."""
+"""Readers of dataset folders: one module for each format. `recollect.trainer.data.dataset` chooses the reader."""

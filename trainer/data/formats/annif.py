@@ -1,7 +1,7 @@
 """Annif's corpora: short texts with the URIs of their subjects, and a subject vocabulary.
 
     train.tsv | *-train.tsv    test.tsv | *-test.tsv      text <TAB> uri uri ...
-    vocab.tsv | *-vocab.tsv | *.ttl | *.nt | *.rdf        the subjects; see `trainer.data.formats.vocabulary`
+    vocab.tsv | *-vocab.tsv | *.ttl | *.nt | *.rdf        the subjects; see `recollect.trainer.data.formats.vocabulary`
 
 All of them may end in `.gz`. The angle brackets around a URI are optional. The text of a label is the preferred name of
 its subject, unless `--text-fields` names other fields. The uid of an instance is its row number, from 0.
@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.data.formats.fields import TextRule
-from trainer.data.formats.lines import read_lines
-from trainer.data.formats.vocabulary import FIELDS, clean_uri, find_matches, find_vocabularies, read_vocabulary
-from trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.fields import TextRule
+from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.data.formats.vocabulary import (
+    FIELDS,
+    clean_uri,
+    find_matches,
+    find_vocabularies,
+    read_vocabulary,
+)
+from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
+from recollect.trainer.errors import DatasetError
 
 EXPECTED = "vocab.tsv or a SKOS file (.ttl, .nt, .rdf), and train.tsv[.gz]"
 TEXT_FIELDS: tuple[str, ...] = FIELDS[:1]

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from trainer.data.formats.fields import EMPTY, TextRule
-from trainer.data.split import Entries, LabelSets, Split, SplitName
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.fields import EMPTY, TextRule
+from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName
+from recollect.trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
 TEXT_FIELDS: tuple[str, ...] = ()

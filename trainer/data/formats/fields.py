@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.errors import DatasetError
+from recollect.trainer.errors import DatasetError
 
 UnknownLabels = Literal["refuse", "drop"]
 

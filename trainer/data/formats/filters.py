@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from trainer.errors import DatasetError
+from recollect.trainer.errors import DatasetError
 
 
 def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from trainer.data.formats.fields import TextRule
-from trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
-from trainer.data.split import Entries, Split, SplitBuilder, SplitName
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.fields import TextRule
+from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
+from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName
+from recollect.trainer.errors import DatasetError
 
 EXPECTED = "train_labels.txt and train_raw_texts.txt"
 TEXT_FIELDS: tuple[str, ...] = ()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.data.formats.fields import TextRule
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.fields import TextRule
+from recollect.trainer.errors import DatasetError
 
 
 def find_file(folder: Path, names: tuple[str, ...]) -> Path | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from trainer.data.formats.lines import read_lines
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.errors import DatasetError
 
 # Number of lines that are parsed at once.
 _CHUNK_LINES = 65_536

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.data.formats.fields import TextRule, check_position, uid_field
-from trainer.data.formats.lines import find_file, read_records, require_file
-from trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.fields import TextRule, check_position, uid_field
+from recollect.trainer.data.formats.lines import find_file, read_records, require_file
+from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
+from recollect.trainer.errors import DatasetError
 
 EXPECTED = "labels.jsonl[.gz] and train.jsonl[.gz]"
 TEXT_FIELDS: tuple[str, ...] = ("text",)

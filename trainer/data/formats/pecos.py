@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.data.formats.fields import TextRule
-from trainer.data.formats.lines import find_file, read_texts, require_file
-from trainer.data.formats.matrices import check_shape, read_matrix
-from trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
+from recollect.trainer.data.formats.fields import TextRule
+from recollect.trainer.data.formats.lines import find_file, read_texts, require_file
+from recollect.trainer.data.formats.matrices import check_shape, read_matrix
+from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
 
 EXPECTED = "Y.trn.npz, X.trn.txt and Y.txt"
 TEXT_FIELDS: tuple[str, ...] = ()

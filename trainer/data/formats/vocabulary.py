@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.formats.lines import read_lines
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.errors import DatasetError
 
 FIELDS = ("prefLabel", "altLabel", "notation")
 

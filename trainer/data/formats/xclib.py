@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from trainer.data.formats.fields import TextRule
-from trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
-from trainer.data.formats.matrices import check_shape, read_matrix
-from trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
-from trainer.errors import DatasetError
+from recollect.trainer.data.formats.fields import TextRule
+from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
+from recollect.trainer.data.formats.matrices import check_shape, read_matrix
+from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
+from recollect.trainer.errors import DatasetError
 
 EXPECTED = "trn_X_Y.txt, and raw_data/train.raw.txt or trn_X_Xf.txt and Xf.txt"
 TEXT_FIELDS: tuple[str, ...] = ()

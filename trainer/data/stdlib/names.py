@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Set
 
-from trainer.data.stdlib.modules import STAR, Import, Module, is_public, read_modules
+from recollect.trainer.data.stdlib.modules import STAR, Import, Module, is_public, read_modules
 
 _Modules = dict[str, Module]
 _Place = tuple[str, str]  # the name of a module, and a name in this module

@@ -1,1 +1,0 @@
-"""The scikit-learn estimator. Users import it as `recollect.sklearn`."""

@@ -1,0 +1,250 @@
+"""Recollect's Python API.
+
+    import recollect
+
+    recollect.train("data/", out="run/")
+    recollect.build("run/", store="store/", activate=True)
+    recollect.open("store/").predict("garden chair", top_k=5)
+
+A function takes the flags of its verb as keywords (`max_length=32`, `lambda_=0.5`) and reads the same environment
+variables. For a mistake that a user can correct, a function raises an error in `recollect.ERRORS`. No function writes
+to standard output. `import recollect` is fast: it imports the packages when a function runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from recollect.command_line import main
+from recollect.verbs import UsageError, describe, require_extra, settings_class
+
+if TYPE_CHECKING:
+    from recollect.service.model import Model
+
+    ERRORS: tuple[type[Exception], ...]
+
+__all__ = [
+    "ERRORS",
+    "UsageError",
+    "build",
+    "evaluate",
+    "export",
+    "main",
+    "open",
+    "predict_file",
+    "push",
+    "rank",
+    "train",
+    "tune",
+]
+
+
+def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
+    store: str | Path,
+    *,
+    version: str = "current",
+    verify_key: str | Path | None = None,
+    bundle_cache: str | Path | None = None,
+    threads: int = 1,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    live: Literal["off", "read", "write"] = "read",
+    sign: str | Path | None = None,
+) -> Model:
+    """Open a version of a bundle store, to answer queries in this process.
+
+    Args:
+        store: Bundle store: a folder, or a URL such as `s3://bucket/store`.
+        version: Version to open; "current" means the store's current version.
+        verify_key: PEM file with Ed25519 public keys, one of which must have signed the bundle; None accepts unsigned
+            bundles.
+        bundle_cache: Folder for bundles that are downloaded from a store at a URL, and with `verify_key` for private
+            copies of bundles; None means ~/.cache/recollect.
+        threads: Threads for each call of `predict`; 0 means one for each core.
+        device: Device that encodes and searches.
+        live: `read`: the model has the live entries of the store. `write`: its own changes are also written to the
+            store. `off`: it has the bundle alone.
+        sign: PEM file with the private key that signs the changes, if the log of the store is signed.
+    """
+    given = {"store": store, "verify_key": verify_key, "bundle_cache": bundle_cache}
+    with require_extra("serve"):
+        from recollect.service.model import open_model
+        from recollect.service.settings import ServiceSettings
+
+        read = _from_keywords(
+            "open", {name: value for name, value in given.items() if value is not None}, ServiceSettings
+        )
+        return open_model(
+            read.store, version, read.verify_key, read.bundle_cache, threads, device, live, Path(sign) if sign else None
+        )
+
+
+def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **flags: Any) -> int:  # noqa: A002
+    """Answer all queries of a file with several processes, and write them to another file.
+
+    Returns:
+        The number of rows.
+    """
+    with require_extra("serve"):
+        settings = _from_keywords("predict", {"input": input, "output": output, "store": store, **flags})
+        from recollect.service.bulk.job import predict_file as predict_rows
+
+        return predict_rows(settings)
+
+
+def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
+    """Train an encoder on a dataset folder, and write a run folder: `checkpoint/` and `memory/`.
+
+    Returns:
+        The run folder.
+    """
+    with require_extra("train"):
+        settings = _from_keywords("train", {"dataset": dataset, "out": out, **flags})
+        if settings.best:
+            from recollect.index_builder.best.best import train_best
+
+            train_best(settings)
+        else:
+            from recollect.index_builder.ranking.after_training import train_and_rank
+
+            train_and_rank(settings)
+    return Path(out)
+
+
+def tune(run: str | Path, **flags: Any) -> dict[str, float]:
+    """Choose lambda, tau, b and label_key_alpha on held-out instances, and make them the defaults of the run.
+
+    Returns:
+        The new defaults, `lambda`, `temperature`, `top_b` and `label_key_alpha`, and their `score` in percent.
+    """
+    with require_extra("train"):
+        settings = _from_keywords("tune", {"run": run, **flags})
+        from recollect.index_builder.ranking.after_training import tune_and_rank
+
+        return tune_and_rank(settings)[0].best.as_json()
+
+
+def rank(run: str | Path, **flags: Any) -> dict[str, Any]:
+    """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes.
+
+    Returns:
+        `kept`, and the `gains` of the ranker over the votes. `recollect rank --json` prints the same dict as JSON.
+    """
+    with require_extra("build"):
+        settings = _from_keywords("rank", {"run": run, **flags})
+        from recollect.index_builder.ranking.rank import rank_run
+
+        return rank_run(settings).as_json()
+
+
+def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
+    """Build a bundle from a run folder, check it, and publish it in a store (a folder or a URL).
+
+    Returns:
+        The new version.
+    """
+    with require_extra("build"):
+        settings = _from_keywords("build", {"run": run, "store": store, **flags})
+        from recollect.index_builder.build import build as build_bundle
+
+        return build_bundle(settings)
+
+
+def push(run: str | Path, *, to: str, **flags: Any) -> str:
+    """Upload a run to the Hugging Face hub, with a model card and checksums. The token comes from HF_TOKEN.
+
+    Returns:
+        The address of the uploaded commit, `hf://user/name@commit`, which `build` reads.
+    """
+    with require_extra("build"):
+        settings = _from_keywords("push", {"run": run, "to": to, **flags})
+        from recollect.index_builder.hub.push import push as push_run
+
+        return push_run(settings)
+
+
+def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[str, Any]:
+    """Measure a bundle on the test split of a dataset folder.
+
+    Returns:
+        `version`, `queries` (their number) and `rows`: for each combination of `lambda`, `temperature` and `top_b`, a
+        dict with these three and every metric in percent (None if undefined). `recollect evaluate --json` prints the
+        same dict as JSON.
+    """
+    with require_extra("build"):
+        settings = _from_keywords("evaluate", {"dataset": dataset, "store": store, **flags})
+        from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
+
+        return vars(evaluate_bundle(settings))
+
+
+def export(store: str | Path, *, out: str | Path, **flags: Any) -> Path:
+    """Write the memory of a version as a dataset folder, which `train` reads.
+
+    Returns:
+        The dataset folder.
+    """
+    with require_extra("serve"):
+        settings = _from_keywords("export", {"store": store, "out": out, **flags})
+        from recollect.service.export import export_version
+
+        export_version(settings)
+    return Path(out)
+
+
+def _load_errors() -> tuple[type[Exception], ...]:
+    """The base classes of all errors that a user can correct, for `except recollect.ERRORS as error`."""
+    from recollect.index_builder.errors import BuildError
+    from recollect.service.errors import ServiceError
+    from recollect.trainer.errors import TrainerError
+
+    return UsageError, TrainerError, BuildError, ServiceError
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(
+        name: str,
+    ) -> Any:  # ERRORS is loaded when it is first used, because loading it imports the packages
+        if name == "ERRORS":
+            return _load_errors()
+        if name == "sklearn":
+            return importlib.import_module("recollect.sklearn")
+        raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+
+
+def _from_keywords(function: str, keywords: Mapping[str, Any], declared: Any = None) -> Any:
+    """Read settings from keywords. A setting without a keyword comes from its environment variable or its default.
+
+    Args:
+        function: Name of the public function, which is also the verb.
+        keywords: Keywords of the call.
+        declared: Class of the settings; None means the settings of the verb.
+
+    Raises:
+        UsageError: If a keyword is unknown or its value is wrong. The message is one line.
+    """
+    from pydantic import ValidationError
+
+    declared = declared or settings_class(function)
+    fields = {name: field for name, field in declared.model_fields.items() if name != "json_"}
+    for name in keywords:
+        if name not in fields:
+            raise UsageError(f"recollect.{function}: unknown keyword {name}; known: {', '.join(sorted(fields))}")
+    values = {}
+    for name, given in keywords.items():
+        is_one_of_list = typing.get_origin(fields[name].annotation) is list and isinstance(given, int | float)
+        value = [given] if is_one_of_list else str(given) if isinstance(given, Path) else given
+        values[str(fields[name].validation_alias or name)] = value
+    try:
+        return declared(**values)
+    except ValidationError as error:
+        raise UsageError(f"recollect.{function}: {describe(error, _as_keyword)}") from None
+
+
+def _as_keyword(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name

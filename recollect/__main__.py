@@ -1,0 +1,8 @@
+"""`python -m recollect` is the same command as `recollect`."""
+
+import sys
+
+from recollect.command_line import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The verbs: their modules, settings, extras and the messages of wrong settings.
+
+A verb is a function with one argument `settings`. The class of this argument declares the flags, the environment
+variables, the defaults and the help together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import typing
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+
+class UsageError(Exception):
+    """A call is wrong: an unknown flag or keyword, a value out of range, or a package that is not installed."""
+
+    exit_status = 2
+
+
+# The packages of faiss and ONNX Runtime, for each extra that installs them.
+_ENGINES = {"cpu": ("faiss-cpu", "onnxruntime"), "gpu": ("faiss-gpu", "faiss-gpu-cuvs", "onnxruntime-gpu")}
+
+
+class Verb(NamedTuple):
+    module: str
+    extra: str
+    summary: str
+
+
+VERBS = {
+    "demo": Verb(
+        "recollect.index_builder.cli", "build,serve", "run all steps on the built-in sample, and serve the result"
+    ),
+    "sample": Verb("recollect.trainer.cli", "train", "write the built-in sample dataset"),
+    "presets": Verb("recollect.trainer.cli", "train", "list the settings of published experiments"),
+    "plan": Verb("recollect.trainer.cli", "train", "estimate the memory and the hours of a training before it begins"),
+    "train": Verb("recollect.index_builder.cli", "train", "train an encoder on a dataset and encode its memory"),
+    "tune": Verb("recollect.index_builder.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
+    "rank": Verb("recollect.index_builder.cli", "build", "fit a ranker of labels on left-out instances"),
+    "build": Verb("recollect.index_builder.cli", "build", "build a bundle from a run and publish it in a store"),
+    "push": Verb("recollect.index_builder.cli", "build", "upload a run to the Hugging Face hub"),
+    "evaluate": Verb("recollect.index_builder.cli", "build", "measure a bundle on the test split of a dataset"),
+    "compare": Verb(
+        "recollect.index_builder.cli", "build", "train several methods with the same budget and write a table"
+    ),
+    "predict": Verb("recollect.service.cli", "serve", "answer a query or a file of queries, without a server"),
+    "serve": Verb("recollect.service.cli", "serve", "answer queries over HTTP"),
+    "memory": Verb("recollect.service.cli", "serve", "show the live memory of a store"),
+    "extend": Verb("recollect.service.cli", "serve", "add instances and labels to a live memory, and remove some"),
+    "compact": Verb("recollect.index_builder.cli", "build", "publish a bundle with the live memory of a store"),
+    "versions": Verb("recollect.service.cli", "serve", "list the bundles of a store"),
+    "activate": Verb("recollect.service.cli", "serve", "make a version current"),
+    "promote": Verb("recollect.service.cli", "serve", "make the canary current"),
+    "rollback": Verb("recollect.service.cli", "serve", "remove the canary, or make the previous version current again"),
+    "log": Verb("recollect.service.cli", "serve", "list all activations and rollbacks of a store"),
+    "verify": Verb("recollect.service.cli", "serve", "check the files of a version and its golden queries"),
+    "export": Verb("recollect.service.cli", "serve", "write the memory of a version as a dataset"),
+    "copy": Verb("recollect.service.cli", "serve", "copy a version to another store"),
+    "prune": Verb("recollect.service.cli", "serve", "remove old versions from a store"),
+    "protect": Verb("recollect.service.cli", "serve", "protect a version against prune"),
+    "unprotect": Verb("recollect.service.cli", "serve", "remove the protection of a version"),
+}
+
+
+def load_command(name: str) -> Any:
+    """Import the function of a verb."""
+    return getattr(importlib.import_module(VERBS[name].module), name)
+
+
+def settings_class(name: str) -> Any:
+    """The class that declares the flags of a verb. It is the type of the argument `settings` of the verb's function."""
+    return typing.get_type_hints(load_command(name))["settings"]
+
+
+@contextlib.contextmanager
+def require_extra(extra: str) -> Iterator[None]:
+    """Raise an error that names the extra to install, if a package of another project is missing.
+
+    The extras `cpu` and `gpu` install their packages into the same folders, so one overwrites the other.
+    """
+    installed = _installed_engines()
+    if len(installed) == 2:
+        both = " ".join(name for names in installed.values() for name in names)
+        raise UsageError(
+            f"found the packages {both}; recollect-xmc[cpu] and recollect-xmc[gpu] exclude each other: pip uninstall "
+            f"{both}, then install one of the two extras"
+        )
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "recollect":
+            raise
+        if error.name in ("faiss", "onnxruntime"):
+            raise UsageError(
+                f"needs {error.name}; pip install 'recollect-xmc[cpu]', or 'recollect-xmc[gpu]' for CUDA"
+            ) from error
+        raise UsageError(f"needs {error.name}; pip install 'recollect-xmc[{extra}]'") from error
+
+
+def _installed_engines() -> dict[str, list[str]]:
+    """The installed packages of each of the extras `cpu` and `gpu`."""
+    found: dict[str, list[str]] = {}
+    for extra, names in _ENGINES.items():
+        for name in names:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                importlib.metadata.distribution(name)
+                found.setdefault(extra, []).append(name)
+    return found
+
+
+def describe(error: ValidationError, spell: typing.Callable[[str], str]) -> str:
+    """Describe the first problem of a validation error in one line."""
+    problem = error.errors()[0]
+    name = spell(str(problem["loc"][0])) if problem["loc"] else "settings"
+    if problem["type"] == "missing":
+        return f"{name} " + (
+            "is required" if len(problem["loc"]) == 1 else f"needs one more value than {problem['input']}"
+        )
+    expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{name}: expected {expected}; found {problem['input']!r}"
