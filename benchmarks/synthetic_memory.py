@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.trainer.files import save_array
+from recollect.service.files import save_array
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, write_defaults
 
 # Approximate keys in a cluster (the lowest branch), clusters in a topic, and branches at each level.

@@ -11,9 +11,9 @@ from scipy import sparse
 
 from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
-from recollect.service.bundle.arrays import save_array
 from recollect.service.bundle.files import INSTANCE_COUNTS
 from recollect.service.bundle.strings import StringTable, write_table
+from recollect.service.files import save_array
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import Memory
 

@@ -6,14 +6,11 @@ BuildError          a run, an index or a comparison is invalid
 └── ContestantError a contestant of a comparison could not be trained or tuned
 """
 
+from recollect.service.errors import RecollectError
 
-class BuildError(Exception):
-    """A mistake that the user can correct.
 
-    The message states the place, the expected value, the value that was found, and the next step.
-    """
-
-    exit_status = 2
+class BuildError(RecollectError):
+    pass
 
 
 class NothingToRank(BuildError):  # noqa: N818 - a property of the data, not an error of the program

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from recollect.service.bundle.manifest import Point
-from recollect.trainer.files import write_text
+from recollect.service.files import write_text
 from recollect.trainer.report.charts import Line, line_chart
 from recollect.trainer.report.page import Cell, Chart, Section, Table, html_page
 from recollect.trainer.report.scale import Axis

@@ -25,8 +25,8 @@ from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_to
 from loadtests.workload import sample_texts, zipf_ranks
 from recollect.service.errors import ServiceError
+from recollect.service.files import write_text
 from recollect.service.store.store import Store
-from recollect.trainer.files import write_text
 from recollect.trainer.report.charts import Line, line_chart
 from recollect.trainer.report.page import Chart, Section, html_page
 from recollect.trainer.report.scale import Axis

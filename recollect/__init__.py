@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recollect.command_line import main
+from recollect.service.errors import RecollectError
 from recollect.verbs import UsageError, describe, require_extra, settings_class
 
 if TYPE_CHECKING:
     from recollect.service.model import Model
-
-    ERRORS: tuple[type[Exception], ...]
 
 __all__ = [
     "ERRORS",
@@ -42,6 +41,9 @@ __all__ = [
     "train",
     "tune",
 ]
+
+# The base class of all errors that a user can correct, for `except recollect.ERRORS as error`.
+ERRORS = (RecollectError,)
 
 
 def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
@@ -196,23 +198,10 @@ def export(store: str | Path, *, out: str | Path, **flags: Any) -> Path:
     return Path(out)
 
 
-def _load_errors() -> tuple[type[Exception], ...]:
-    """The base classes of all errors that a user can correct, for `except recollect.ERRORS as error`."""
-    from recollect.index_builder.errors import BuildError
-    from recollect.service.errors import ServiceError
-    from recollect.trainer.errors import TrainerError
-
-    return UsageError, TrainerError, BuildError, ServiceError
-
-
 if not TYPE_CHECKING:
 
-    def __getattr__(
-        name: str,
-    ) -> Any:  # ERRORS is loaded when it is first used, because loading it imports the packages
-        if name == "ERRORS":
-            return _load_errors()
-        if name == "sklearn":
+    def __getattr__(name: str) -> Any:
+        if name == "sklearn":  # the module needs scikit-learn
             return importlib.import_module("recollect.sklearn")
         raise AttributeError(f"module 'recollect' has no attribute {name!r}")
 

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from recollect.service.errors import RecollectError
 from recollect.verbs import VERBS, UsageError, describe, load_command, require_extra, settings_class
 
 # What to do after an error of the operating system.
@@ -76,12 +77,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         next_step = f"; {_NEXT_STEPS[type(error)]}" if error.filename and type(error) in _NEXT_STEPS else ""
         _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}{next_step}")
         return 2
-    except Exception as error:
-        status = getattr(error, "exit_status", None)
-        if status is None:  # an error without an exit status is a bug, which keeps its traceback
-            raise
+    except RecollectError as error:  # any other error is a bug, which keeps its traceback
         _write(sys.stderr, f"recollect {name}: {error}")
-        return int(status)
+        return error.exit_status
 
 
 def _from_arguments(name: str, arguments: Sequence[str]) -> Any:

@@ -24,6 +24,7 @@ from jaxtyping import Int
 from scipy import sparse
 
 import recollect
+from recollect.service.files import write_lines
 from recollect.service.options import MAX_TOP_K
 
 try:
@@ -246,9 +247,9 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"label_texts: expected {len(uids):,} texts, one for each label, found {len(label_texts):,}"
             )
         folder.mkdir()
-        _write_lines(folder / "labels.jsonl", ({"uid": u, "text": t} for u, t in zip(uids, label_texts, strict=True)))
+        write_lines(folder / "labels.jsonl", ({"uid": u, "text": t} for u, t in zip(uids, label_texts, strict=True)))
         rows = zip(texts, targets.rows(), strict=True)
-        _write_lines(folder / "train.jsonl", ({"text": text, "labels": labels} for text, labels in rows))
+        write_lines(folder / "train.jsonl", ({"text": text, "labels": labels} for text, labels in rows))
 
     def _open(self, store: Path) -> None:
         self.store_, self.model_ = store, recollect.open(store, threads=self.threads, live="off")
@@ -286,11 +287,6 @@ def _read_texts(texts: Any) -> list[str]:
     if not read:
         raise ValueError("X: expected at least one text, found none")
     return [str(text) for text in read]
-
-
-def _write_lines(path: Path, records: Iterator[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 @contextlib.contextmanager

@@ -13,14 +13,14 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from recollect.service.errors import RecollectError
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-class UsageError(Exception):
+class UsageError(RecollectError):
     """A call is wrong: an unknown flag or keyword, a value out of range, or a package that is not installed."""
-
-    exit_status = 2
 
 
 # The packages of faiss and ONNX Runtime, for each extra that installs them.

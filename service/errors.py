@@ -40,10 +40,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-class ServiceError(Exception):
-    """An error that the user can correct; its message names the place, the rule, the value found and the next step."""
+class RecollectError(Exception):
+    """An error that the user can correct; its message names the place, the rule, the value found and the next step.
+
+    The base class of the errors of all packages.
+    """
 
     exit_status = 2
+
+
+class ServiceError(RecollectError):
+    pass
 
 
 class BundleError(ServiceError):

@@ -11,10 +11,8 @@ because the layout has no place for the first two, and a bundle does not contain
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import numpy as np
 from recollect.service.bundle.instances import Instances
 from recollect.service.command_settings import ExportSettings
 from recollect.service.errors import OutputError
+from recollect.service.files import write_lines
 from recollect.service.memory.delta import Delta
 from recollect.service.memory.uid_index import UidIndex
 from recollect.service.memory.view import View
@@ -72,8 +71,8 @@ def export(memory: View, out: Path) -> tuple[int, int]:
     try:
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
-        labels = _write_lines(incoming / "labels.jsonl", _labels(memory))
-        instances = _write_lines(incoming / "train.jsonl", _instances(memory))
+        labels = write_lines(incoming / "labels.jsonl", _labels(memory))
+        instances = write_lines(incoming / "train.jsonl", _instances(memory))
         incoming.replace(out)  # replaces an empty folder too
     except OSError as error:
         raise OutputError(f"--out {out}: cannot be written: {error.strerror}") from None
@@ -105,13 +104,3 @@ def _instances(memory: View) -> Iterator[dict[str, Any]]:
         for nth, (uid, text) in enumerate(strings):
             own = label[starts[nth] : starts[nth + 1]].tolist()
             yield {"uid": uid, "text": text, "labels": [uids[position] for position in own]}
-
-
-def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    count = 0
-    with path.open("w", encoding="utf-8", errors="replace") as file:
-        for count, row in enumerate(rows, start=1):  # noqa: B007 - the last number is the result
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return count

@@ -44,7 +44,8 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 
     def add(body: str, top: str = "") -> None:
         code = (
-            f"import errno\nfrom pydantic_settings import BaseSettings\n{top}\nclass Settings(BaseSettings):\n"
+            "import errno\nimport recollect\nfrom pydantic_settings import BaseSettings\n"
+            f"{top}\nclass Settings(BaseSettings):\n"
             f"    size: int = 1\ndef attempt(settings: Settings):\n    {body}\n"
         )
         (tmp_path / "attempts.py").write_text(code)
@@ -84,7 +85,6 @@ def test_help_imports_no_package() -> None:
         "pydantic",
         "pydantic_settings",
         "fastapi",
-        "recollect.service",
         "recollect.trainer",
     }
 
@@ -225,7 +225,7 @@ def test_error_from_a_bug_has_a_traceback(verb: Callable[..., None]) -> None:
 
 
 def test_exit_status_comes_from_the_error_class(fails: Callable[..., str], verb: Callable[..., None]) -> None:
-    verb("raise Failed('not good enough')", top="class Failed(Exception):\n    exit_status = 1")
+    verb("raise Failed('not good enough')", top="class Failed(recollect.ERRORS[0]):\n    exit_status = 1")
     assert fails("attempt", status=1) == "recollect attempt: not good enough\n"
 
 

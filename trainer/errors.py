@@ -7,11 +7,11 @@ TrainerError
 └── MemoryFolderError a run folder contains unexpected files, or lacks expected files
 """
 
+from recollect.service.errors import RecollectError
 
-class TrainerError(Exception):
-    """An error that the user can correct. The message says where, what was expected, what was found, and what to do."""
 
-    exit_status = 2
+class TrainerError(RecollectError):
+    pass
 
 
 class DatasetError(TrainerError):

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
+from recollect.service.files import write_json
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from recollect.trainer.errors import EncoderError, MemoryFolderError, TrainingError
-from recollect.trainer.files import write_json
 from recollect.trainer.memory.memory import MemoryPlan, check_same_plan, saved_plan
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.training.training_state import Progress

@@ -29,8 +29,8 @@ from recollect.index_builder.compaction.rotation import fit_rotation, rotate_mem
 from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Compaction
+from recollect.service.files import save_rows
 from recollect.trainer.data.split import LabelSets
-from recollect.trainer.files import save_rows
 from recollect.trainer.memory.memory import Memory
 
 _BLOCK_KEYS = 16_384

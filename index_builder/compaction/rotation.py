@@ -20,7 +20,7 @@ from jaxtyping import Float
 from onnx import TensorProto, helper, numpy_helper
 
 from recollect.index_builder.errors import BuildError
-from recollect.trainer.files import save_rows
+from recollect.service.files import save_rows
 from recollect.trainer.memory.memory import Memory
 
 _BLOCK_KEYS = 16_384

@@ -16,11 +16,11 @@ from recollect.index_builder.compare.tables import quality_table
 from recollect.index_builder.compare.training import train_and_tune
 from recollect.index_builder.console import print_status
 from recollect.index_builder.settings import CompareSettings
+from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.encoder import choose_device
-from recollect.trainer.files import write_json, write_text
 from recollect.trainer.memory.memory import open_memory
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from recollect.index_builder.compare.plan import UNTRAINED, Run
 from recollect.index_builder.errors import BuildError
-from recollect.trainer.files import write_json
+from recollect.service.files import write_json
 from recollect.trainer.memory.memory import is_complete
 
 _FORMAT_VERSION = 1

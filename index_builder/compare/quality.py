@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from recollect.index_builder.compare.queries import Queries
 from recollect.index_builder.ranking.artefact import has_ranker, read_ranker
 from recollect.index_builder.ranking.ranked_labels import ranked_labels
+from recollect.service.files import write_json
 from recollect.service.ranking.model import RankerFile
-from recollect.trainer.files import write_json
 from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.search import nearest

@@ -24,11 +24,11 @@ from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import Manifest, Precision
 from recollect.service.bundle.strings import StringTable
+from recollect.service.files import flush, save_array, save_rows
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.searcher import OpenIndex
 from recollect.service.predictor.similarity import similarities_to_keys
 from recollect.trainer.data.split import no_pairs
-from recollect.trainer.files import flush, save_array, save_rows
 from recollect.trainer.memory.memory import Memory, MemoryPlan, open_memory, write_defaults
 from recollect.trainer.progress_bar import progress_bar
 

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.live_memory.final_state import FinalState
+from recollect.service.files import flush, save_array, save_rows
 from recollect.service.memory.entries import PutInstance, PutLabel
-from recollect.trainer.files import flush, save_array, save_rows
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory, write_defaults
 
 _BLOCK_ROWS = 65_536

@@ -18,8 +18,8 @@ import numpy as np
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.calibrate import HeldOut
 from recollect.service.bundle.files import RANKER
+from recollect.service.files import write_json, write_text
 from recollect.service.ranking.model import RankerFile
-from recollect.trainer.files import write_json, write_text
 from recollect.trainer.memory.memory import Memory
 
 _FOLDER, _HELD_OUT, _REPORT = "ranker", "held_out.npz", "report.json"

@@ -14,13 +14,6 @@ from jaxtyping import Float, Int
 from recollect.service.errors import BundleError, opening
 
 
-def save_array(path: Path, content: np.ndarray) -> None:
-    """Write an .npy file, and fail if the disk is full; `np.save` can lose its last bytes without an error."""
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(content))
-        file.write(np.ascontiguousarray(content).data)
-
-
 def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
     """Map an array with one dimension and `length` elements; with `length` None, any number of elements.
 

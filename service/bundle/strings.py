@@ -14,8 +14,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from recollect.service.bundle.arrays import map_array, map_offsets, save_array
+from recollect.service.bundle.arrays import map_array, map_offsets
 from recollect.service.bundle.files import table_files
+from recollect.service.files import save_array
 
 
 @runtime_checkable

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Float16, Int, UInt64
 
-from recollect.service.bundle.arrays import map_array, save_array
+from recollect.service.bundle.arrays import map_array
 from recollect.service.bundle.files import posting_files
 from recollect.service.errors import BundleError
+from recollect.service.files import save_array
 from recollect.service.lexical.terms import are_pairs, count_terms, hash_word, text_terms
 
 # Number of texts whose terms are counted together.

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from recollect.service.bundle.arrays import map_array, map_offsets, save_array
+from recollect.service.bundle.arrays import map_array, map_offsets
 from recollect.service.bundle.files import NAME_OFFSETS, NAME_WORDS
 from recollect.service.bundle.values import gather_rows
+from recollect.service.files import save_array
 from recollect.service.lexical.terms import hash_query_word, hash_word, words
 
 # Number of words of a query, from its first word, that are compared with names. Encoders read about as many.

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from recollect.service.memory_use import process_memory
 from recollect.service.settings import SHARED_METRICS
 from recollect.service.telemetry.engine_metrics import EngineMetrics
-from recollect.service.telemetry.process_memory import process_memory
 from recollect.service.telemetry.version_metrics import MetricsByVersion
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

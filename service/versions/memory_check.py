@@ -6,31 +6,15 @@ the kernel kill the process that serves the current version.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import InsufficientMemoryError
+from recollect.service.memory_use import free_bytes
 
 # Private memory of an open bundle: multiples of the sizes of two files, and a constant. All other files are mapped into
 # memory, and the kernel can drop mapped pages when memory is short.
 _ENCODER_FACTOR, _TOKENIZER_FACTOR, _CONSTANT_BYTES = 3.0, 8.0, 64 << 20
-
-
-class _GroupFiles(NamedTuple):
-    """Names of the files of a memory control group, and names of its counters of file pages in `memory.stat`."""
-
-    limits: tuple[str, ...]
-    usage: str
-    file_pages: tuple[str, ...]
-
-
-_CGROUP_V2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"))
-_CGROUP_V1 = _GroupFiles(
-    ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
-)
 
 
 def require_memory(manifest: Manifest, processes: int = 1, share_with: Sequence[Manifest] = ()) -> None:
@@ -64,71 +48,3 @@ def private_bytes(manifest: Manifest, share_with: Sequence[Manifest] = ()) -> in
 
     private = _ENCODER_FACTOR * added("encoder.onnx") + _TOKENIZER_FACTOR * added("tokenizer.json")
     return int(private) + _CONSTANT_BYTES
-
-
-def free_bytes(root: Path = Path("/")) -> int:
-    """The number of bytes that this process can still allocate without swapping: the smallest of the following numbers.
-
-        machine     MemAvailable
-        cgroup v2   min(memory.max, memory.high) - memory.current + active_file + inactive_file
-        cgroup v1   limit_in_bytes - usage_in_bytes + total_active_file + total_inactive_file
-
-    The limits of the process's own control group apply, and the limits of all groups that contain this group. The
-    kernel drops file pages when memory is short. The counter `file` would be too much: it includes tmpfs and shared
-    memory, which the kernel cannot drop without swap. The counter `inactive_file` alone would be too little: the kernel
-    can also drop the pages in `active_file`, which were read twice.
-
-    Args:
-        root: Folder that contains `proc` and `sys`.
-    """
-    machine = _read_numbers(root / "proc/meminfo").get("MemAvailable:")
-    free = [_free_in_group(group, files) for group, files in _groups(root)]
-    free.append(None if machine is None else machine * 1024)
-    fallback = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min((each for each in free if each is not None), default=fallback))
-
-
-def _groups(root: Path) -> Iterator[tuple[Path, _GroupFiles]]:
-    """The folders of the memory control groups that contain this process.
-
-    A container may not see its own group under this path, so some folders may not exist.
-    """
-    for line in _read_lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, files = root / "sys/fs/cgroup", _CGROUP_V2
-        elif "memory" in controllers.split(","):
-            mount, files = root / "sys/fs/cgroup/memory", _CGROUP_V1
-        else:
-            continue
-        group = mount / path.lstrip("/")
-        yield from ((folder, files) for folder in (group, *group.parents) if folder.is_relative_to(mount))
-
-
-def _free_in_group(group: Path, files: _GroupFiles) -> int | None:
-    """The free bytes of one control group; None if it has no limit or does not exist."""
-    limits = [limit for name in files.limits if (limit := _read_number(group / name)) is not None]
-    used, stat = _read_number(group / files.usage), _read_numbers(group / "memory.stat")
-    if not limits or used is None:
-        return None
-    return min(limits) - used + sum(stat.get(name, 0) for name in files.file_pages)
-
-
-def _read_number(path: Path) -> int | None:
-    """The number in a kernel file; None if the file does not exist or contains the word `max`."""
-    lines = _read_lines(path)
-    return int(lines[0]) if lines and lines[0].isdigit() else None
-
-
-def _read_numbers(path: Path) -> dict[str, int]:
-    """The numbers in a kernel file whose lines have a name and a number each."""
-    words = [line.split() for line in _read_lines(path)]
-    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}
-
-
-def _read_lines(path: Path) -> list[str]:
-    """The lines of a file; an empty result if the file cannot be read."""
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

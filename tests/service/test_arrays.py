@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.service.bundle.arrays import map_array, map_offsets, map_positions, save_array
+from recollect.service.bundle.arrays import map_array, map_offsets, map_positions
 from recollect.service.errors import BundleError
+from recollect.service.files import save_array
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import InsufficientMemoryError
+from recollect.service.memory_use import free_bytes
 from recollect.service.store.store import Store
 from recollect.service.versions import memory_check
-from recollect.service.versions.memory_check import free_bytes, private_bytes, require_memory
+from recollect.service.versions.memory_check import private_bytes, require_memory
 
 MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"}  # 1,024,000 bytes
 STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file 100000\ninactive_file 200000\n"

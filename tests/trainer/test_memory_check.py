@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.heads.prototypes import Prototypes
 from recollect.trainer.training import memory_check
 from recollect.trainer.training.gradient_cache import Embedder, Part
-from recollect.trainer.training.memory_check import explain_out_of_memory, free_bytes, kept_tokens, require_memory
+from recollect.trainer.training.memory_check import explain_out_of_memory, kept_tokens, require_memory
 
 LENGTHS = [3, 9, 5, 8, 7]
 
@@ -78,85 +77,6 @@ class TestRequiredMemory:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.needed - 1, 10**12))
         with pytest.raises(TrainingError):
             require_memory(module, "the weights", "cuda")
-
-
-MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"}  # 1,024,000 bytes
-STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file 100000\ninactive_file 200000\n"
-V2 = "sys/fs/cgroup"
-V1 = "sys/fs/cgroup/memory"
-GROUP_V2 = {f"{V2}/memory.max": "700000", f"{V2}/memory.high": "max", f"{V2}/memory.current": "500000"}
-NESTED_V2 = {
-    "proc/self/cgroup": "0::/a.slice/b.scope\n",
-    f"{V2}/a.slice/memory.max": "700000",
-    f"{V2}/a.slice/memory.high": "max",
-    f"{V2}/a.slice/memory.current": "650000",
-    f"{V2}/a.slice/memory.stat": STAT,
-    f"{V2}/a.slice/b.scope/memory.max": "max",
-    f"{V2}/a.slice/b.scope/memory.high": "max",
-    f"{V2}/a.slice/b.scope/memory.current": "500000",
-}
-GROUP_V1 = {
-    "proc/self/cgroup": "9:name=systemd:/x\n4:cpu,memory:/x\n0::/x\n",
-    f"{V1}/memory.limit_in_bytes": "9223372036854771712",
-    f"{V1}/memory.usage_in_bytes": "900000",
-    f"{V1}/x/memory.limit_in_bytes": "700000",
-    f"{V1}/x/memory.usage_in_bytes": "500000",
-    f"{V1}/x/memory.stat": "cache 1\ntotal_cache 350000\ntotal_active_file 100000\ntotal_inactive_file 200000\n",
-}
-
-
-def folder_with(folder: Path, files: dict[str, str]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({}, 1_024_000),
-        ({"proc/self/cgroup": "0::/\n"}, 1_024_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2, 200_000),
-        ({"proc/self/cgroup": "0::/\n", f"{V2}/memory.stat": STAT} | GROUP_V2, 500_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.high": "600000"}, 100_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": "max"}, 1_024_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.current": "800000"}, 0),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": str(10**12)}, 1_024_000),
-        ({"proc/self/cgroup": "0::/docker/not-visible-here\n"} | GROUP_V2, 200_000),
-        ({"proc/self/cgroup": "0::/../beside\n"} | GROUP_V2, 200_000),
-        (NESTED_V2, 350_000),
-        (NESTED_V2 | {f"{V2}/a.slice/b.scope/memory.max": "600000"}, 100_000),
-        (GROUP_V1, 500_000),
-    ],
-    ids=[
-        "no control group",
-        "group without limits",
-        "limit",
-        "file pages are free, tmpfs pages are not",
-        "memory.high is below memory.max",
-        "no limit",
-        "usage over the limit",
-        "limit above the machine's memory",
-        "path that the container does not see",
-        "path outside of the container",
-        "limit of the group above",
-        "limits of both groups",
-        "version 1",
-    ],
-)
-def test_free_memory_is_the_minimum_of_machine_and_control_groups(
-    tmp_path: Path, files: dict[str, str], free: int
-) -> None:
-    assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
-
-
-def test_free_memory_comes_from_sysconf_if_the_kernel_has_no_meminfo(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path) > 0
-
-
-def test_free_memory_of_this_machine_is_read() -> None:
-    assert free_bytes() > 1 << 20
 
 
 @pytest.fixture

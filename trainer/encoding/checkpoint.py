@@ -22,11 +22,11 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from recollect.service.files import flush_files
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
 from recollect.trainer.encoding.lora import merged_weights
 from recollect.trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
 from recollect.trainer.errors import EncoderError
-from recollect.trainer.files import flush_files
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.heads.head import Head

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.service.files import save_array
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.tokens import Texts, TokenTable
-from recollect.trainer.files import save_array
 from recollect.trainer.heads.adapter import Side
 
 

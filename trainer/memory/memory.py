@@ -29,10 +29,10 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.service.files import write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError
-from recollect.trainer.files import write_json
 from recollect.trainer.heads.lengths import ADDED, exchange
 from recollect.trainer.memory.label_keys import LabelKeys
 

@@ -12,11 +12,11 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from recollect.service.files import flush, save_array, write_json
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.keys import KeySource
 from recollect.trainer.errors import MemoryFolderError
-from recollect.trainer.files import flush, save_array, write_json
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
 from recollect.trainer.progress_bar import progress_bar
 

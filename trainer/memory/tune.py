@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from recollect.service.files import write_json
 from recollect.trainer.encoding.encoder import choose_device
-from recollect.trainer.files import write_json
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults

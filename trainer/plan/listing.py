@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from recollect.service.memory_use import free_bytes
 from recollect.trainer.plan.plan import Plan
 from recollect.trainer.recipe import Recipe
-from recollect.trainer.training.memory_check import free_bytes
 
 # Parts below this share of the memory are one line.
 _LEAST_SHARE = 0.001

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recollect.service.memory_use import free_bytes
 from recollect.trainer.data.dataset import Dataset, open_named
 from recollect.trainer.data.split import Split
 from recollect.trainer.distributed import require_single_process
@@ -28,7 +29,7 @@ from recollect.trainer.plan.settings import PlanSettings
 from recollect.trainer.plan.trial import Trial, entries_bytes, run_trial
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.settings import STATIC
-from recollect.trainer.training.memory_check import free_bytes, training_bytes
+from recollect.trainer.training.memory_check import training_bytes
 from recollect.trainer.training.stopwatch import mapped_memory_bytes, peak_memory_bytes
 from recollect.trainer.training.validation import hold_out
 

@@ -16,12 +16,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
+from recollect.service.files import save_array
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, embed
 from recollect.trainer.encoding.tokens import TokenBags
 from recollect.trainer.errors import EncoderError, TrainingError
-from recollect.trainer.files import save_array
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
 from recollect.trainer.settings import STATIC

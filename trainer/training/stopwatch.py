@@ -8,9 +8,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
+
+from recollect.service.memory_use import process_memory
 
 
 class Stopwatch:
@@ -37,8 +38,8 @@ class Stopwatch:
 
 def peak_memory_bytes() -> int:
     """Peak CPU memory of this process so far."""
-    if (found := _read_status("VmHWM:")) is not None:  # the peak of `getrusage` includes the parent process
-        return found
+    if (memory := process_memory()) is not None:  # the peak of `getrusage` includes the parent process
+        return memory.peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux
 
@@ -50,13 +51,5 @@ def peak_gpu_memory_bytes() -> int:
 
 def mapped_memory_bytes() -> int:
     """Memory of this process that holds pages of files, such as libraries. Several processes share these pages."""
-    return _read_status("RssFile:") or 0
-
-
-def _read_status(name: str) -> int | None:
-    """Read a size of this process from the kernel; None if it is no Linux."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None
+    memory = process_memory()
+    return memory.mapped if memory else 0

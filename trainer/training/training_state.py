@@ -29,9 +29,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from recollect.service.files import flush_files, save_array, save_rows
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.files import flush_files, save_array, save_rows
 from recollect.trainer.heads.dual_encoder import DualEncoder
 from recollect.trainer.randomness import random_state, restore_random_state
 from recollect.trainer.sharded import Sharded

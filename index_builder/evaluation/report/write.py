@@ -16,7 +16,7 @@ from recollect.index_builder.evaluation.report.quality import (
     quality_section,
 )
 from recollect.index_builder.evaluation.report.subject import Subject
-from recollect.trainer.files import write_text
+from recollect.service.files import write_text
 from recollect.trainer.report.page import html_page
 
 _PAGE, _DIAGRAM = "report.html", "reliability.svg"

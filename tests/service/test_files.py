@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.trainer.files import save_rows
+from recollect.service.files import save_rows
 
 
 def test_rows_are_saved_as_an_array_in_the_given_type(tmp_path: Path) -> None:

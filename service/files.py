@@ -25,7 +25,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Save an array as `np.save` does, and raise an error also if the disk becomes full during the last bytes."""
+    """Save an array, and fail if the disk is full; `np.save` can lose its last bytes without an error."""
+    array = np.ascontiguousarray(array)
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
@@ -51,6 +52,17 @@ def save_rows(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Itera
         raise OSError(error.errno, error.strerror, str(path)) from None
     mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     return mapped
+
+
+def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    """Write records as lines of JSON, and return their number."""
+    count = 0
+    with path.open("w", encoding="utf-8", errors="replace") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            count += 1
+        flush(file)
+    return count
 
 
 def flush(file: IO[Any]) -> None:
