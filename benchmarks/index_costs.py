@@ -25,7 +25,6 @@ import torch
 from pydantic import ValidationError
 from transformers import BertConfig, BertModel
 
-from benchmarks.arguments import positive_int
 from benchmarks.synthetic_memory import SyntheticMemory
 from recollect.index_builder.build import usable_device, write_bundle
 from recollect.index_builder.compaction.served_memory import ServedMemory
@@ -221,6 +220,13 @@ def _peak_memory() -> Iterator[list[int]]:
 def _anonymous_bytes() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1, as the type of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text}")
+    return int(text)
 
 
 def main(arguments: list[str]) -> int:

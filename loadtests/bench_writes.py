@@ -1,23 +1,25 @@
-"""`python -m loadtests.bench_writes --store STORE`: latency of reads while the memory changes.
+"""`python -m loadtests.bench_writes --store STORE`: latency of reads while the memory changes, and rate of writes.
 
 The benchmark serves a copy of the current version, without the answer cache, and sends single queries at a constant
-rate: alone, and while other connections insert instances at a constant rate, in turns. The queries and the texts of the
-instances are texts of the version. The server encodes the texts of the instances. The last line of the output is JSON.
+rate: alone, and while other connections insert instances at a constant rate, in turns. At last, several clients insert
+instances as fast as they are answered. The queries and the texts of the instances are texts of the version. The server
+encodes the texts of the instances. The last line of the output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from loadtests.client import Address, Reply
-from loadtests.load import Exchange, Load, latency_percentiles, open_loop
+from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
 from loadtests.processes import cpu_model, steal_seconds
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions
@@ -30,11 +32,11 @@ _KEY = "load-test-0123456789abcdef"
 
 
 def measure(store: Path, seconds: float, reads: float, writes: float, threads: int) -> dict[str, Any]:
-    """Measure the reads of each turn.
+    """Measure the reads and the writes.
 
     Args:
         store: The store.
-        seconds: Duration of each turn.
+        seconds: Duration of each turn, and of the writes at the highest rate.
         reads: Queries per second.
         writes: Writes of one instance per second.
         threads: Threads of the server.
@@ -52,27 +54,27 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
         flags = ["--writable", "--api-keys", keys.name, "--delta-keys", str(10_000_000)]
         with replica(copied.root, flags, cache_mb=0, threads=threads) as server:
             queries = [json.dumps({"query": text}).encode() for text in texts]
-
-            def instance(number: int) -> tuple[str, bytes]:
-                row = {"uid": f"load-{number}", "text": texts[number % len(texts)], "labels": [label]}
-                return "/memory/instances", json.dumps({"instances": [row]}).encode()
+            instances = itertools.count()
 
             def query(number: int) -> tuple[str, bytes]:
                 return "/predict", queries[number % len(queries)]
 
+            def instance(_: int) -> tuple[str, bytes]:
+                number = next(instances)  # each write has a new instance
+                row = {"uid": f"load-{number}", "text": texts[number % len(texts)], "labels": [label]}
+                return "/memory/instances", json.dumps({"instances": [row]}).encode()
+
             _send(server.address, query, reads, min(2.0, seconds))  # the first requests are slower
             alone, during, written = list[Exchange](), list[Exchange](), list[Exchange]()
-            for turn in range(_TURNS):
+            for _ in range(_TURNS):
                 alone += _send(server.address, query, reads, seconds)
-                first = turn * round(writes * seconds)
-                sender = threading.Thread(
-                    target=lambda first=first: written.extend(
-                        _send(server.address, lambda number: instance(first + number), writes, seconds)
-                    )
-                )
-                sender.start()
-                during += _send(server.address, query, reads, seconds)
-                sender.join()
+                with ThreadPoolExecutor(1) as sender:
+                    sent = sender.submit(_send, server.address, instance, writes, seconds)
+                    during += _send(server.address, query, reads, seconds)
+                    written += sent.result()
+            fastest: list[Exchange] = []
+            load = Load(server.address, instance, _judge, fastest.append, _KEY)
+            duration = closed_loop(load, _CONNECTIONS, seconds)
     (p50, p99), (during_p50, during_p99) = (latency_percentiles(each, 50, 99) for each in (alone, during))
     write_p50, write_p99 = latency_percentiles(written, 50, 99)
     return {
@@ -85,7 +87,8 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
         "p99_ratio": round(during_p99 / p99, 3) if p99 else None,
         "write_p50_ms": write_p50,
         "write_p99_ms": write_p99,
-        "errors": sum(bool(exchange.error) for exchange in (*alone, *during, *written)),
+        "saturated_writes_per_second": round(len(fastest) / duration, 1),
+        "errors": sum(bool(exchange.error) for exchange in (*alone, *during, *written, *fastest)),
         "steal_seconds": round(steal_seconds() - steal_before, 2),
         "cpu": cpu_model()[0],
     }
@@ -104,7 +107,7 @@ def _judge(number: int, reply: Reply) -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench_writes", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is measured")
-    parser.add_argument("--seconds", type=float, default=20, help="duration of each of the six turns; default: 20")
+    parser.add_argument("--seconds", type=float, default=20, help="duration of each of the seven loads; default: 20")
     parser.add_argument("--reads", type=float, default=20, help="queries per second; default: 20")
     parser.add_argument("--writes", type=float, default=10, help="written instances per second; default: 10")
     parser.add_argument("--threads", type=int, default=0, help="see `recollect serve`")

@@ -1,9 +1,8 @@
 """Load generators: open loops with a given request rate, and closed loops.
 
-An open loop sends requests at a constant rate, or at random times (a Poisson process). A latency counts from the time
-when the request was due, not from the time when a connection was free to send it. So a stall of the server raises the
-latency of every request that was due during the stall. A closed loop sends the next request when the last one is
-answered.
+An open loop sends requests at a constant rate. A latency counts from the time when the request was due, not from the
+time when a connection was free to send it. So a stall of the server raises the latency of every request that was due
+during the stall. A closed loop sends the next request when the last one is answered.
 """
 
 from __future__ import annotations
@@ -75,35 +74,26 @@ class Load:
         self.record(Exchange(number, seconds, late_seconds, reply.status, reply.version, self.judge(number, reply)))
 
 
-def arrivals(rate: float, seconds: float, seed: int | None = None) -> list[float]:
-    """The times at which the requests of an open loop are due, in seconds from the first request."""
-    count = round(rate * seconds)
-    gaps = np.full(count, 1 / rate) if seed is None else np.random.default_rng(seed).exponential(1 / rate, count)
-    due: list[float] = (np.cumsum(gaps) - gaps[:1]).tolist()
-    return due
-
-
-def open_loop(load: Load, rate: float, seconds: float, connections: int, seed: int | None = None) -> int:
-    """Send requests over a bounded pool of connections, whether or not earlier ones are answered.
+def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
+    """Send requests at a constant rate over a bounded pool of connections, whether or not earlier ones are answered.
 
     Args:
         load: Requests and their check.
         rate: Requests per second.
         seconds: Duration.
         connections: Number of connections. If all of them are busy, the next request is sent late.
-        seed: Seed of random times between two requests, with an exponential distribution; None for equal times.
 
     Returns:
         Number of requests that were never sent, because no connection was free in time.
     """
-    numbers, offsets = itertools.count(), arrivals(rate, seconds, seed)
+    numbers, count = itertools.count(), round(rate * seconds)
     first = time.perf_counter() + 0.01  # so that the threads have started when the first request is due
-    last = first + max([seconds, *offsets[-1:]]) + _GRACE_SECONDS
+    last = first + seconds + _GRACE_SECONDS
     unsent: list[int] = []
 
     def work(connection: Connection) -> None:
-        while (number := next(numbers)) < len(offsets):
-            due = first + offsets[number]
+        while (number := next(numbers)) < count:
+            due = first + number / rate
             if (early := due - time.perf_counter()) > 0:
                 time.sleep(early)
             elif time.perf_counter() > last:

@@ -48,21 +48,6 @@ def cpu_seconds(process: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def thread_times(process: int) -> dict[int, float]:
-    """CPU seconds of each running thread of a process and its descendants, in nanosecond resolution."""
-    times = {}
-    for each in process_tree(process):
-        for thread in Path(f"/proc/{each}/task").glob("*"):
-            with contextlib.suppress(OSError):  # the thread has ended
-                times[int(thread.name)] = int((thread / "schedstat").read_text().split()[0]) / 1e9
-    return times
-
-
-def thread_seconds(process: int) -> float:
-    """CPU time of the running threads of a process and its descendants so far, in nanosecond resolution."""
-    return sum(thread_times(process).values())
-
-
 def memory(process: int) -> Memory:
     """Current memory of a process and its descendants."""
     total: dict[str, int] = {}
@@ -82,12 +67,6 @@ def cpu_model(root: Path = Path("/proc")) -> tuple[str, list[str]]:
     fields = {name.strip(): value.strip() for name, _, value in lines}
     flags = fields.get("flags", "").split()
     return fields.get("model name", "unknown"), [flag for flag in _VECTOR_FLAGS if flag in flags]
-
-
-def busy_seconds(root: Path = Path("/proc")) -> float:
-    """CPU time of all programs and of the kernel, over all cores, since the start."""
-    fields = (root / "stat").read_text().split(maxsplit=9)
-    return sum(int(fields[column]) for column in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
 
 
 def steal_seconds(root: Path = Path("/proc")) -> float:

@@ -27,6 +27,7 @@ def test_reads_and_writes_are_answered_and_measured(built: Any) -> None:
     assert (figures["reads"], figures["writes"], figures["errors"]) == (60, 15, 0)
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]
     assert 0 < figures["write_p50_ms"] <= figures["write_p99_ms"]
+    assert figures["saturated_writes_per_second"] > 0
     assert figures["p99_ratio"] == pytest.approx(figures["during_writes_p99_ms"] / figures["p99_ms"], abs=1e-3)
 
 

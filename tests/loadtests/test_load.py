@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -76,22 +75,6 @@ def test_latency_counts_from_the_time_when_the_request_was_due(clock: Clock) -> 
     assert by_number[1].late_seconds > 0.4
     assert all(exchange.seconds >= exchange.late_seconds for exchange in by_number)
     assert by_number[1].late_seconds > by_number[5].late_seconds > by_number[9].late_seconds
-
-
-def test_with_a_seed_requests_arrive_at_random_times(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps: list[float] = []
-    advance = clock.sleep
-
-    def sleep(seconds: float) -> None:
-        gaps.append(seconds)
-        advance(seconds)
-
-    monkeypatch.setattr(clock, "sleep", sleep)
-    with stub(lambda body: FINE) as address:
-        assert open_loop(make_load(address, lambda exchange: None), rate=10, seconds=40, connections=1, seed=1) == 0
-    # The gaps of a Poisson process have an exponential distribution: its deviation equals its mean.
-    assert statistics.mean(gaps) == pytest.approx(0.1, rel=0.15)
-    assert statistics.stdev(gaps) == pytest.approx(0.1, rel=0.25)
 
 
 def test_requests_that_find_no_free_connection_in_time_count_as_never_sent(clock: Clock) -> None:

@@ -8,15 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from loadtests.processes import (
-    busy_seconds,
-    cpu_model,
-    cpu_seconds,
-    memory,
-    process_tree,
-    steal_seconds,
-    thread_times,
-)
+from loadtests.processes import cpu_model, cpu_seconds, memory, process_tree, steal_seconds
 
 PARENT = """
 import subprocess, sys
@@ -38,7 +30,6 @@ def test_memory_and_cpu_time_include_child_processes() -> None:
             time.sleep(0.01)
         alone = memory(os.getpid())
         assert alone.rss_mb >= alone.anonymous_mb > 0
-        assert 0 < sum(thread_times(parent.pid).values()) <= cpu_seconds(parent.pid) + 1
         parent.stdin.close()
 
 
@@ -46,7 +37,6 @@ def test_cpu_time_of_an_ended_process_is_zero() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert cpu_seconds(process.pid) == 0
-    assert thread_times(process.pid) == {}
 
 
 def test_model_and_steal_time_of_the_cpu_are_read(tmp_path: Path) -> None:
@@ -54,5 +44,4 @@ def test_model_and_steal_time_of_the_cpu_are_read(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text(f"cpu  1 2 3 4 5 6 7 {os.sysconf('SC_CLK_TCK') * 3} 9 10\ncpu0 1 2 3\n")
     assert cpu_model(tmp_path) == ("Some CPU @ 2.5: GHz", ["avx2", "avx512_vnni"])
     assert steal_seconds(tmp_path) == 3
-    assert busy_seconds(tmp_path) == (1 + 2 + 3 + 6 + 7) / os.sysconf("SC_CLK_TCK")
     assert steal_seconds() >= 0
