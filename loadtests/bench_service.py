@@ -82,8 +82,8 @@ class Measured:
             the time when the request was due.
         swap_p99_ms: Like `steady_p99_ms`, during continuous version swaps; the higher figure of the two kinds of swaps.
         swaps: Number of all version swaps.
-        shared_swaps: Swaps between versions with equal files; None if they were not measured.
-        changed_swaps: Swaps between versions without equal files; None if they were not measured.
+        shared_swaps: Swaps between versions with equal files.
+        changed_swaps: Swaps between versions without equal files.
         errors: Number of lost requests, of requests that were never sent, of answers with another status than 200, and
             of answers that name two versions.
         steal_seconds: CPU time that the hypervisor gave to other virtual machines during the benchmark.
@@ -104,8 +104,8 @@ class Measured:
     steady_p99_ms: float
     swap_p99_ms: float
     swaps: int
-    shared_swaps: SwapFigures | None
-    changed_swaps: SwapFigures | None
+    shared_swaps: SwapFigures
+    changed_swaps: SwapFigures
     errors: int
     steal_seconds: float
     cpu: str
@@ -118,28 +118,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=20, help="duration of each load; default: 20")
     parser.add_argument("--threads", type=int, default=0, help="see `recollect serve`")
     parser.add_argument("--workers", type=int, default=1, help="see `recollect serve`")
-    parser.add_argument(
-        "--swap",
-        choices=["shared", "changed", "both"],
-        default="both",
-        help="swap between versions with equal files, between versions without equal files, or both; default: both",
-    )
-    parser.add_argument(
-        "--clients",
-        help="numbers of clients, for example 1,8,64; for each number, also measure the gain from encoding several "
-        "queries together",
-    )
     options, serve_flags = parser.parse_known_args(arguments)
     try:
-        clients = [int(number) for number in options.clients.split(",")] if options.clients else []
         ThreadBudget.of(options.workers, options.threads).apply()  # child processes inherit the same limits
         with copied_versions(options.store, _VERSIONS) as (store, versions):
-            bench = Bench(store, versions, options, serve_flags)
-            measured = bench.measure()
-            if clients:
-                bench.print_batching_gain(clients)
-            print(json.dumps(dataclasses.asdict(measured)))
-    except (ServiceError, ReplicaError, TimeoutError, ValueError) as error:
+            print(json.dumps(dataclasses.asdict(Bench(store, versions, options, serve_flags).measure())))
+    except (ServiceError, ReplicaError, TimeoutError) as error:
         parser.error(str(error))
     return 0
 
@@ -150,12 +134,12 @@ class Bench:
     Args:
         store: The store.
         versions: The versions of the store. The first is the current version.
-        options: `seconds`, `threads`, `workers` and `swap`.
+        options: `seconds`, `threads` and `workers`.
         serve_flags: Other flags of `recollect serve`.
     """
 
     def __init__(self, store: Store, versions: list[str], options: argparse.Namespace, serve_flags: list[str]) -> None:
-        self._store, self._versions, self._seconds, self._swap = store, versions, options.seconds, options.swap
+        self._store, self._versions, self._seconds = store, versions, options.seconds
         budget = ThreadBudget.of(options.workers, options.threads)
         self._threads = budget.threads * budget.workers
         self._settings = {"threads": options.threads, "workers": options.workers, "cache_mb": 0}
@@ -175,16 +159,12 @@ class Bench:
             rate = _STEADY_SHARE * len(saturated) / duration
             steady = self._open_loop(server, rate)
             (steady_p99,) = latency_percentiles(steady, 99)
-            shared, changed = None, None
-            if self._swap != "changed":
-                shared = self._swaps(server, rate, self._versions, steady_p99)
-            if self._swap != "shared":
-                first = self._versions[0]
-                others = [add_changed_version(self._store, first, number) for number in range(1, len(self._versions))]
-                changed = self._swaps(server, rate, [first, *others], steady_p99)
+            shared = self._swaps(server, rate, self._versions, steady_p99)
+            first = self._versions[0]
+            others = [add_changed_version(self._store, first, number) for number in range(1, len(self._versions))]
+            changed = self._swaps(server, rate, [first, *others], steady_p99)
         served_cpu = 1e3 * cpu / len(saturated)
         light_p50, light_p99 = latency_percentiles(light, 50, 99)
-        measured_swaps = [figures for figures in (shared, changed) if figures]
         cpu_name, cpu_flags = cpu_model()
         return Measured(
             raw_cpu_ms=round(in_process.cpu_ms, 3),
@@ -198,29 +178,15 @@ class Bench:
             light_paced_p50_ms=latency_percentiles(paced, 50)[0],
             saturated_qps=round(len(saturated) / duration, 1),
             steady_p99_ms=steady_p99,
-            swap_p99_ms=max(figures.p99_ms for figures in measured_swaps),
-            swaps=sum(figures.count for figures in measured_swaps),
+            swap_p99_ms=max(shared.p99_ms, changed.p99_ms),
+            swaps=shared.count + changed.count,
             shared_swaps=shared,
             changed_swaps=changed,
-            errors=_errors([*light, *paced, *saturated, *steady]) + sum(figures.errors for figures in measured_swaps),
+            errors=_errors([*light, *paced, *saturated, *steady]) + shared.errors + changed.errors,
             steal_seconds=round(steal_seconds() - steal_before, 2),
             cpu=cpu_name,
             cpu_flags=cpu_flags,
         )
-
-    def print_batching_gain(self, clients: list[int]) -> None:
-        """Print a table for these numbers of clients: queries encoded one by one, and up to 32 encoded together."""
-        print(
-            f"{'clients':>7}{'together':>10}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", file=sys.stderr
-        )
-        for together in (1, 32):
-            with replica(self._store.root, self._serve_flags, encode_together=together, **self._settings) as server:
-                self._closed_loop(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
-                for count in clients:
-                    exchanges, duration, cpu = self._closed_loop(server, count, self._seconds)
-                    p50, p99 = latency_percentiles(exchanges, 50, 99)
-                    figures = f"{len(exchanges) / duration:12.1f}{p50:9.2f}{p99:9.2f}{1e3 * cpu / len(exchanges):9.2f}"
-                    print(f"{count:7}{together:10}{figures}", file=sys.stderr, flush=True)
 
     def _closed_loop(self, server: Replica, clients: int, seconds: float) -> tuple[list[Exchange], float, float]:
         """Run a closed loop; return its exchanges, its duration, and the server's CPU seconds."""

@@ -1,29 +1,25 @@
-"""Measure predictors without HTTP. Times and memory are measured in separate processes that do nothing else."""
+"""Measure a predictor without HTTP, in a separate process that does nothing else."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from loadtests.processes import Memory, memory
 from loadtests.workload import sample_texts
 from recollect.service.model import open_model
 from recollect.service.options import resolve_options
 from recollect.service.predictor.predictor import Predictor
 
-_BATCH, _MEMORY_QUERIES = 32, 256
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -54,28 +50,19 @@ def measure_timings(store: Path, queries: int, threads: int, seconds: float, pau
         seconds: Duration of each measurement.
         pause_seconds: Pause between paced queries.
     """
-    return Timings(**_run_in_process("timings", store, queries, threads, seconds, pause_seconds))
+    arguments = map(str, (store, queries, threads, seconds, pause_seconds))
+    command = [sys.executable, "-m", "loadtests.in_process", *arguments]
+    return Timings(**json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
 
 
-def measure_memory(store: Path, versions: list[str]) -> Memory:
-    """Measure the memory of a process that has opened these versions and has answered queries with each version."""
-    return Memory(**_run_in_process("memory", store, *versions))
-
-
-def _run_in_process(measurement: str, *arguments: object) -> dict[str, float]:
-    command = [sys.executable, "-m", "loadtests.in_process", measurement, *map(str, arguments)]
-    printed: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    return printed
-
-
-def _timings(store: str, queries: str, threads: str, seconds: str, pause_seconds: str) -> Timings:
+def _timings(store: str, queries: int, threads: int, seconds: float, pause_seconds: float) -> Timings:
     predictor = open_model(store).predictor
-    texts, duration = sample_texts(predictor.bundle.instances.texts, int(queries)), float(seconds)
+    texts = sample_texts(predictor.bundle.instances.texts, queries)
     return Timings(
-        cpu_ms=_cpu_ms(predictor, texts, int(threads), duration),
-        alone_cpu_ms=_cpu_ms(predictor, texts, 1, duration),
-        p50_ms=_p50_ms(predictor, texts, duration, 0.0),
-        paced_p50_ms=_p50_ms(predictor, texts, duration, float(pause_seconds)),
+        cpu_ms=_cpu_ms(predictor, texts, threads, seconds),
+        alone_cpu_ms=_cpu_ms(predictor, texts, 1, seconds),
+        p50_ms=_p50_ms(predictor, texts, seconds, 0.0),
+        paced_p50_ms=_p50_ms(predictor, texts, seconds, pause_seconds),
     )
 
 
@@ -110,17 +97,7 @@ def _p50_ms(predictor: Predictor, queries: list[str], seconds: float, pause_seco
     return 1e3 * float(np.median(latencies))
 
 
-def _memory(store: str, *versions: str) -> Memory:
-    opened = [open_model(store, version).predictor for version in versions]
-    for predictor in opened:
-        queries = sample_texts(predictor.bundle.instances.texts, _MEMORY_QUERIES)
-        for start in range(0, len(queries), _BATCH):
-            predictor.predict(queries[start : start + _BATCH], resolve_options(predictor.defaults))
-    return memory(os.getpid())
-
-
-_MEASUREMENTS: dict[str, Callable[..., Any]] = {"timings": _timings, "memory": _memory}
-
-
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(_MEASUREMENTS[sys.argv[1]](*sys.argv[2:]))))
+    store, queries, threads, seconds, pause_seconds = sys.argv[1:]
+    timings = _timings(store, int(queries), int(threads), float(seconds), float(pause_seconds))
+    print(json.dumps(dataclasses.asdict(timings)))

@@ -1,7 +1,7 @@
 """`python -m loadtests.soak --store STORE --swaps 200 --requests 1000000`: memory of a server over time.
 
 The soak test serves a copy of the store's current version, swaps versions, sends requests, and measures the memory of
-all server processes again and again. It prints JSON and writes a page with a plot. Flags that the soak test does not
+all server processes again and again. It prints a table, and JSON in the last line. Flags that the soak test does not
 know are passed to `recollect serve`.
 """
 
@@ -18,24 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.in_process import measure_memory
 from loadtests.load import Exchange, Load, closed_loop
 from loadtests.processes import Memory, memory
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_to
 from loadtests.workload import sample_texts, zipf_ranks
 from recollect.service.errors import ServiceError
-from recollect.service.files import write_text
 from recollect.service.store.store import Store
-from recollect.trainer.report.charts import Line, line_chart
-from recollect.trainer.report.page import Chart, Section, html_page
-from recollect.trainer.report.scale import Axis
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
 # Number of requests after each swap, so that the new version is used, and number of requests before the first sample.
 _REQUESTS_PER_SWAP, _WARMUP_REQUESTS = 50, 200
-# Number of memory samples while requests are sent.
-_SAMPLES = 200
+# Number of memory samples while requests are sent, and number of samples in the table.
+_SAMPLES, _ROWS = 200, 10
 # Share of the samples at the start that the slope leaves out, because caches and allocator pools fill up at first.
 _WARMUP_SHARE = 0.2
 _POLL_SECONDS = 0.1
@@ -49,27 +44,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--store", type=Path, required=True, help="bundle store, whose current version is served")
     parser.add_argument("--swaps", type=int, default=200, help="number of swaps; default: 200")
     parser.add_argument("--requests", type=int, default=1_000_000, help="number of requests; default: 1000000")
-    parser.add_argument("--plot", type=Path, default=Path("soak.html"), help="page with the plot; default: soak.html")
     options, serve_flags = parser.parse_known_args(arguments)
     errors: list[str] = []
     try:
-        with copied_versions(options.store, 3) as (store, versions):
-            open_at_once = [measure_memory(store.root, versions[:count]) for count in range(3)]
-            with replica(store.root, serve_flags, poll_seconds=_POLL_SECONDS) as server:
-                load = _load(server, store, versions, errors)
-                closed_loop(load, _CLIENTS, requests=_WARMUP_REQUESTS)
-                swap_samples = list(_sample_swaps(server, store, versions, load, options.swaps))
-                request_samples = list(_sample_requests(server, load, options.requests))
+        with (
+            copied_versions(options.store, 3) as (store, versions),
+            replica(store.root, serve_flags, poll_seconds=_POLL_SECONDS) as server,
+        ):
+            load = _load(server, store, versions, errors)
+            closed_loop(load, _CLIENTS, requests=_WARMUP_REQUESTS)
+            swap_samples = list(_sample_swaps(server, store, versions, load, options.swaps))
+            request_samples = list(_sample_requests(server, load, options.requests))
     except (ServiceError, ReplicaError, TimeoutError) as error:
         parser.error(str(error))
-    _plot(options.plot, {"swaps": swap_samples, "requests": request_samples})
-    figures = {
-        "swaps": _figures(swap_samples, 100),
-        "requests": _figures(request_samples, 100_000),
-        "open_at_once": _open_at_once(open_at_once),
-        "errors": len(errors),
-    }
-    print(json.dumps(figures))
+    _print_table("swaps", swap_samples)
+    _print_table("requests", request_samples)
+    figures = {"swaps": _figures(swap_samples, 100), "requests": _figures(request_samples, 100_000)}
+    print(json.dumps(figures | {"errors": len(errors)}))
     return int(bool(errors))
 
 
@@ -123,36 +114,16 @@ def _figures(samples: Samples, per: int) -> dict[str, Any]:
         megabytes = [getattr(sample, name) for _, sample in settled]
         slopes[f"{name}_per_{per}"] = round(per * float(np.polyfit(done, megabytes, 1)[0]), 3)
     first, after_warmup, last = (dataclasses.asdict(sample) for _, sample in (samples[0], settled[0], settled[-1]))
-    return {
-        "count": samples[-1][0],
-        "first": first,
-        "settled": after_warmup,
-        "last": last,
-    } | slopes
+    return {"count": samples[-1][0], "first": first, "settled": after_warmup, "last": last} | slopes
 
 
-def _open_at_once(memories: list[Memory]) -> dict[str, float]:
-    """Memory of one open version and of two open versions, without the memory of the libraries."""
-    none, one, two = memories
-    figures: dict[str, float] = {}
-    for name in ("rss_mb", "anonymous_mb"):
-        cost_one, cost_two = (getattr(each, name) - getattr(none, name) for each in (one, two))
-        ratio = round(cost_two / cost_one, 2) if cost_one else 0.0
-        figures |= {f"one_{name}": round(cost_one, 1), f"two_{name}": round(cost_two, 1), f"ratio_{name}": ratio}
-    return figures
-
-
-def _plot(path: Path, series: dict[str, Samples]) -> None:
-    """Write a page with a chart of the memory for each series."""
-    charts = []
-    for name, samples in series.items():
-        lines = [
-            Line(field.name.removesuffix("_mb"), [(count, getattr(sample, field.name)) for count, sample in samples])
-            for field in dataclasses.fields(Memory)
-        ]
-        charts.append(Chart(line_chart(f"Memory over {name}", lines, Axis(name, least=0), Axis("MB", least=0))))
-    text = "Memory of all server processes: all pages, and the pages that belong to no file."
-    write_text(path, html_page("Soak test", {}, [Section("Memory", text, charts)]))
+def _print_table(name: str, samples: Samples) -> None:
+    """Print samples at equal distances to standard error, in megabytes."""
+    columns = [field.name for field in dataclasses.fields(Memory)]
+    print(f"{name:>12}" + "".join(f"{column:>14}" for column in columns), file=sys.stderr)
+    for row in np.unique(np.linspace(0, len(samples) - 1, num=_ROWS, dtype=int)).tolist():
+        done, sample = samples[row]
+        print(f"{done:12,}" + "".join(f"{getattr(sample, column):14,.1f}" for column in columns), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -131,5 +131,5 @@ def swap_storm(store: Store, versions: list[str], address: Address) -> Iterator[
 def _served_version(connection: Connection) -> str:
     """The version that the server serves; empty if the server does not answer."""
     with contextlib.suppress(LostRequestError):
-        return connection.get("/health/live").version
+        return connection.get("/version").version
     return ""

@@ -1,8 +1,7 @@
-"""The soak test reports the server's memory after each version swap, as numbers and as a plot."""
+"""The soak test reports the server's memory after each version swap and between requests."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ from tests.loadtests.programs import last_line, run
 
 
 @pytest.mark.slow
-def test_soak_reports_memory_over_swaps_and_requests(built: Any, tmp_path: Path) -> None:
-    plot = tmp_path / "soak.html"
-    result = run("-m", "loadtests.soak", "--store", built.store, "--swaps", 2, "--requests", 300, "--plot", plot)
+def test_soak_reports_memory_over_swaps_and_requests(built: Any) -> None:
+    result = run("-m", "loadtests.soak", "--store", built.store, "--swaps", 2, "--requests", 300)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures["errors"] == 0
@@ -22,5 +20,4 @@ def test_soak_reports_memory_over_swaps_and_requests(built: Any, tmp_path: Path)
         for sample in ("first", "settled", "last"):
             memory = figures[part][sample]
             assert memory["rss_mb"] >= memory["anonymous_mb"] > 0
-    assert figures["open_at_once"]["two_rss_mb"] > figures["open_at_once"]["one_rss_mb"] > 0
-    assert "Memory over swaps" in plot.read_text()
+        assert part in result.stderr
