@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import shutil
 import signal
 import socket
@@ -82,7 +81,6 @@ class Deployment:
     replicas: list[Replica]
     address: Address
     redis_url: str
-    redis_secret: str
 
 
 @contextlib.contextmanager
@@ -94,14 +92,14 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
         ReplicaError: If a replica does not start.
     """
     redis_port, nginx_port, *ports = _free_ports(4)
-    redis_url, redis_secret = f"redis://127.0.0.1:{redis_port}/0", secrets.token_hex(16)
+    redis_url = f"redis://127.0.0.1:{redis_port}/0"
     with contextlib.ExitStack() as stack:
         redis_command = ["redis-server", "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder)]
         redis = Program([*redis_command, "--save", ""], redis_port, folder / "redis.log")
         stack.callback(redis.stop)
         replicas = []
         for port in ports:
-            replicas.append(Replica(store, folder, port, flags, redis_url=redis_url, redis_secret=redis_secret))
+            replicas.append(Replica(store, folder, port, flags, redis_url=redis_url))
             stack.callback(replicas[-1].stop)
         addresses = {"LISTEN": nginx_port, "REPLICA_1": ports[0], "REPLICA_2": ports[1]}
         filled = {name: f"127.0.0.1:{port}" for name, port in addresses.items()}
@@ -110,7 +108,7 @@ def deployed(store: Path, folder: Path, flags: list[str]) -> Iterator[Deployment
         nginx_command = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(configuration), "-g", "daemon off;"]
         nginx = Program(nginx_command, nginx_port, folder / "nginx.log")
         stack.callback(nginx.stop)
-        yield Deployment(redis, nginx, replicas, Address("127.0.0.1", nginx_port), redis_url, redis_secret)
+        yield Deployment(redis, nginx, replicas, Address("127.0.0.1", nginx_port), redis_url)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -25,27 +25,27 @@ class ExpectedAnswers:
     Args:
         store: Store of the versions.
         versions: Versions that may answer.
-        requests: Requests that may be sent.
+        requests: Requests that may be sent. Equal requests are answered once.
 
     Raises:
         StoreError, BundleError: If a version does not open.
     """
 
     def __init__(self, store: Store, versions: Sequence[str], requests: Sequence[Request]) -> None:
-        self._answers: dict[str, list[list[Labels]]] = {}
+        different = {request.body: request for request in requests}
+        self._answers: dict[str, dict[bytes, list[Labels]]] = {}
         for version in versions:
             predictor = Predictor.open(store.open(version), threads=1)
-            self._answers[version] = [_labels(predictor, request) for request in requests]
-        self._requests = requests
+            self._answers[version] = {body: _labels(predictor, request) for body, request in different.items()}
 
-    def judge(self, number: int, reply: Reply) -> str:
+    def judge(self, request: Request, reply: Reply) -> str:
         """Describe the error in the reply to a request. The description is empty if the reply is right."""
         try:
-            return self._judge(number, reply)
+            return self._judge(request, reply)
         except (ValueError, KeyError, TypeError):
             return f"{reply.status} unreadable"
 
-    def _judge(self, number: int, reply: Reply) -> str:
+    def _judge(self, request: Request, reply: Reply) -> str:
         if reply.status != 200:
             return _describe_error(reply)
         body: dict[str, Any] = json.loads(reply.body)
@@ -54,14 +54,14 @@ class ExpectedAnswers:
         if (answers := self._answers.get(reply.version)) is None:
             return f"unknown version {reply.version}"
         results = body.get("results", [body])
-        expected = answers[number]
+        expected = answers[request.body]
         if len(results) != len(expected):
             return "batch of another size"
         for result, labels in zip(results, expected, strict=True):
             found = [(label["uid"], label["score"]) for label in result["labels"]]
             if not _agree(found, labels):
                 return "answer differs from the version's"
-            if "explain" in self._requests[number].options and not all(map(_shares_add_up, result["labels"])):
+            if "explain" in request.options and not all(map(_shares_add_up, result["labels"])):
                 return "explanation does not add up"
         return ""
 

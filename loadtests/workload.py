@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from recollect.service.bundle.bundle import Bundle
+
 # Share of each kind of request. The kinds `short`, `medium` and `long` are single queries without options.
 SHARES = {"short": 0.35, "medium": 0.30, "long": 0.08, "batch": 0.10, "filter": 0.10, "explain": 0.07}
 # Maximum number of words in a query: a short search, one or two sentences, or a page that the encoder may truncate.
@@ -16,6 +18,8 @@ _WORDS = {"short": 4, "medium": 40, "long": 300}
 _MOST_BATCHED, _MOST_FILTERED = 16, 20
 # Exponent of Zipf's law: the n-th most frequent request has a frequency in proportion to 1 / n, as web queries have.
 _EXPONENT = 1.0
+# Numbers of texts, of different requests, and of requests that are drawn from them.
+_TEXTS, _REQUESTS, _DRAWS, _SEED = 2_000, 200, 100_000, 7
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,18 @@ def make_requests(texts: Sequence[str], uids: Sequence[str], count: int, seed: i
         return Request(kind, (query("medium"),), {str(generator.choice(["allow", "deny"])): chosen})
 
     return [request(kind) for kind in kinds]
+
+
+def draw_requests(bundle: Bundle, queries: Sequence[str] | None = None) -> list[Request]:
+    """Draw requests in the order in which a load test sends them. A few of them are frequent, most of them are rare.
+
+    Args:
+        bundle: Version whose texts become the queries, and whose labels become the filters.
+        queries: Other texts for the queries.
+    """
+    texts = sample_texts(bundle.instances.texts if queries is None else queries, _TEXTS)
+    pool = make_requests(texts, sample_texts(bundle.labels.uids, _TEXTS), _REQUESTS, _SEED)
+    return [pool[rank] for rank in zipf_ranks(len(pool), _DRAWS, _SEED)]
 
 
 def zipf_ranks(count: int, draws: int, seed: int) -> list[int]:

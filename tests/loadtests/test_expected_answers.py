@@ -55,16 +55,16 @@ def reply(body: Any, version: str, status: int = 200, **headers: str) -> Reply:
 
 def test_right_answers_have_no_error(expected: ExpectedAnswers, results: list[Any], built: Any) -> None:
     version = built.version
-    assert expected.judge(0, reply({"version": version, **results[0]}, version)) == ""
-    assert expected.judge(1, reply({"version": version, "results": results}, version)) == ""
-    assert expected.judge(3, reply({"version": version, **results[0]}, version)) == ""
+    assert expected.judge(REQUESTS[0], reply({"version": version, **results[0]}, version)) == ""
+    assert expected.judge(REQUESTS[1], reply({"version": version, "results": results}, version)) == ""
+    assert expected.judge(REQUESTS[3], reply({"version": version, **results[0]}, version)) == ""
 
 
 def test_scores_that_differ_by_rounding_have_no_error(
     expected: ExpectedAnswers, results: list[Any], built: Any
 ) -> None:
     labels = [label | {"score": label["score"] + 1e-6} for label in results[0]["labels"]]
-    assert expected.judge(0, reply({"version": built.version, "labels": labels}, built.version)) == ""
+    assert expected.judge(REQUESTS[0], reply({"version": built.version, "labels": labels}, built.version)) == ""
 
 
 def test_request_with_a_filter_expects_an_answer_without_the_denied_label(
@@ -72,33 +72,34 @@ def test_request_with_a_filter_expects_an_answer_without_the_denied_label(
 ) -> None:
     whole = results[0]["labels"]
     allowed = [label for label in whole if label["uid"] != "Medicine"]
-    assert expected.judge(2, reply({"version": built.version, "labels": allowed}, built.version)) == ""
-    assert "differs" in expected.judge(2, reply({"version": built.version, "labels": whole}, built.version))
+    assert expected.judge(REQUESTS[2], reply({"version": built.version, "labels": allowed}, built.version)) == ""
+    assert "differs" in expected.judge(REQUESTS[2], reply({"version": built.version, "labels": whole}, built.version))
 
 
 def test_wrong_answers_are_errors(expected: ExpectedAnswers, results: list[Any], built: Any) -> None:
     one, other = results
     fewer, swapped = {"labels": one["labels"][:-1]}, {"results": [other, one]}
     for number, body in ((0, other), (0, fewer), (1, swapped), (1, {"results": [one, fewer]})):
-        assert expected.judge(number, reply({"version": built.version, **body}, built.version)) == (
+        assert expected.judge(REQUESTS[number], reply({"version": built.version, **body}, built.version)) == (
             "answer differs from the version's"
         )
     assert (
-        expected.judge(1, reply({"version": built.version, "results": [one]}, built.version)) == "batch of another size"
+        expected.judge(REQUESTS[1], reply({"version": built.version, "results": [one]}, built.version))
+        == "batch of another size"
     )
 
 
 def test_answer_with_two_versions_is_an_error(expected: ExpectedAnswers, results: list[Any], built: Any) -> None:
     body = {"version": "another", **results[0]}
-    assert expected.judge(0, reply(body, built.version)) == "version in header differs from body"
-    assert expected.judge(0, reply(body, "another")) == "unknown version another"
+    assert expected.judge(REQUESTS[0], reply(body, built.version)) == "version in header differs from body"
+    assert expected.judge(REQUESTS[0], reply(body, "another")) == "unknown version another"
 
 
 def test_explanation_whose_shares_do_not_add_up_to_the_score_is_an_error(
     expected: ExpectedAnswers, results: list[Any], built: Any
 ) -> None:
     labels = [label | {"because": label["because"][1:]} for label in results[0]["labels"]]
-    message = expected.judge(3, reply({"version": built.version, "labels": labels}, built.version))
+    message = expected.judge(REQUESTS[3], reply({"version": built.version, "labels": labels}, built.version))
     assert message == "explanation does not add up"
 
 
@@ -106,9 +107,9 @@ def test_error_replies_are_described_by_status_and_code_and_503_must_have_retry_
     expected: ExpectedAnswers, built: Any
 ) -> None:
     overloaded, retry = {"code": "overloaded"}, {"retry-after": "1"}
-    assert expected.judge(0, reply(overloaded, "", 503, **PROBLEM, **retry)) == "503 overloaded"
-    assert expected.judge(0, reply(overloaded, "", 503, **PROBLEM)) == "503 overloaded without Retry-After"
-    assert expected.judge(0, reply("<html>", "", 502)) == "502"
-    assert expected.judge(0, reply("no problem", "", 500, **PROBLEM)) == "500 unreadable"
-    assert expected.judge(0, Reply(200, {}, b"{")) == "200 unreadable"
-    assert expected.judge(0, reply({}, built.version)) == "200 unreadable"
+    assert expected.judge(REQUESTS[0], reply(overloaded, "", 503, **PROBLEM, **retry)) == "503 overloaded"
+    assert expected.judge(REQUESTS[0], reply(overloaded, "", 503, **PROBLEM)) == "503 overloaded without Retry-After"
+    assert expected.judge(REQUESTS[0], reply("<html>", "", 502)) == "502"
+    assert expected.judge(REQUESTS[0], reply("no problem", "", 500, **PROBLEM)) == "500 unreadable"
+    assert expected.judge(REQUESTS[0], Reply(200, {}, b"{")) == "200 unreadable"
+    assert expected.judge(REQUESTS[0], reply({}, built.version)) == "200 unreadable"

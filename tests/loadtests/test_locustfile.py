@@ -1,4 +1,4 @@
-"""The locust file: wrong answers fail a load test, and wrong options give a message of one line."""
+"""The locust file: right answers pass, wrong answers fail, and wrong options give a message of one line."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from typing import Any
 
 import pytest
 
-from loadtests.client import Address
-from tests.loadtests.programs import last_line, run
+from tests.loadtests.programs import run
 from tests.loadtests.stub import StubAnswer, stub
+from tests.service.http_helpers import serving
 from tests.test_architecture import REPOSITORY
 
-NOWHERE = Address("127.0.0.1", 9)
+NOWHERE = "http://127.0.0.1:9"
 
 
-def locust(address: Address, *options: object) -> subprocess.CompletedProcess[str]:
-    host = f"http://{address.host}:{address.port}"
-    fixed = ("-m", "locust", "-f", "loadtests/locustfile.py", "--headless", "--host", host, "--connections", 2)
-    return run(*fixed, "--seconds", 0.5, *options)
+def locust(host: str, *options: object) -> subprocess.CompletedProcess[str]:
+    fixed = ("-m", "locust", "-f", "loadtests/locustfile.py", "--headless", "--host", host, "--users", 4)
+    return run(*fixed, "--spawn-rate", 4, "--run-time", "3s", *options)
 
 
-def test_load_test_fails_if_the_service_gives_wrong_answers(built: Any) -> None:
+def test_right_answers_of_a_real_service_pass(built: Any) -> None:
+    with serving(built.store) as server:
+        result = locust(server.url, "--store", built.store)
+    assert result.returncode == 0, result.stderr
+    assert "/predict" not in result.stderr
+    for kind in ("short", "batch", "explain"):
+        assert f"POST     {kind}" in result.stdout + result.stderr
+
+
+def test_wrong_answers_fail_the_load_test(built: Any) -> None:
     def answer(body: dict[str, Any]) -> StubAnswer:
         result = {"labels": [{"uid": "Law", "score": 0.5, "because": [{"share": 0.5}]}]}
         whole = {"results": [result] * len(body["queries"])} if "queries" in body else result
         return StubAnswer(200, {"version": built.version, **whole}, {"X-Index-Version": built.version})
 
     with stub(answer) as address:
-        result = locust(address, "--store", built.store, "--stages", "steady,overload", "--rate", 50)
+        result = locust(f"http://{address.host}:{address.port}", "--store", built.store)
     assert result.returncode == 1, result.stderr
-    summary = last_line(result)
-    assert summary["failed"]
-    for stage in summary["stages"]:
-        assert stage["unexpected"] == {"answer differs from the version's": stage["statuses"]["200"]}
-    assert "UNEXPECTED" in result.stderr
+    assert "answer differs from the version's" in result.stdout + result.stderr
 
 
 def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
@@ -46,15 +50,14 @@ def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "locust", "-f", str(locustfile), "--list", "--store", "none"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "StageUser" in result.stdout
+    assert "ServiceUser" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stages", "unknown"], "expected stages among steady"),
-        (["--stages", "swap_storm"], "expected two versions for a swap storm"),
-        (["--stages", "steady", "--queries", "no-such-file"], "no-such-file"),
+        (["--store", "no-such-store"], "no-such-store: expected a bundle store, found none"),
+        (["--queries", "no-such-file"], "no-such-file"),
     ],
 )
 def test_wrong_options_fail_with_a_message_of_one_line(built: Any, options: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The rehearsal: a deployment passes every stage without a lost request or a wrong answer."""
+"""The rehearsal: a deployment passes every stage, and an error fails a stage unless the stage allows this error."""
 
 from __future__ import annotations
 
@@ -8,29 +8,68 @@ from typing import Any
 
 import pytest
 
-from loadtests.stages import STAGE_NAMES
+from loadtests.load import Exchange
+from loadtests.rehearsal import STAGES, Summary, summarise
 from tests.loadtests.programs import last_line, run
 
 MISSING = [name for name in ("redis-server", "nginx") if shutil.which(name) is None]
+GOOD = [Exchange(number, 0.001 * number, 0.0, 200, f"v{number % 2}", "") for number in range(100)]
+
+
+def summary(stage: str, *others: Exchange, problems: tuple[str, ...] = ()) -> Summary:
+    return summarise(STAGES[stage], [*GOOD, *others], problems, rate=50, seconds=2.5)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 @pytest.mark.slow
 def test_rehearsal_of_a_real_deployment_passes_every_stage(built: Any) -> None:
     flags = ["--store", built.store, "--seconds", 1, "--connections", 16, "--threads", 1]
-    # A fixed rate that any machine can serve. The default rate depends on the speed that locust measures.
+    # A fixed rate that any machine can serve. The default rate depends on the speed that is measured first.
     result = run("-m", "loadtests.rehearsal", *flags, "--rate", 50)
     assert result.returncode == 0, result.stderr
-    summary = last_line(result)
-    assert not summary["failed"]
-    assert not summary["faults"]
-    assert tuple(stage["stage"] for stage in summary["stages"]) == STAGE_NAMES
-    versions = {version for stage in summary["stages"] for version in stage["versions"]}
+    figures = last_line(result)
+    assert not figures["failed"]
+    assert [stage["stage"] for stage in figures["stages"]] == [*STAGES]
+    versions = {version for stage in figures["stages"] for version in stage["versions"]}
     assert versions == {f"{built.version}-copy0", f"{built.version}-copy1"}
 
 
-def test_rehearsal_with_a_missing_store_fails_with_a_message_of_one_line(tmp_path: Path) -> None:
-    result = run("-m", "loadtests.rehearsal", "--store", tmp_path / "none")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--store", "no-such-store"], "no-such-store: expected a bundle store, found none; run `recollect build`"),
+        (["--store", "no-such-store", "--stages", "steady,unknown"], "expected stages among steady,"),
+    ],
+)
+def test_wrong_options_fail_with_a_message_of_one_line(options: list[str], message: str, tmp_path: Path) -> None:
+    result = run("-m", "loadtests.rehearsal", *options)
     assert result.returncode == 2
-    assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
+    assert message in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
+
+
+def test_stage_without_errors_passes() -> None:
+    found = summary("steady")
+    assert not found.failed
+    assert (found.asked_qps, found.answered_qps, found.late) == (50, 40, 0)
+    assert found.p50_ms < found.p99_ms
+    assert found.versions == {"v0": 50, "v1": 50}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_requests_are_refused_only_in_the_overload_stage(name: str) -> None:
+    refused = Exchange(0, 0.1, 0.2, 503, "v1", "503 overloaded")
+    assert summary(name, refused).failed == (name != "overload")
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("error", ["503 overloaded without Retry-After", "lost: closed", "500 internal"])
+def test_every_other_error_fails_every_stage(name: str, error: str) -> None:
+    found = summary(name, Exchange(0, 0.1, 0.0, 500, "", error))
+    assert found.failed
+    assert found.unexpected == {error: 1}
+
+
+def test_failed_activation_or_a_stage_without_answers_fails() -> None:
+    assert summary("swap_storm", problems=("activate: no such version",)).failed
+    assert summarise(STAGES["steady"], [], (), rate=1, seconds=1).failed
