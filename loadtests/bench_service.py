@@ -10,31 +10,36 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from loadtests.client import Reply
-from loadtests.in_process import measure_timings
 from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
 from loadtests.processes import cpu_model, cpu_seconds, steal_seconds
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import add_changed_version, copied_versions, swap_storm
 from loadtests.workload import sample_texts
 from recollect.service.errors import ServiceError
+from recollect.service.model import open_model
+from recollect.service.options import resolve_options
+from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.store import Store
 from recollect.service.threads import ThreadBudget
 
-_QUERIES, _CLIENTS, _CONNECTIONS = 512, 64, 64
+_QUERIES, _BATCH, _CLIENTS, _CONNECTIONS = 512, 32, 64, 64
 _WARM_SECONDS = 2.0
 # Versions that are activated in turn.
 _VERSIONS = 3
-# Requests per second under light load.
-_LIGHT_RATE = 20
 # Request rate of the steady load, as a share of the rate at saturation.
 _STEADY_SHARE = 0.6
 # The server checks this often for a new version. The wait is short, so that mainly the opening of versions takes time.
@@ -69,14 +74,11 @@ class Measured:
     Attributes:
         raw_cpu_ms: CPU time to tokenise, encode, search and combine in batches, without HTTP, with as many threads as
             the server.
-        raw_alone_cpu_ms: Like `raw_cpu_ms`, with one thread.
         served_cpu_ms: CPU time of the server at saturation.
         cpu_ratio: `served_cpu_ms` divided by `raw_cpu_ms`.
         raw_p50_ms: Median latency without HTTP, when each query directly follows the query before.
-        raw_paced_p50_ms: Like `raw_p50_ms`, with a pause before each query. A machine is slower after a pause.
         light_p50_ms: Median latency over HTTP with one client, which sends each request directly after an answer.
         light_p99_ms: 99th percentile of the latencies under the same load as `light_p50_ms`.
-        light_paced_p50_ms: Median latency over HTTP at a constant low rate.
         saturated_qps: Answered requests per second at saturation.
         steady_p99_ms: 99th percentile of the latencies at a constant rate of 60% of saturation. A latency counts from
             the time when the request was due.
@@ -92,14 +94,11 @@ class Measured:
     """
 
     raw_cpu_ms: float
-    raw_alone_cpu_ms: float
     served_cpu_ms: float
     cpu_ratio: float
     raw_p50_ms: float
-    raw_paced_p50_ms: float
     light_p50_ms: float
     light_p99_ms: float
-    light_paced_p50_ms: float
     saturated_qps: float
     steady_p99_ms: float
     swap_p99_ms: float
@@ -150,11 +149,12 @@ class Bench:
     def measure(self) -> Measured:
         """Measure all figures of the output."""
         steal_before = steal_seconds()
-        in_process = measure_timings(self._store.root, _QUERIES, self._threads, self._seconds / 2, 1 / _LIGHT_RATE)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # a process that does nothing else
+            measuring = pool.submit(measure_predictor, str(self._store.root), self._threads, self._seconds / 2)
+            raw_cpu, raw_p50 = measuring.result()
         with replica(self._store.root, self._serve_flags, poll_seconds=_POLL_SECONDS, **self._settings) as server:
             self._closed_loop(server, _CLIENTS, min(_WARM_SECONDS, self._seconds))
             light, *_ = self._closed_loop(server, 1, self._seconds)
-            paced = self._open_loop(server, _LIGHT_RATE)
             saturated, duration, cpu = self._closed_loop(server, _CLIENTS, self._seconds)
             rate = _STEADY_SHARE * len(saturated) / duration
             steady = self._open_loop(server, rate)
@@ -167,22 +167,19 @@ class Bench:
         light_p50, light_p99 = latency_percentiles(light, 50, 99)
         cpu_name, cpu_flags = cpu_model()
         return Measured(
-            raw_cpu_ms=round(in_process.cpu_ms, 3),
-            raw_alone_cpu_ms=round(in_process.alone_cpu_ms, 3),
+            raw_cpu_ms=round(raw_cpu, 3),
             served_cpu_ms=round(served_cpu, 3),
-            cpu_ratio=round(served_cpu / in_process.cpu_ms, 3),
-            raw_p50_ms=round(in_process.p50_ms, 3),
-            raw_paced_p50_ms=round(in_process.paced_p50_ms, 3),
+            cpu_ratio=round(served_cpu / raw_cpu, 3),
+            raw_p50_ms=round(raw_p50, 3),
             light_p50_ms=light_p50,
             light_p99_ms=light_p99,
-            light_paced_p50_ms=latency_percentiles(paced, 50)[0],
             saturated_qps=round(len(saturated) / duration, 1),
             steady_p99_ms=steady_p99,
             swap_p99_ms=max(shared.p99_ms, changed.p99_ms),
             swaps=shared.count + changed.count,
             shared_swaps=shared,
             changed_swaps=changed,
-            errors=_errors([*light, *paced, *saturated, *steady]) + shared.errors + changed.errors,
+            errors=_errors([*light, *saturated, *steady]) + shared.errors + changed.errors,
             steal_seconds=round(steal_seconds() - steal_before, 2),
             cpu=cpu_name,
             cpu_flags=cpu_flags,
@@ -197,8 +194,8 @@ class Bench:
 
     def _open_loop(self, server: Replica, rate: float) -> list[Exchange]:
         exchanges: list[Exchange] = []
-        unsent = open_loop(self._load(server, exchanges.append), rate, self._seconds, _CONNECTIONS)
-        return exchanges + [Exchange(-1, 0, 0, 0, "", "never sent")] * unsent
+        open_loop(self._load(server, exchanges.append), rate, self._seconds, _CONNECTIONS)
+        return exchanges
 
     def _swaps(self, server: Replica, rate: float, versions: list[str], steady_p99: float) -> SwapFigures:
         with swap_storm(self._store, versions, server.address) as seconds:
@@ -218,6 +215,53 @@ class Bench:
             return "/predict", self._bodies[number % len(self._bodies)]
 
         return Load(server.address, request, _judge, record)
+
+
+def measure_predictor(store: str, threads: int, seconds: float) -> tuple[float, float]:
+    """Measure the predictor of the current version in this process, without HTTP.
+
+    Args:
+        store: The store.
+        threads: Number of threads that answer batches. They share caches and memory bandwidth, so a query costs more
+            CPU time than on one thread.
+        seconds: Duration of each of the two measurements.
+
+    Returns:
+        CPU time of a query in batches, and median latency of single queries, in milliseconds.
+    """
+    predictor = open_model(store).predictor
+    texts = sample_texts(predictor.bundle.instances.texts, _QUERIES)
+    return _batch_cpu_ms(predictor, texts, threads, seconds), _single_p50_ms(predictor, texts, seconds)
+
+
+def _batch_cpu_ms(predictor: Predictor, texts: list[str], threads: int, seconds: float) -> float:
+    options, numbers = resolve_options(predictor.defaults), itertools.count()
+    answered: list[int] = []
+    before, until = time.process_time(), time.perf_counter() + seconds
+
+    def work() -> None:
+        while time.perf_counter() < until:
+            start = next(numbers) * _BATCH % len(texts)
+            batch = texts[start : start + _BATCH]
+            predictor.predict(batch, options)
+            answered.append(len(batch))
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return 1e3 * (time.process_time() - before) / sum(answered)
+
+
+def _single_p50_ms(predictor: Predictor, texts: list[str], seconds: float) -> float:
+    latencies: list[float] = []
+    options, until = resolve_options(predictor.defaults), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        start = time.perf_counter()
+        predictor.predict([texts[len(latencies) % len(texts)]], options)
+        latencies.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(latencies)
 
 
 def _errors(exchanges: list[Exchange]) -> int:

@@ -20,6 +20,7 @@ from loadtests.client import Address, Connection, LostRequestError, Reply
 
 # A late request is still sent until this long after the last request was due.
 _GRACE_SECONDS = 1.0
+NEVER_SENT = "never sent"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Exchange:
     Attributes:
         number: Number of the request within the load.
         seconds: Time from when the request was due until its answer.
-        late_seconds: Time from when the request was due until it was sent.
         status: Status of the answer; 0 if there is no answer.
         version: Version that the answer names.
         error: Short description of the error; empty if the answer is right.
@@ -37,7 +37,6 @@ class Exchange:
 
     number: int
     seconds: float
-    late_seconds: float
     status: int
     version: str
     error: str
@@ -64,32 +63,29 @@ class Load:
     def send(self, connection: Connection, number: int, due: float) -> None:
         """Send a request now and record the exchange."""
         path, body = self.request(number)
-        late_seconds = time.perf_counter() - due
         try:
             reply = connection.post(path, body)
         except LostRequestError as error:
-            self.record(Exchange(number, time.perf_counter() - due, late_seconds, 0, "", f"lost: {error}"))
+            self.record(Exchange(number, time.perf_counter() - due, 0, "", f"lost: {error}"))
             return
         seconds = time.perf_counter() - due
-        self.record(Exchange(number, seconds, late_seconds, reply.status, reply.version, self.judge(number, reply)))
+        self.record(Exchange(number, seconds, reply.status, reply.version, self.judge(number, reply)))
 
 
-def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
+def open_loop(load: Load, rate: float, seconds: float, connections: int) -> None:
     """Send requests at a constant rate over a bounded pool of connections, whether or not earlier ones are answered.
+
+    A request for which no connection is free in time is recorded with the error `NEVER_SENT`.
 
     Args:
         load: Requests and their check.
         rate: Requests per second.
         seconds: Duration.
         connections: Number of connections. If all of them are busy, the next request is sent late.
-
-    Returns:
-        Number of requests that were never sent, because no connection was free in time.
     """
     numbers, count = itertools.count(), round(rate * seconds)
     first = time.perf_counter() + 0.01  # so that the threads have started when the first request is due
     last = first + seconds + _GRACE_SECONDS
-    unsent: list[int] = []
 
     def work(connection: Connection) -> None:
         while (number := next(numbers)) < count:
@@ -97,12 +93,11 @@ def open_loop(load: Load, rate: float, seconds: float, connections: int) -> int:
             if (early := due - time.perf_counter()) > 0:
                 time.sleep(early)
             elif time.perf_counter() > last:
-                unsent.append(number)
+                load.record(Exchange(number, 0.0, 0, "", NEVER_SENT))
                 continue
             load.send(connection, number, due)
 
     _run_on_connections(work, load, connections)
-    return len(unsent)
 
 
 def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: float = math.inf) -> float:

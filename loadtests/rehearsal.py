@@ -28,7 +28,7 @@ from pathlib import Path
 from loadtests.client import Reply
 from loadtests.deployment import Deployment, MissingProgramError, deployed
 from loadtests.expected_answers import ExpectedAnswers
-from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
+from loadtests.load import NEVER_SENT, Exchange, Load, closed_loop, latency_percentiles, open_loop
 from loadtests.replica import ReplicaError
 from loadtests.swaps import copied_versions
 from loadtests.workload import draw_requests
@@ -41,8 +41,6 @@ _NORMAL, _OVERLOAD = 0.4, 3.0
 _OVERLOAD_CONNECTIONS = 16
 # Pause between two activations, so that each version answers some requests.
 _PAUSE_SECONDS = 0.5
-# A request counts as late if it was sent more than this long after it was due.
-_LATE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ STAGES = {
         Stage("redis_killed", cause=lambda it: it.redis.kill(), repair=lambda it: it.redis.start()),
         Stage("redis_stalled", cause=lambda it: it.redis.stall(), repair=lambda it: it.redis.resume()),
         Stage("replica_killed", cause=lambda it: it.replicas[0].kill(), repair=lambda it: it.replicas[0].start()),
-        Stage("overload", load=_OVERLOAD, allowed=frozenset({"503 overloaded", "never sent"})),
+        Stage("overload", load=_OVERLOAD, allowed=frozenset({"503 overloaded", NEVER_SENT})),
         Stage("drain", cause=lambda it: it.replicas[0].stop(), repair=lambda it: it.replicas[0].start()),
     )
 }
@@ -86,7 +84,6 @@ class Summary:
         stage: Name of the stage.
         asked_qps: Requests per second that were due.
         answered_qps: Answers with status 200 per second.
-        late: Requests that were sent late because all connections were busy.
         statuses: Number of answers for each status.
         versions: Number of answers for each version.
         errors: Number of errors of each kind that this stage allows.
@@ -98,7 +95,6 @@ class Summary:
     answered_qps: float
     p50_ms: float
     p99_ms: float
-    late: int
     statuses: dict[str, int]
     versions: dict[str, int]
     errors: dict[str, int]
@@ -131,7 +127,6 @@ def summarise(stage: Stage, exchanges: list[Exchange], problems: Iterable[str], 
         answered_qps=round(sum(exchange.status == 200 for exchange in exchanges) / duration, 1),
         p50_ms=p50,
         p99_ms=p99,
-        late=sum(exchange.late_seconds > _LATE_SECONDS for exchange in exchanges),
         statuses=dict(Counter(str(exchange.status) for exchange in answered)),
         versions=dict(Counter(exchange.version for exchange in answered if exchange.status == 200)),
         errors={kind: count for kind, count in errors.items() if kind in stage.allowed},
@@ -176,10 +171,9 @@ class Rehearsal:
                 if stage.name == "swap_storm"
                 else pool.submit(self._cause_and_repair, stage)
             )
-            unsent = open_loop(self._load(exchanges), rate, seconds, connections)
+            open_loop(self._load(exchanges), rate, seconds, connections)
             ended.set()
             problems = fault.result()
-        exchanges += [Exchange(0, 0, 0, 0, "", "never sent")] * unsent
         return summarise(stage, exchanges, problems, rate, seconds)
 
     def _load(self, exchanges: list[Exchange]) -> Load:
@@ -224,14 +218,14 @@ class Rehearsal:
 
 
 def _print_table(summaries: Sequence[Summary]) -> None:
-    print(f"{'stage':15}{'asked/s':>9}{'200/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'late':>7}  errors", file=sys.stderr)
+    print(f"{'stage':15}{'asked/s':>9}{'200/s':>9}{'p50 ms':>9}{'p99 ms':>9}  errors", file=sys.stderr)
     for each in summaries:
         errors = [f"{count} {kind} (expected)" for kind, count in each.errors.items()]
         errors += [f"{count} {kind} (UNEXPECTED)" for kind, count in each.unexpected.items()]
         figures = (each.asked_qps, each.answered_qps, each.p50_ms, each.p99_ms)
         columns = "".join(f"{figure:9.1f}" for figure in figures)
         versions = f"{len(each.versions)} versions"
-        print(f"{each.stage:15}{columns}{each.late:7}  {', '.join(errors) or versions}", file=sys.stderr)
+        print(f"{each.stage:15}{columns}  {', '.join(errors) or versions}", file=sys.stderr)
 
 
 def main(arguments: list[str]) -> int:
