@@ -15,6 +15,7 @@ from tests.loadtests.stub import StubAnswer, stub
 from tests.service.http_helpers import serving
 from tests.test_architecture import REPOSITORY
 
+KEY = "load-test-0123456789abcdef"
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -23,9 +24,11 @@ def locust(host: str, *options: object) -> subprocess.CompletedProcess[str]:
     return run(*fixed, "--spawn-rate", 4, "--run-time", "3s", *options)
 
 
-def test_right_answers_of_a_real_service_pass(built: Any) -> None:
-    with serving(built.store) as server:
-        result = locust(server.url, "--store", built.store)
+def test_right_answers_of_a_real_service_pass(built: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"loadtest {KEY}\n")
+    with serving(built.store, "--api-keys", str(keys)) as server:
+        result = locust(server.url, "--store", built.store, "--api-key", KEY)
     assert result.returncode == 0, result.stderr
     assert "/predict" not in result.stderr
     for kind in ("short", "batch", "explain"):
