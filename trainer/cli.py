@@ -1,20 +1,11 @@
-"""The verbs `plan`, `presets` and `sample`. They import other modules only when they run, so that `--help` is fast."""
+"""The verbs `presets` and `sample`. They import other modules only when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from recollect.trainer.plan.settings import PlanSettings
 from recollect.trainer.settings import PresetsSettings, SampleSettings
-
-
-def plan(settings: PlanSettings) -> None:
-    from recollect.trainer.plan.listing import listing
-    from recollect.trainer.plan.plan import make_plan
-
-    made = make_plan(settings)
-    print(json.dumps(made.as_json()) if settings.json_ else "\n".join(listing(made)))  # noqa: T201
 
 
 def presets(settings: PresetsSettings) -> None:

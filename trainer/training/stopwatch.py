@@ -49,7 +49,3 @@ def peak_gpu_memory_bytes() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def mapped_memory_bytes() -> int:
-    """Memory of this process that holds pages of files, such as libraries. Several processes share these pages."""
-    memory = process_memory()
-    return memory.mapped if memory else 0

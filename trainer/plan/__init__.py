@@ -1,1 +1,0 @@
-"""The plan of a training: memory and time, estimated before the work begins."""
