@@ -27,7 +27,6 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.synthetic_memory import SyntheticMemory
 from recollect.index_builder.build import usable_device, write_bundle
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import check_factory, factory_string
@@ -121,9 +120,7 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     bundle.mkdir()
     start, cpu = time.perf_counter(), time.process_time()
     with _peak_memory() as peak:
-        manifest, _ = write_bundle(
-            ServedMemory.whole(memory), encoder, sample, bundle, settings, usable_device(settings)
-        )
+        manifest, _ = write_bundle(memory, encoder, sample, bundle, settings, usable_device(settings))
     built, cpu = time.perf_counter() - start, time.process_time() - cpu
     print_status("open and query")
     start = time.perf_counter()

@@ -19,10 +19,6 @@ import torch
 
 from recollect.index_builder.bundle_tables import write_bundle_tables, write_label_tables
 from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
-from recollect.index_builder.compaction.compact import compacted
-from recollect.index_builder.compaction.methods import Methods
-from recollect.index_builder.compaction.rotation import add_rotation
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string
@@ -110,19 +106,17 @@ def build(settings: BuildSettings) -> str:
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     check_memory_sequence(store, settings.memory_sequence)
-    methods = Methods.of(settings.compact)
     with (
         NewCollections(settings) if settings.engine == "milvus" else contextlib.nullcontext() as collections,
         store.incoming() as folder,
-        compacted(memory, settings.run, methods) as served,
     ):
         sample = encode_sample(memory, encoder, query_encoder)
-        manifest, points = write_bundle(served, query_encoder, sample, folder, settings, device, collections)
+        manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, collections)
         if settings.report:
             write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         verification = verify(
-            folder, served, before, project(served, sample), points, settings, threads, device, engine=patient(settings)
+            folder, memory, before, sample, points, settings, threads, device, engine=patient(settings)
         )
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         manifest = manifest.model_copy(update=checked)
@@ -144,7 +138,7 @@ def build(settings: BuildSettings) -> str:
 
 
 def write_bundle(
-    served: ServedMemory,
+    memory: Memory,
     encoder: Encoder,
     sample: Sample,
     folder: Path,
@@ -155,7 +149,7 @@ def write_bundle(
     """Write all files of a bundle. The caller verifies them afterwards.
 
     Args:
-        served: The memory of the bundle.
+        memory: The memory of the bundle.
         encoder: The encoder of queries.
         sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
         folder: An existing folder.
@@ -171,23 +165,20 @@ def write_bundle(
             requested index.
         EngineError: If Milvus does not answer, or refuses a call.
     """
-    memory = served.memory
     if collections is None:
-        write_bundle_tables(served, folder)
+        write_bundle_tables(memory, folder)
     else:
-        write_label_tables(served, folder)
+        write_label_tables(memory, folder)
     print_status(f"export: {encoder.config.name}, {settings.precision}")
     teacher = None if memory.distilled is None else memory.plan.encoder["name"]
     info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
-    if served.rotation is not None:
-        add_rotation(folder / "encoder.onnx", served.rotation)
-    write_golden(folder, golden_queries(served, project(served, sample)))
+    write_golden(folder, golden_queries(memory, sample))
     ranker = choose_ranker(memory, settings)
     lexical = lexical_for(ranker, settings.lexical) if collections is None else "off"
-    word_weight, measured = write_lexical(served, folder, settings.run, lexical)
+    word_weight, measured = write_lexical(memory, folder, settings.run, lexical)
     if ranker is None:
-        probabilities = fit_vote_probabilities(served, settings.run, folder, word_weight)
+        probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
     else:
         probabilities = write_bundle_ranker(memory, folder, ranker)
     order: Order = "score" if ranker is None else "probability"
@@ -200,10 +191,10 @@ def write_bundle(
     else:
         files = describe_files(folder, names=expected_files((), with_engine=True))
         version = new_version(files)
-        engine, indexes, points, curves = write_engine(served, settings, collections)
+        engine, indexes, points, curves = write_engine(memory, settings, collections)
     sequence = settings.memory_sequence
     manifest = describe_bundle(
-        served, version, files, info, indexes, curves, defaults, probabilities, measured, sequence, engine
+        memory, version, files, info, indexes, curves, defaults, probabilities, measured, sequence, engine
     )
     write_manifest(folder, manifest)
     return manifest, points
@@ -223,11 +214,6 @@ def usable_device(settings: PublishSettings) -> Device:
         if settings.device == "cuda":
             print_status(f"--device cuda: expected a GPU, found none; building on the CPU: {error}")
     return "cpu"
-
-
-def project(served: ServedMemory, sample: Sample) -> Sample:
-    """The sample with its vectors in the served dimensions."""
-    return Sample(sample.texts, served.project(sample.vectors))
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
@@ -292,7 +278,7 @@ def new_version(files: dict[str, FileInfo]) -> str:
 
 
 def describe_bundle(
-    served: ServedMemory,
+    memory: Memory,
     version: str,
     files: dict[str, FileInfo],
     encoder: EncoderInfo,
@@ -305,7 +291,6 @@ def describe_bundle(
     engine: Engine | None = None,
 ) -> Manifest:
     """The manifest of a bundle whose files are written."""
-    memory = served.memory
     return Manifest(
         format_version=FORMAT_VERSION,
         version=version,
@@ -321,7 +306,6 @@ def describe_bundle(
         engine=engine,
         defaults=defaults,
         probabilities=probabilities,
-        compaction=served.compaction,
         metrics=metrics,
         curves=curves,
         memory_sequence=memory_sequence,

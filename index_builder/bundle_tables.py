@@ -9,42 +9,37 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
-from recollect.service.bundle.files import INSTANCE_COUNTS
 from recollect.service.bundle.strings import StringTable, write_table
 from recollect.service.files import save_array
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import Memory
 
 
-def write_bundle_tables(served: ServedMemory, folder: Path) -> None:
+def write_bundle_tables(memory: Memory, folder: Path) -> None:
     """Write the tables into a bundle folder.
 
     Raises:
         BuildError: If the memory's texts are damaged.
     """
-    write_label_tables(served, folder)
-    memory, labels = served.memory, served.memory.plan.labels
-    if served.counts is not None:
-        save_array(folder / INSTANCE_COUNTS, served.counts.astype(np.float32))
+    write_label_tables(memory, folder)
     save_array(folder / "value_indptr.npy", memory.value_indptr)
     save_array(folder / "value_indices.npy", memory.value_indices)
-    voters = transpose(memory.label_sets, labels)
+    voters = transpose(memory.label_sets, memory.plan.labels)
     save_array(folder / "voter_indptr.npy", voters.indptr)
     save_array(folder / "voter_indices.npy", voters.indices)
     for field in ("uid", "text"):
         _write_strings(memory, "instance", field, memory.plan.instances, folder)
 
 
-def write_label_tables(served: ServedMemory, folder: Path) -> None:
+def write_label_tables(memory: Memory, folder: Path) -> None:
     """Write the counts, uids and texts of the labels into a bundle folder.
 
     Raises:
         BuildError: If the memory's texts are damaged.
     """
-    memory, labels = served.memory, served.memory.plan.labels
-    save_array(folder / "label_counts.npy", served.label_counts.astype(np.int32))
+    labels = memory.plan.labels
+    save_array(folder / "label_counts.npy", np.bincount(memory.value_indices, minlength=labels).astype(np.int32))
     save_array(folder / "label_order.npy", _write_strings(memory, "label", "uid", labels, folder).sorted_rows())
     _write_strings(memory, "label", "text", labels, folder)
 

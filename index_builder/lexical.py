@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.console import print_status
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
 from recollect.index_builder.ranking.gains import is_certain
 from recollect.index_builder.settings import Lexical
 from recollect.service.bundle.files import LEXICAL_FILES
+from recollect.service.bundle.values import SparseValues
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.predictor.scoring import rank
 from recollect.service.predictor.words import mix
@@ -62,7 +62,7 @@ class Gain:
         )
 
 
-def write_lexical(served: ServedMemory, folder: Path, run: Path, lexical: Lexical) -> tuple[float, dict[str, float]]:
+def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> tuple[float, dict[str, float]]:
     """Write the lexical index into a bundle folder, unless `lexical` is off, or is auto and the index gains nothing.
 
     Returns:
@@ -73,12 +73,10 @@ def write_lexical(served: ServedMemory, folder: Path, run: Path, lexical: Lexica
     """
     if lexical == "off":
         return 0.0, {}
-    _write_index(served.memory, folder)
-    measured_folder = words_folder(served, folder)
-    if measured_folder != folder:
-        _write_index(served.measured.memory, measured_folder)
+    instances, labels = (read_field(memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
+    write_lexical_index(folder, instances, labels)
     try:
-        gain = measure_gain(served.measured, measured_folder, run)
+        gain = measure_gain(memory, folder, run)
     except TrainingError:  # no instance has a label
         print_status("lexical: no instance has a label, so there is nothing to tune the word weight on")
         return _without_gain(folder, lexical), {}
@@ -89,16 +87,6 @@ def write_lexical(served: ServedMemory, folder: Path, run: Path, lexical: Lexica
     if gain.certain:
         return gain.weight, measured
     return _without_gain(folder, lexical), measured
-
-
-def words_folder(served: ServedMemory, folder: Path) -> Path:
-    """The folder with the lexical index for measurements: the bundle's, or that of the trial memory."""
-    return folder if served.trial is None else served.trial.memory.folder
-
-
-def _write_index(memory: Memory, folder: Path) -> None:
-    instances, labels = (read_field(memory.folder / f"{part}.jsonl", "text") for part in ("instances", "labels"))
-    write_lexical_index(folder, instances, labels)
 
 
 def _decision(lexical: Lexical, gain: Gain) -> str:
@@ -115,14 +103,14 @@ def _without_gain(folder: Path, lexical: Lexical) -> float:
     return 0.0
 
 
-def measure_gain(served: ServedMemory, folder: Path, run: Path) -> Gain:
+def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     """Measure each weight on left-out instances with the memory's default options, and choose the best one.
 
     Raises:
         TrainingError: If no instance has a label.
     """
-    full, memory, values = served.full, served.memory, served.values
-    rows, trained_on = choose_queries(full, run, _QUERIES, _SEED)
+    values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
     if trained_on:
         print_status(
             f"lexical: {run} held out no instances, so the word weight is tuned on training instances, for which the "
@@ -130,8 +118,8 @@ def measure_gain(served: ServedMemory, folder: Path, run: Path) -> Gain:
         )
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
-    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (full.label_sets, full.filtered_labels))
-    for block, votes, by_words in left_out_votes(served, rows, index):
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
+    for block, votes, by_words in left_out_votes(memory, rows, index):
         for weight, score in scores.items():
             ranking = rank(mix(votes, by_words, weight) if weight and by_words else votes, values)
             ranking = remove_filtered(ranking, filtered[block])

@@ -8,7 +8,6 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
-from recollect.index_builder.compaction.methods import check_flag
 from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Lambda, Temperature, TopB, WordWeight
 from recollect.service.settings import NO_WORD, Device, EngineSettings, Location
@@ -113,8 +112,7 @@ class PublishSettings(BuilderSettings):
     max_drop: float = Field(
         0.5,
         ge=0,
-        description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset, and points of "
-        "P@1, R@100 and PSP@5 that --compact may lose on left-out texts",
+        description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset",
     )
     force: CliImplicitFlag[bool] = Field(
         False, description="publish even if a check fails; the manifest records the failure"
@@ -148,12 +146,6 @@ class BuildSettings(PublishSettings, EngineSettings):
         description="engine of the keys: faiss (files of the bundle), or milvus (collections of the server "
         "--engine-uri, for memories that exceed one machine); with milvus, --index is auto, FLAT, IVF_FLAT, IVF_SQ8, "
         "HNSW or DISKANN",
-    )
-    compact: Annotated[list[str], AfterValidator(check_flag), *Listed] = Field(
-        [],
-        description="fewer or smaller keys: merge[:SIMILARITY] (near-duplicates with equal labels become one key), "
-        "prune[:FLOOR] (instances that the others answer hand their votes over; each label keeps FLOOR), pca:D (D "
-        "dimensions), or several with commas; default: all keys. See --max-drop",
     )
     memory_sequence: int = Field(
         0,

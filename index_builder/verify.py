@@ -12,8 +12,6 @@ from jaxtyping import Float, Int
 
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows
-from recollect.index_builder.compaction.measure import points_lost
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import default_metrics
 from recollect.index_builder.fidelity import METRICS, exact_search, quality_changes
@@ -22,6 +20,7 @@ from recollect.index_builder.recall import MIN_REACHABLE
 from recollect.index_builder.settings import PublishSettings
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.manifest import Check, Point, Precision
+from recollect.service.bundle.values import SparseValues
 from recollect.service.model import open_model
 from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from recollect.service.predictor.predictor import Predictor
@@ -117,7 +116,7 @@ def current_metrics(
 
 def verify(
     folder: Path,
-    served: ServedMemory,
+    memory: Memory,
     before: dict[str, float],
     sample: Sample,
     points: dict[str, Point],
@@ -130,9 +129,9 @@ def verify(
 
     Args:
         folder: The bundle, not yet published.
-        served: The memory of the bundle.
+        memory: The memory of the bundle.
         before: Metrics of the current version on the gate dataset.
-        sample: Texts, and their vectors from the trained encoder, projected to the served dimensions.
+        sample: Texts, and their vectors from the trained encoder.
         points: The chosen measurement of the index, by `labels` and `instances`.
         settings: Bounds of the checks.
         threads: Threads that search and encode.
@@ -165,14 +164,11 @@ def verify(
         check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
     )
     checks.append(check("open, seconds", opened))
-    changes = quality_changes(served.memory, predictor)
+    changes = quality_changes(memory, predictor)
     checks.append(check(f"worst cosine on left-out texts ({precision})", changes["left_out_worst_cosine"]))
     for metric in METRICS:
         checks.append(check(f"{metric}, points won by {precision}", changes[f"{metric}_change_precision"]))
         checks.append(check(f"{metric}, points won by the indexes", changes[f"{metric}_change_index"]))
-    if served.compaction is not None:
-        for metric, lost in points_lost(served.compaction.steps):
-            checks.append(check(f"{metric} on left-out texts, points lost by --compact", lost, most=settings.max_drop))
     if settings.gate_dataset and before:
         checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
     return Verification(checks, metrics | changes)
@@ -201,9 +197,9 @@ def format_checks(checks: list[Check]) -> Iterator[str]:
         yield f"{each.name:{width}}  {found:>10}  {' and '.join(bounds) or 'no limit':14}  {verdict}"
 
 
-def golden_queries(served: ServedMemory, sample: Sample) -> list[GoldenQuery]:
+def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     """Choose some texts as golden queries, and answer them by exact search over the memory with the default options."""
-    memory, values = served.memory, served.values
+    values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
     chosen = evenly_spaced_rows(len(sample.texts), _GOLDEN_QUERIES)
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
     defaults = memory.defaults

@@ -11,9 +11,6 @@ import pytest
 import torch
 
 import recollect
-from recollect.index_builder.build import build
-from recollect.index_builder.errors import BuildError
-from recollect.index_builder.settings import BuildSettings
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.lengths import exchange, extend
@@ -253,12 +250,6 @@ def test_parts_that_need_unit_vectors_are_refused(given: dict[str, Any], message
         TrainSettings(
             dataset=Path("d"), out=Path("o"), **{"train": "full", "method": "dexml", "normalise": False} | given
         )
-
-
-def test_rotation_is_refused(trained: Trained, tmp_path: Path) -> None:
-    settings = BuildSettings(run=trained.run, store=str(tmp_path), compact=["pca:16"])
-    with pytest.raises(BuildError, match="--compact pca:16: expected a memory of normalised vectors"):
-        build(settings)
 
 
 def test_training_continues_from_such_a_run_without_normalisation(trained: Trained, tmp_path: Path) -> None:

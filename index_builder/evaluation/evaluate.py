@@ -136,7 +136,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     test = dataset.read_split("test")
     truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
     (found,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
-    metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.training_instances)
+    metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
     return {name: value for name, value in metrics.items() if value is not None}
 
 

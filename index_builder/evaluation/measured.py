@@ -54,7 +54,7 @@ def measure(
     predictions = predict_top(predictor, test, truth, grid)
     statistics = []
     for found in predictions:
-        instances = predictor.manifest.training_instances
+        instances = predictor.manifest.counts.instances
         of_setting = ranking_statistics(
             found.labels, found.hit, truth.relevance, truth.label_counts, instances, propensity
         )

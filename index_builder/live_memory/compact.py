@@ -7,7 +7,6 @@ entries that are written meanwhile, stay live.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shutil
 import tempfile
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import faiss
-import numpy as np
 
 from recollect.index_builder.build import (
     describe_bundle,
@@ -27,7 +25,6 @@ from recollect.index_builder.build import (
 )
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import evenly_spaced_rows
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.live_memory.bundle_memory import BundleMemory
@@ -112,11 +109,6 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
             f"version {current}: expected a version with its keys in files, found one whose keys are in Milvus; run "
             "`recollect export`, `recollect train --epochs 0` and `recollect build --engine milvus`"
         )
-    if bundle.manifest.compaction is not None and settings.run is not None:
-        raise BuildError(
-            f"--run: expected none, because version {current} was built with --compact, so its run has other keys, "
-            f"found {settings.run}; leave out --run, and the keys come from the bundle"
-        )
     encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
@@ -138,9 +130,8 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
         try:
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
-            served = _served(bundle, state, merged)
             keep = functools.partial(_keep, log, fold, state.kept)
-            return _publish(store, bundle, served, _sample(memory), sequence, before, settings, signing, threads, keep)
+            return _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads, keep)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
@@ -229,30 +220,10 @@ def _strings(table: StringTable) -> list[str]:
     return [table[row] for row in range(len(table))]
 
 
-def _served(bundle: Bundle, state: FinalState, memory: Memory) -> ServedMemory:
-    """A merged memory as the bundle serves it. Keys that `build --compact` merged or pruned keep their counts."""
-    served, old = ServedMemory.whole(memory), bundle.manifest
-    if old.compaction is None:
-        return served
-    values = bundle.instances.values
-    counts = values.log_counts
-    if counts is not None:
-        served = dataclasses.replace(
-            served, counts=np.concatenate([np.exp(counts[state.rows]), np.ones(len(state.instances))])
-        )
-    merged_away = bundle.labels.counts - np.bincount(values.indices, minlength=len(bundle.labels))
-    instances = old.compaction.instances + memory.plan.instances - old.counts.instances
-    return dataclasses.replace(
-        served,
-        merged_away=np.concatenate([merged_away[state.label_rows], np.zeros(len(state.labels), dtype=np.int64)]),
-        compaction=old.compaction.model_copy(update={"instances": instances}),
-    )
-
-
 def _publish(
     store: Store,
     bundle: Bundle,
-    served: ServedMemory,
+    memory: Memory,
     sample: Sample,
     sequence: int,
     before: dict[str, float],
@@ -265,13 +236,13 @@ def _publish(
 
     `keep` is called before the publication.
     """
-    device, old, memory = usable_device(settings), bundle.manifest, served.memory
+    device, old = usable_device(settings), bundle.manifest
     with store.incoming() as folder:
-        write_bundle_tables(served, folder)
+        write_bundle_tables(memory, folder)
         for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
             shutil.copyfile(bundle.folder / name, folder / name)
         indexes, points, curves = write_indexes(memory, folder, settings, device, old.encoder)
-        write_golden(folder, golden_queries(served, sample))
+        write_golden(folder, golden_queries(memory, sample))
         if old.has_ranker:
             Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
         if old.has_lexical_index:
@@ -280,10 +251,10 @@ def _publish(
             )
         files, options, chances = describe_files(folder), old.defaults, old.probabilities
         manifest = describe_bundle(
-            served, new_version(files), files, old.encoder, indexes, curves, options, chances, {}, sequence
+            memory, new_version(files), files, old.encoder, indexes, curves, options, chances, {}, sequence
         )
         write_manifest(folder, manifest)
-        checked = verify(folder, served, before, sample, points, settings, threads, device)
+        checked = verify(folder, memory, before, sample, points, settings, threads, device)
         manifest = manifest.model_copy(update={"checks": checked.checks, "metrics": checked.metrics})
         write_manifest(folder, manifest)
         if signing:

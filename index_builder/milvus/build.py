@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from recollect.index_builder.choose_index import QUERIES, Target, evenly_spaced_rows
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.milvus.collections import NewCollections
 from recollect.index_builder.milvus.index_types import index_type
@@ -35,12 +34,12 @@ def check_settings(memory: Memory, settings: BuildSettings) -> None:
 
 
 def write_engine(
-    served: ServedMemory, settings: BuildSettings, collections: NewCollections
+    memory: Memory, settings: BuildSettings, collections: NewCollections
 ) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
     """Write, check and measure the collections of a version. `NewCollections.finish` gives them their names later.
 
     Args:
-        served: The memory.
+        memory: The memory.
         settings: Settings of the index.
         collections: Writes the collections.
 
@@ -51,7 +50,7 @@ def write_engine(
         BuildError: If a row does not fit into Milvus, or Milvus has other rows than the memory.
         EngineError: If Milvus does not answer, or refuses a call.
     """
-    memory, connection = served.memory, collections.connection
+    connection = collections.connection
     queries = memory.queries(evenly_spaced_rows(memory.plan.instances, QUERIES))
     target = Target(settings.recall_target, int(memory.defaults["top_b"]))
     written: dict[str, Collection] = {}
@@ -60,10 +59,8 @@ def write_engine(
     curves: dict[str, list[Point]] = {}
     for part, keys in (("labels", memory.label_keys()), ("instances", memory.instance_keys)):
         index = index_type(settings.index, len(keys))
-        written[part] = collections.write(served, part, keys, index)
+        written[part] = collections.write(memory, part, keys, index)
         infos[part], points[part], curves[part] = choose_effort(connection, written[part], index, keys, queries, target)
-        check_rows(served, part, keys, KeyCollection(connection, written[part], infos[part], memory.plan.dim))
-    engine = Engine(
-        name="milvus", instances=written["instances"], labels=written["labels"], counted=served.counts is not None
-    )
+        check_rows(memory, part, keys, KeyCollection(connection, written[part], infos[part], memory.plan.dim))
+    engine = Engine(name="milvus", instances=written["instances"], labels=written["labels"])
     return engine, Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

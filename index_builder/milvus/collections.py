@@ -20,14 +20,13 @@ import numpy as np
 from jaxtyping import Int
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import Keys, select_units
 from recollect.index_builder.milvus.index_types import IndexType
 from recollect.service.bundle.manifest import Collection, Engine
 from recollect.service.errors import EngineError
-from recollect.service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
+from recollect.service.milvus.collection import LABELS, ROW, TEXT, UID, VECTOR
 from recollect.service.milvus.connection import Connection
 from recollect.service.milvus.removal import PREFIX, drop
 from recollect.service.settings import EngineSettings
@@ -96,11 +95,11 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             named[part] = collection.model_copy(update={"name": name})
         return engine.model_copy(update=named)
 
-    def write(self, served: ServedMemory, part: str, keys: Keys, index: IndexType) -> Collection:
+    def write(self, memory: Memory, part: str, keys: Keys, index: IndexType) -> Collection:
         """Write the keys of one kind, and load the collection.
 
         Args:
-            served: The memory.
+            memory: The memory.
             part: `instances` or `labels`.
             keys: Their keys.
             index: The index that Milvus builds.
@@ -109,13 +108,13 @@ class NewCollections(AbstractContextManager["NewCollections"]):
             BuildError: If a row does not fit into Milvus.
             EngineError: If Milvus does not answer, or refuses a call.
         """
-        call, name = self.connection.call, f"{PREFIX}unfinished_{_digest(served, part, index)}_{part}"
+        call, name = self.connection.call, f"{PREFIX}unfinished_{_digest(memory, part, index)}_{part}"
         self._created.append(name)
         first = self._create(name, part, keys.shape[1], index)
         if 0 < first < len(keys) - _BLOCK_ROWS:  # rows were missing; it is loaded again when all rows are indexed
             call("release_collection", name)
         with progress_bar(len(keys), "key", f"milvus {part} ({index.name})", done=first) as bar:
-            for block in _blocks(served, part, keys, first):
+            for block in _blocks(memory, part, keys, first):
                 call("upsert", name, data=block)
                 bar.update(len(block))
         call("flush", name)
@@ -184,10 +183,9 @@ def patient(settings: EngineSettings) -> EngineSettings:
     return settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, _CALL_SECONDS)})
 
 
-def _digest(served: ServedMemory, part: str, index: IndexType) -> str:
+def _digest(memory: Memory, part: str, index: IndexType) -> str:
     """Identifies the rows of a collection: equal plans give equal memories."""
-    compaction = None if served.compaction is None else served.compaction.model_dump()
-    facts = [vars(served.memory.plan), vars(served.full.plan), served.memory.defaults, compaction, part, vars(index)]
+    facts = [vars(memory.plan), memory.defaults, part, vars(index)]
     return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -201,7 +199,6 @@ def _schema(part: str, dim: int) -> Any:
     schema.add_field(TEXT, DataType.VARCHAR, max_length=_STRING_BYTES)
     if part == "instances":
         schema.add_field(LABELS, DataType.ARRAY, element_type=DataType.INT32, max_capacity=_MOST_LABELS)
-        schema.add_field(COUNT, DataType.FLOAT)
     return schema
 
 
@@ -213,13 +210,13 @@ def _index_params(index: IndexType) -> Any:
     return params
 
 
-def rows_of(served: ServedMemory, part: str, keys: Keys, numbers: Int[np.ndarray, " row"]) -> Iterator[dict[str, Any]]:
+def rows_of(memory: Memory, part: str, keys: Keys, numbers: Int[np.ndarray, " row"]) -> Iterator[dict[str, Any]]:
     """Yield some rows of a collection; their numbers must be in rising order.
 
     Raises:
         BuildError: If a key is not a unit vector, a uid is too long for Milvus, or an instance has too many labels.
     """
-    memory, path = served.memory, served.memory.folder / f"{part}.jsonl"
+    path = memory.folder / f"{part}.jsonl"
     names = enumerate(zip(read_field(path, "uid"), read_field(path, "text"), strict=True))
     first_row = 0 if part == "instances" else memory.plan.instances
     for start in range(0, len(numbers), _BLOCK_ROWS):
@@ -232,9 +229,7 @@ def rows_of(served: ServedMemory, part: str, keys: Keys, numbers: Int[np.ndarray
                 )
             content = {ROW: number, VECTOR: vector, UID: uid, TEXT: _cut(text)}
             if part == "instances":
-                content |= {LABELS: _labels(memory, number, path), COUNT: 1.0}
-                if served.counts is not None:
-                    content[COUNT] = float(np.float32(served.counts[number]))
+                content[LABELS] = _labels(memory, number, path)
             yield content
 
 
@@ -248,10 +243,10 @@ def _labels(memory: Memory, row: int, path: Path) -> list[int]:
     return labels
 
 
-def _blocks(served: ServedMemory, part: str, keys: Keys, first: int) -> Iterator[list[dict[str, Any]]]:
+def _blocks(memory: Memory, part: str, keys: Keys, first: int) -> Iterator[list[dict[str, Any]]]:
     block: list[dict[str, Any]] = []
     size = 0
-    for row in rows_of(served, part, keys, np.arange(first, len(keys))):
+    for row in rows_of(memory, part, keys, np.arange(first, len(keys))):
         block.append(row)
         size += row[VECTOR].nbytes + len(row[TEXT]) * 4 + len(row[UID]) * 4
         if len(block) == _BLOCK_ROWS or size >= _BLOCK_BYTES:

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.index_builder.choose_index import Target, choose_point, efforts, evenly_spaced_rows, meeting
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import Keys
 from recollect.index_builder.milvus.collections import rows_of
@@ -17,20 +16,21 @@ from recollect.index_builder.recall import exact_neighbours, recall, search_mill
 from recollect.service.bundle.manifest import Collection, IndexInfo, Point
 from recollect.service.milvus.collection import ROW, KeyCollection
 from recollect.service.milvus.connection import Connection
+from recollect.trainer.memory.memory import Memory
 
 # Number of rows that are compared field by field.
 _SAMPLE_ROWS = 256
 _TIMED_SECONDS = 2.0
 
 
-def check_rows(served: ServedMemory, part: str, keys: Keys, collection: KeyCollection) -> None:
+def check_rows(memory: Memory, part: str, keys: Keys, collection: KeyCollection) -> None:
     """Compare some rows of a collection with those of the memory. The number of rows is compared when it opens.
 
     Raises:
         BuildError: If a row differs.
     """
     numbers = evenly_spaced_rows(len(keys), _SAMPLE_ROWS)
-    rows = [*rows_of(served, part, keys, numbers)]
+    rows = [*rows_of(memory, part, keys, numbers)]
     stored = collection.rows(numbers.tolist(), *rows[0])
     for expected in rows:
         found = stored[expected[ROW]]

@@ -22,16 +22,11 @@ def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:
     """The ranker that the bundle gets; None if the run has none, or `--rank` is off.
 
     Raises:
-        BuildError: If the ranker is damaged, was fitted for another memory, does not fit `--compact`, or needs the
-            lexical index that `--lexical off` leaves out.
+        BuildError: If the ranker is damaged, was fitted for another memory, or needs the lexical index that
+            `--lexical off` leaves out.
     """
     if settings.rank == "off" or not has_ranker(memory):
         return None
-    if settings.compact:
-        raise BuildError(
-            f"{settings.run}: --compact {','.join(settings.compact)}: the ranker of this run was fitted to the votes "
-            "of all keys; build with --rank off"
-        )
     ranker = read_ranker(memory)
     if settings.lexical == "off" and needs_words(ranker):
         raise BuildError(

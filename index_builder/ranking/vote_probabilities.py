@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.console import print_status
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
-from recollect.index_builder.lexical import words_folder
 from recollect.index_builder.ranking.calibrate import HeldOut, fit_probabilities
 from recollect.service.bundle.manifest import Probabilities
+from recollect.service.bundle.values import SparseValues
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.predictor.scoring import rank
 from recollect.service.predictor.words import mix
 from recollect.service.ranking.calibration import log_odds
 from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.memory import Memory
 from recollect.trainer.metrics import hits
 
 # Maximum number of texts; more texts hardly change the calibration.
@@ -29,23 +29,23 @@ _MOST_TEXTS = 2_000
 _MOST_ERROR = 0.05
 
 
-def fit_vote_probabilities(served: ServedMemory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
+def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
     """Fit and measure a calibration of the scores; None, with the reason as a status message, if that is not possible.
 
     Args:
-        served: The memory of the bundle.
+        memory: The memory of the bundle.
         run: The run folder, which records the held-out instances.
         folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
         word_weight: Default share of the votes by words in a score.
     """
-    if not len(served.full.value_indices):
+    if not len(memory.value_indices):
         print_status("probabilities: none, because no instance has a label")
         return None
-    rows, trained_on = choose_queries(served.full, run, _MOST_TEXTS, seed=0)
+    rows, trained_on = choose_queries(memory, run, _MOST_TEXTS, seed=0)
     if trained_on:
         print_status("probabilities: none, because training held out no texts (--validation-fraction)")
         return None
-    fitted = fit_probabilities(_held_out_votes(served.measured, rows, words_folder(served, folder), word_weight))
+    fitted = fit_probabilities(_held_out_votes(memory, rows, folder, word_weight))
     if fitted is None:
         print_status(f"probabilities: none, because {len(rows):,} held-out texts are too few")
         return None
@@ -58,12 +58,12 @@ def fit_vote_probabilities(served: ServedMemory, run: Path, folder: Path, word_w
     return fitted
 
 
-def _held_out_votes(served: ServedMemory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
-    full, memory, values = served.full, served.memory, served.values
+def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
+    values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
-    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (full.label_sets, full.filtered_labels))
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
     label, logit = [], []
-    for block, votes, by_words in left_out_votes(served, rows, index):
+    for block, votes, by_words in left_out_votes(memory, rows, index):
         ranking = rank(votes if by_words is None else mix(votes, by_words, word_weight), values)
         ranking = remove_filtered(ranking, filtered[block])
         best = best_rows(ranking.query, len(rows[block]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from recollect.service.errors import BundleError, opening
 
@@ -50,22 +50,6 @@ def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
             "build the bundle again"
         )
     return offsets
-
-
-def map_counts(path: Path, length: int) -> Float[np.ndarray, " count"]:
-    """Map the counts of instances: the number of equal instances as which each one votes.
-
-    Raises:
-        BundleError: If a count is not positive and finite.
-    """
-    counts = map_array(path, "float32", length)
-    wrong = ~((counts > 0) & (counts < np.inf))
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise BundleError(
-            f"{path}: row {row}: expected a positive count, found {counts[row]:g}; build the bundle again"
-        )
-    return counts
 
 
 def map_positions(path: Path, length: int, below: int) -> Int[np.ndarray, " position"]:

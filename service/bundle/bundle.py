@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int
 
-from recollect.service.bundle.arrays import map_array, map_counts, map_offsets, map_positions
+from recollect.service.bundle.arrays import map_array, map_offsets, map_positions
 from recollect.service.bundle.components import Components
-from recollect.service.bundle.files import INSTANCE_COUNTS, table_files
+from recollect.service.bundle.files import table_files
 from recollect.service.bundle.instances import MappedInstances
 from recollect.service.bundle.integrity import read_manifest
 from recollect.service.bundle.manifest import Manifest
@@ -37,7 +37,7 @@ from recollect.service.errors import BundleError
 class LabelTable:
     """The labels of a bundle; a label is found by its position or by its uid.
 
-    `counts` are the numbers of training instances. A compacted memory can have fewer instances of a label.
+    `counts` are the numbers of training instances.
     """
 
     uids: StringTable
@@ -141,15 +141,11 @@ def _open_labels(components: Components, manifest: Manifest) -> LabelTable:
 
 def _open_instances(components: Components, manifest: Manifest) -> MappedInstances:
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
-    log_counts = None
-    if manifest.has_counts:
-        log_counts = np.log(components.open(map_counts, INSTANCE_COUNTS, instances), dtype=np.float64)
     return MappedInstances(
         values=SparseValues(
             components.open(map_offsets, "value_indptr.npy", instances, pairs),
             components.open(map_positions, "value_indices.npy", pairs, labels),
             labels,
-            log_counts,
         ),
         voters=SparseVoters(
             components.open(map_offsets, "voter_indptr.npy", labels, pairs),
@@ -170,16 +166,13 @@ def _check_voters(bundle: Bundle) -> None:
     """Check the offsets of the voters of each label; voters are the instances that vote for the label.
 
     Raises:
-        BundleError: If a label's number of voters is not its number of training instances. In a compacted memory, it
-            may be less.
+        BundleError: If a label's number of voters is not its number of training instances.
     """
     offsets, counts = bundle.instances.voters.indptr, bundle.labels.counts
-    compacted = bundle.manifest.compaction is not None
-    wrong = np.diff(offsets) > counts if compacted else np.diff(offsets) != counts
+    wrong = np.diff(offsets) != counts
     if wrong.any():
         label = int(wrong.argmax())
         raise BundleError(
-            f"{bundle.folder / 'voter_indptr.npy'}: row {label}: expected {'at most ' * compacted}{counts[label]:,} "
-            "voters, the number in "
+            f"{bundle.folder / 'voter_indptr.npy'}: row {label}: expected {counts[label]:,} voters, the number in "
             f"label_counts.npy, found {offsets[label + 1] - offsets[label]:,}; build the bundle again"
         )

@@ -50,14 +50,12 @@ BUNDLE_FILES: frozenset[str] = COMMON_FILES | {
 }
 
 
-# Files of the lexical index, files of the ranker, and the file of the instances' counts. A bundle has all files of such
-# a part or none.
+# Files of the lexical index, and files of the ranker. A bundle has all files of such a part or none.
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
-INSTANCE_COUNTS = "instance_counts.npy"
-_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, frozenset({INSTANCE_COUNTS}))
+_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:

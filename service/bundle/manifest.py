@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recollect.service.bundle.files import INSTANCE_COUNTS, LEXICAL_FILES, RANKER_FILES, expected_files
+from recollect.service.bundle.files import LEXICAL_FILES, RANKER_FILES, expected_files
 from recollect.service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
@@ -138,13 +138,11 @@ class Engine(_Section):
         name: `milvus`.
         instances: The keys of the instances, with their uids, texts, labels and counts.
         labels: The keys of the labels, with their uids and texts.
-        counted: Whether some instance counts as several.
     """
 
     name: Literal["milvus"]
     instances: Collection
     labels: Collection
-    counted: bool = False
 
 
 class Indexes(_Section):
@@ -220,31 +218,6 @@ class Defaults(_Section):
     order: Order = "score"
 
 
-class CompactionStep(_Section):
-    """The memory after one step of a compaction, and its quality on held-out texts.
-
-    Attributes:
-        method: The method with its argument; `none` before the first step.
-        instances: Number of instance keys.
-        dim: Number of dimensions.
-        key_bytes: Size of all keys in single precision.
-        metrics: `P@1`, `R@100` and `PSP@5` in percent, with exact search; empty if no instance has a label.
-    """
-
-    method: str
-    instances: int = Field(ge=1)
-    dim: int = Field(ge=1)
-    key_bytes: int = Field(ge=1)
-    metrics: dict[str, float] = {}
-
-
-class Compaction(_Section):
-    """The compaction of a memory: the number of instances before it, and its steps."""
-
-    instances: int = Field(ge=1)
-    steps: list[CompactionStep]
-
-
 class FileInfo(_Section):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -256,7 +229,6 @@ class Manifest(_Section):
     Attributes:
         engine: The engine of the keys; None if they are in files of the bundle.
         probabilities: The calibration; None if the bundle gives no probabilities.
-        compaction: The compaction of the memory; None if the bundle serves all keys of its run.
         metrics: Quality figures, measured when the bundle was built.
         curves: All measurements from which the build chose the index.
         checks: Quality checks of the build.
@@ -274,7 +246,6 @@ class Manifest(_Section):
     engine: Engine | None = None
     defaults: Defaults
     probabilities: Probabilities | None = None
-    compaction: Compaction | None = None
     metrics: dict[str, float]
     curves: dict[str, list[Point]] = {}
     checks: list[Check] = []
@@ -284,15 +255,6 @@ class Manifest(_Section):
     @property
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files.values())
-
-    @property
-    def training_instances(self) -> int:
-        """Number of instances of the run. A bundle with a compacted memory serves fewer."""
-        return self.counts.instances if self.compaction is None else self.compaction.instances
-
-    @property
-    def has_counts(self) -> bool:
-        return INSTANCE_COUNTS in self.files
 
     @property
     def has_lexical_index(self) -> bool:

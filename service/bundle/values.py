@@ -62,14 +62,11 @@ class SparseValues(Values):
 
     Attributes:
         labels: Number of labels.
-        log_counts: The logarithm of each instance's count. An instance with count n votes as n equal instances do. None
-            means that every count is 1.
     """
 
     indptr: Int[np.ndarray, " offset"]
     indices: Int[np.ndarray, " pair"]
     labels: int
-    log_counts: Float[np.ndarray, " instance"] | None = None
 
     @property
     def instances(self) -> int:
@@ -79,10 +76,7 @@ class SparseValues(Values):
         return gather_rows(self.indptr, self.indices, rows)
 
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        if self.log_counts is None:
-            return 0.0
-        is_instance = (keys >= 0) & (keys < self.instances)
-        return np.where(is_instance, self.log_counts[np.where(is_instance, keys, 0)], 0.0)
+        return 0.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from recollect.service.errors import BundleError, EngineError
 from recollect.service.milvus.connection import Connection
 
 # Names of the fields. Label keys have neither labels nor counts.
-ROW, VECTOR, UID, TEXT, LABELS, COUNT = "row", "vector", "uid", "text", "labels", "count"
+ROW, VECTOR, UID, TEXT, LABELS = "row", "vector", "uid", "text", "labels"
 # Milvus returns at most this number of hits for a query.
 MOST_HITS = 16_384
 # Number of rows that are named in one filter.

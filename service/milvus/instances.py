@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from recollect.service.bundle.instances import Instances, UidFinder
 from recollect.service.bundle.values import Values, Voters
-from recollect.service.milvus.collection import COUNT, LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
+from recollect.service.milvus.collection import LABELS, MOST_HITS, ROW, TEXT, UID, KeyCollection
 
 # Number of instances whose labels are kept.
 _KEPT_INSTANCES = 100_000
@@ -22,21 +22,20 @@ _NAMED_UIDS = 512
 
 
 class InstanceCollection(Values):
-    """The keys and values of instances: a search also brings the labels and counts of the instances that it finds.
+    """The keys and values of instances: a search also brings the labels of the instances that it finds.
 
     Args:
         collection: The collection.
         labels: Number of labels of the memory.
-        counted: Whether some instance counts as several.
 
     Attributes:
         fields: The fields of a row that `keep` reads.
     """
 
-    def __init__(self, collection: KeyCollection, labels: int, counted: bool) -> None:
-        self.keys, self.labels, self.fields = collection.keys, labels, (LABELS, COUNT) if counted else (LABELS,)
+    def __init__(self, collection: KeyCollection, labels: int) -> None:
+        self.keys, self.labels, self.fields = collection.keys, labels, (LABELS,)
         self._collection = collection
-        self._recent: OrderedDict[int, tuple[np.ndarray, float]] = OrderedDict()
+        self._recent: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self.similarities = collection.similarities
 
@@ -53,7 +52,7 @@ class InstanceCollection(Values):
         return similarities, rows
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        labels = [own for own, _ in self._fetch(rows.tolist())]
+        labels = self._fetch(rows.tolist())
         place = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
         found = np.concatenate([np.empty(0, dtype=np.int32), *labels])
         if len(found) and not 0 <= found.min() <= found.max() < self.labels:
@@ -63,26 +62,22 @@ class InstanceCollection(Values):
         return place, found
 
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        if COUNT not in self.fields:
-            return 0.0
-        found, is_instance = np.zeros(keys.shape), (keys >= 0) & (keys < self.instances)
-        found[is_instance] = np.log([count for _, count in self._fetch(keys[is_instance].tolist())])
-        return found
+        return 0.0
 
-    def _fetch(self, rows: Sequence[int]) -> list[tuple[np.ndarray, float]]:
-        """The labels and counts of some instances: the kept ones, and the others from Milvus."""
+    def _fetch(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """The labels of some instances: the kept ones, and the others from Milvus."""
         with self._lock:
             found = {row: self._recent[row] for row in rows if row in self._recent}
         if missing := [row for row in rows if row not in found]:
             found |= self.keep(self._collection.rows(missing, *self.fields).items())
         return [found[row] for row in rows]
 
-    def keep(self, rows: Iterable[tuple[int, Any]]) -> dict[int, tuple[np.ndarray, float]]:
-        """Keep the labels and counts of some rows, from their fields."""
-        read = {row: (np.array(hit[LABELS], dtype=np.int32), float(hit.get(COUNT) or 1)) for row, hit in rows}
+    def keep(self, rows: Iterable[tuple[int, Any]]) -> dict[int, np.ndarray]:
+        """Keep the labels of some rows, from their fields."""
+        read = {row: np.array(hit[LABELS], dtype=np.int32) for row, hit in rows}
         with self._lock:
-            for row, facts in read.items():
-                self._recent[row] = facts
+            for row, own in read.items():
+                self._recent[row] = own
                 self._recent.move_to_end(row)
             while len(self._recent) > _KEPT_INSTANCES:
                 self._recent.popitem(last=False)

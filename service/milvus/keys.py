@@ -69,7 +69,7 @@ class EngineKeys:
         except BaseException:
             connection.close()
             raise
-        found = InstanceCollection(collection, manifest.counts.labels, engine.counted)
+        found = InstanceCollection(collection, manifest.counts.labels)
         return cls(connection, found, labels, instances_of(found, collection, bundle.labels.counts))
 
     @property

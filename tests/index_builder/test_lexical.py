@@ -12,7 +12,6 @@ import pytest
 
 import recollect
 from recollect.index_builder.build import build
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.lexical import Gain, measure_gain, write_lexical
@@ -143,8 +142,8 @@ def test_a_query_is_left_out_of_the_words_when_its_weight_is_tuned(tiny_run: Pat
     memory = open_memory(run / "memory")
     folder = tmp_path / "words"
     folder.mkdir()
-    assert write_lexical(ServedMemory.whole(memory), folder, run, "on")[0] == 0
-    gain = measure_gain(ServedMemory.whole(memory), folder, run)
+    assert write_lexical(memory, folder, run, "on")[0] == 0
+    gain = measure_gain(memory, folder, run)
     assert gain.before == gain.after
     assert not gain.certain
 
@@ -152,11 +151,11 @@ def test_a_query_is_left_out_of_the_words_when_its_weight_is_tuned(tiny_run: Pat
 def test_filtered_labels_are_no_answers_when_the_weight_is_tuned(telling: Path, tmp_path: Path) -> None:
     """Words alone find the true label of each text. If all other labels are filtered, the vectors find it too."""
     memory, run = open_memory(telling / "run" / "memory"), telling / "run"
-    write_lexical(ServedMemory.whole(memory), tmp_path, run, "on")
-    assert measure_gain(ServedMemory.whole(memory), tmp_path, run).before < 100
+    write_lexical(memory, tmp_path, run, "on")
+    assert measure_gain(memory, tmp_path, run).before < 100
     others = [[row, label] for row, own in enumerate(memory.value_indices) for label in range(LABELS) if label != own]
     filtered = dataclasses.replace(memory, filtered_pairs=np.array(others))
-    gain = measure_gain(ServedMemory.whole(filtered), tmp_path, run)
+    gain = measure_gain(filtered, tmp_path, run)
     assert gain.before == gain.after == 100
 
 
@@ -171,7 +170,7 @@ def test_memory_without_labelled_instances_has_nothing_to_tune_on(
     for lexical, files in (("auto", set()), ("on", LEXICAL_FILES)):
         folder = tmp_path / lexical
         folder.mkdir()
-        assert write_lexical(ServedMemory.whole(open_memory(run / "memory")), folder, run, lexical) == (0, {})  # type: ignore[arg-type]
+        assert write_lexical(open_memory(run / "memory"), folder, run, lexical) == (0, {})  # type: ignore[arg-type]
         assert {path.name for path in folder.iterdir()} == files
     assert "no instance has a label" in capsys.readouterr().err
 

@@ -13,7 +13,6 @@ import pytest
 
 import recollect
 from recollect.index_builder.build import build
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import CheckFailed
 from recollect.index_builder.evaluation.evaluate import default_metrics, evaluate
 from recollect.index_builder.onnx_export import Sample
@@ -64,7 +63,7 @@ def test_golden_labels_equal_labels_computed_in_float64_over_all_keys(
 ) -> None:
     memory, sample = tiny_memory
     defaults = {"lambda": lambda_, "temperature": 0.3, "top_b": top_b, "label_key_alpha": 0.0}
-    golden = golden_queries(ServedMemory.whole(dataclasses.replace(memory, defaults=defaults)), sample)
+    golden = golden_queries(dataclasses.replace(memory, defaults=defaults), sample)
     assert [each.query for each in golden] == sample.texts
     for each, vector in zip(golden, sample.vectors, strict=True):
         assert (
@@ -78,7 +77,7 @@ def test_text_without_any_answer_is_not_a_golden_query(tiny_memory: tuple[Memory
     without_votes = dataclasses.replace(
         memory, value_indptr=nothing[0], value_indices=nothing[1], defaults=memory.defaults | {"lambda": 1.0}
     )
-    assert golden_queries(ServedMemory.whole(without_votes), sample) == []
+    assert golden_queries(without_votes, sample) == []
 
 
 def test_golden_agreement_falls_when_an_index_is_tampered_with(built: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -97,21 +98,32 @@ def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperatu
     np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
 
 
+@dataclass(frozen=True)
+class CountedValues(SparseValues):
+    """Values with a count for each instance, as live instances with a weight have."""
+
+    log_counts: np.ndarray
+
+    def log_counts_of(self, keys: np.ndarray) -> np.ndarray:
+        is_instance = (keys >= 0) & (keys < self.instances)
+        return np.where(is_instance, self.log_counts[np.where(is_instance, keys, 0)], 0.0)
+
+
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
 def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) -> None:
     rows = [[0, 2], [1], [0, 2], [0, 2]]
     similarities, label_key = np.array([0.9, 0.8, 0.9, 0.9], dtype=np.float32), np.array([0.7], dtype=np.float32)
 
-    def score(chosen: list[int], log_counts: np.ndarray | None) -> dict[int, float]:
+    def score(chosen: list[int], log_counts: np.ndarray) -> dict[int, float]:
         kept = [rows[row] for row in chosen]
         indptr = np.cumsum([0, *map(len, kept)])
-        values = SparseValues(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
+        values = CountedValues(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
         found = np.concatenate([similarities[chosen], label_key])[None]
         keys = np.array([[*range(len(chosen)), len(chosen) + 1]])
         ranking = rank(cast_votes(Neighbours(found, keys), 0.1, lambda_, values), values)
         return dict(zip(ranking.label.tolist(), ranking.score.tolist(), strict=True))
 
-    assert score([0, 1], np.log([3, 1])) == pytest.approx(score([0, 1, 2, 3], None))
+    assert score([0, 1], np.log([3, 1])) == pytest.approx(score([0, 1, 2, 3], np.zeros(4)))
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

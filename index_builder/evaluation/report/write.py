@@ -77,7 +77,7 @@ def _facts(subject: Subject) -> dict[str, str]:
         "dataset": subject.dataset.resolve().name,
         "test texts": f"{len(subject.test):,}",
         "labels": f"{counts.labels:,}",
-        "training texts": f"{subject.predictor.manifest.training_instances:,}",
+        "training texts": f"{subject.predictor.manifest.counts.instances:,}",
         **{_SYMBOLS[name]: f"{value:g}" for name, value in fields.items() if name != "order"},
         "labels in order of": subject.answering.setting.order,
     }

@@ -10,7 +10,6 @@ import pytest
 
 from recollect.index_builder.build import build
 from recollect.index_builder.choose_index import Target
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.milvus import collections as new_collections
 from recollect.index_builder.milvus.build import write_engine
@@ -22,7 +21,7 @@ from recollect.service.milvus.connection import Connection
 from recollect.service.milvus.removal import Removal
 from recollect.service.model import open_model
 from recollect.service.store.store import Store
-from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.memory import Memory, open_memory
 from tests.service.milvus.milvus_bundles import build_settings, engine_at
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
@@ -35,8 +34,8 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def served(built: Any) -> ServedMemory:
-    return ServedMemory.whole(open_memory(built.run / "memory"))
+def memory(built: Any) -> Memory:
+    return open_memory(built.run / "memory")
 
 
 @pytest.fixture
@@ -50,21 +49,21 @@ def unfinished(uri: str) -> list[str]:
         return [name for name in collections.connection.collections() if "_unfinished_" in name]
 
 
-def write(collections: NewCollections, served: ServedMemory, index: IndexType) -> Any:
-    return collections.write(served, "instances", served.memory.instance_keys, index)
+def write(collections: NewCollections, memory: Memory, index: IndexType) -> Any:
+    return collections.write(memory, "instances", memory.instance_keys, index)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
 def test_collection_has_the_rows_of_the_memory_and_a_measured_recall(
-    served: ServedMemory, uri: str, kind: str, few_rows: None
+    memory: Memory, uri: str, kind: str, few_rows: None
 ) -> None:
-    keys, index = served.memory.instance_keys, index_type(kind, len(served.memory.instance_keys))
+    keys, index = memory.instance_keys, index_type(kind, len(memory.instance_keys))
     with NewCollections(engine_at(uri)) as collections:
-        found = write(collections, served, index)
+        found = write(collections, memory, index)
         info, point, _ = choose_effort(
             collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
         )
-        check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
+        check_rows(memory, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
     assert (found.rows, info.factory, point.recall) == (28, index.name, 1.0)
     assert unfinished(uri) == []
 
@@ -84,11 +83,11 @@ def answer_index_states(monkeypatch: pytest.MonkeyPatch, *states: str) -> list[s
 
 
 def test_collection_is_loaded_and_measured_only_when_milvus_has_built_its_index(
-    served: ServedMemory, uri: str, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = answer_index_states(monkeypatch, "Unissued", "InProgress", "InProgress")
     with NewCollections(engine_at(uri)) as collections:
-        write(collections, served, index_type("hnsw", 28))
+        write(collections, memory, index_type("hnsw", 28))
         written = called[called.index("upsert") :]
     assert written[:3] == ["upsert", "flush", "describe_index"]
     assert written.count("describe_index") >= 4
@@ -96,32 +95,32 @@ def test_collection_is_loaded_and_measured_only_when_milvus_has_built_its_index(
 
 
 def test_index_that_milvus_cannot_build_fails_the_build(
-    served: ServedMemory, uri: str, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_index_states(monkeypatch, "InProgress", "Failed")
     with (
         pytest.raises(BuildError, match="expected Milvus to build the index HNSW, but it failed; read the log"),
         NewCollections(engine_at(uri)) as collections,
     ):
-        write(collections, served, index_type("hnsw", 28))
+        write(collections, memory, index_type("hnsw", 28))
     monkeypatch.undo()
     assert unfinished(uri) == []
 
 
 def test_index_that_milvus_does_not_finish_is_told_once(
-    served: ServedMemory, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    memory: Memory, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer_index_states(monkeypatch, *["InProgress"] * 5)
     monkeypatch.setattr(new_collections, "_STALLED_SECONDS", 0.0)
     with NewCollections(engine_at(uri)) as collections:
-        write(collections, served, index_type("hnsw", 28))
+        write(collections, memory, index_type("hnsw", 28))
     assert capsys.readouterr().err.count("its log says whether it can build HNSW; Ctrl-C ends the build") == 1
 
 
-def test_failed_build_drops_its_collections(uri: str, served: ServedMemory) -> None:
+def test_failed_build_drops_its_collections(uri: str, memory: Memory) -> None:
     def build_and_fail() -> None:
         with NewCollections(engine_at(uri)) as collections:
-            write(collections, served, index_type("flat", 28))
+            write(collections, memory, index_type("flat", 28))
             raise RuntimeError("full disk")
 
     with pytest.raises(RuntimeError, match="full disk"):
@@ -130,11 +129,11 @@ def test_failed_build_drops_its_collections(uri: str, served: ServedMemory) -> N
 
 
 def test_collections_get_the_name_of_the_version_and_are_dropped_if_it_is_not_published(
-    uri: str, served: ServedMemory, built: Any
+    uri: str, memory: Memory, built: Any
 ) -> None:
     settings = build_settings(built, uri, index="flat")
     with NewCollections(settings) as collections:
-        engine, *_ = write_engine(served, settings, collections)
+        engine, *_ = write_engine(memory, settings, collections)
         assert sorted(unfinished(uri)) == sorted([engine.instances.name, engine.labels.name])
         named = collections.finish(engine, "20260102-030405-abc")
         assert (named.instances.name, named.instances.rows) == ("recollect_20260102_030405_abc_instances", 28)
@@ -144,7 +143,7 @@ def test_collections_get_the_name_of_the_version_and_are_dropped_if_it_is_not_pu
 
 
 def test_interrupted_build_is_continued_by_the_next_build_of_the_same_memory(
-    served: ServedMemory, uri: str, few_rows: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    memory: Memory, uri: str, few_rows: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*arguments: Any) -> Iterator[list[dict[str, Any]]]:
         yield from [next(blocks := new_blocks(*arguments)), next(blocks)]
@@ -153,30 +152,30 @@ def test_interrupted_build_is_continued_by_the_next_build_of_the_same_memory(
     new_blocks, index = new_collections._blocks, index_type("flat", 28)
     monkeypatch.setattr(new_collections, "_blocks", interrupted)
     with pytest.raises(KeyboardInterrupt), NewCollections(engine_at(uri)) as collections:
-        write(collections, served, index)
+        write(collections, memory, index)
     assert "left for the next build of this memory" in capsys.readouterr().err
     monkeypatch.setattr(new_collections, "_blocks", new_blocks)
     with NewCollections(engine_at(uri)) as collections:
-        found = write(collections, served, index)
+        found = write(collections, memory, index)
         assert "continues an interrupted build at row 4 of the instances" in capsys.readouterr().err
-        keys = served.memory.instance_keys
+        keys = memory.instance_keys
         info, _, _ = choose_effort(
             collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
         )
-        check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
+        check_rows(memory, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
 
 
-def test_row_that_differs_from_the_memory_is_found(served: ServedMemory, uri: str) -> None:
-    keys, index = served.memory.instance_keys, index_type("flat", 28)
+def test_row_that_differs_from_the_memory_is_found(memory: Memory, uri: str) -> None:
+    keys, index = memory.instance_keys, index_type("flat", 28)
     with NewCollections(engine_at(uri)) as collections:
-        found = write(collections, served, index)
+        found = write(collections, memory, index)
         (row,) = collections.connection.call("query", found.name, filter="row == 3", output_fields=["*"])
         collections.connection.call("upsert", found.name, data=[row | {"text": "another text"}])
         info, _, _ = choose_effort(
             collections.connection, found, index, keys, np.array(keys[:8], dtype=np.float32), Target(0.98, 10)
         )
         with pytest.raises(BuildError, match="row 3: expected the text of the memory, found another one"):
-            check_rows(served, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
+            check_rows(memory, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.index_builder.compaction.served_memory import ServedMemory
 from recollect.index_builder.ranking.calibrate import (
     LEAST_TEXTS,
     Fit,
@@ -116,10 +115,8 @@ def test_filtered_labels_of_held_out_texts_are_no_predictions(tmp_path: Path) ->
     """The label after the true one is near too, so it takes a part of the probability unless it is filtered."""
     plain = memory(tmp_path / "memory", 600)
     following = np.stack([np.arange(600), (plain.value_indices + 1) % 30], axis=1).astype(np.int64)
-    held_out = _held_out_votes(ServedMemory.whole(plain), np.arange(600), tmp_path, 0.0)
-    filtered = _held_out_votes(
-        ServedMemory.whole(dataclasses.replace(plain, filtered_pairs=following)), np.arange(600), tmp_path, 0.0
-    )
+    held_out = _held_out_votes(plain, np.arange(600), tmp_path, 0.0)
+    filtered = _held_out_votes(dataclasses.replace(plain, filtered_pairs=following), np.arange(600), tmp_path, 0.0)
     assert filtered.hit[:, 0].mean() > held_out.hit[:, 0].mean()
     np.testing.assert_array_equal(filtered.logit[filtered.hit], held_out.logit[held_out.hit])  # other scores stay
 
@@ -139,9 +136,7 @@ def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_scores_of_left_out_instances_get_probabilities(tmp_path: Path, alpha: float) -> None:
-    fitted = fit_vote_probabilities(
-        ServedMemory.whole(memory(tmp_path / "memory", 600, alpha)), tmp_path, tmp_path, 0.0
-    )
+    fitted = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path, tmp_path, 0.0)
     assert fitted is not None
     assert fitted.texts == 600
     assert fitted.metrics["ECE@5"] < 0.05
@@ -155,6 +150,6 @@ def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     nothing = dataclasses.replace(
         few, value_indptr=np.zeros_like(few.value_indptr), value_indices=few.value_indices[:0]
     )
-    assert fit_vote_probabilities(ServedMemory.whole(few), tmp_path, tmp_path, 0.0) is None
-    assert fit_vote_probabilities(ServedMemory.whole(nothing), tmp_path, tmp_path, 0.0) is None
+    assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
+    assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None
     assert "99 held-out texts are too few" in capsys.readouterr().err

@@ -145,10 +145,3 @@ def test_table_of_intervals_ends_with_the_gain_of_the_ranker(
     assert len(lines) >= len(headings), title
     for line, heading in zip(lines, headings, strict=False):
         assert heading in line
-
-
-def test_compaction_is_refused_for_a_run_with_a_ranker(ranked: RankedRun, tmp_path: Path) -> None:
-    memory, settings = open_memory(ranked.run / "memory"), {"run": ranked.run, "store": tmp_path, "compact": ["merge"]}
-    with pytest.raises(BuildError, match="--compact merge: the ranker of this run .* build with --rank off"):
-        choose_ranker(memory, BuildSettings(**settings))  # type: ignore[arg-type]
-    assert choose_ranker(memory, BuildSettings(**settings, rank="off")) is None  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from recollect.index_builder.milvus.index_types import index_type
 from recollect.index_builder.settings import BuildSettings
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.files import MANIFEST, expected_files
-from recollect.service.milvus.collection import COUNT, LABELS, ROW, TEXT, UID, VECTOR
+from recollect.service.milvus.collection import LABELS, ROW, TEXT, UID, VECTOR
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.settings import EngineSettings
 
@@ -34,7 +34,6 @@ def build_settings(built: Any, uri: str, **changes: Any) -> BuildSettings:
 def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **changes: Any) -> Path:
     """Write the bundle of the topics again, with its keys in Milvus."""
     from recollect.index_builder.build import write_manifest
-    from recollect.index_builder.compaction.served_memory import ServedMemory
     from recollect.index_builder.milvus.build import write_engine
     from recollect.service.bundle.files import COMMON_FILES
     from recollect.service.bundle.integrity import describe_files, read_manifest
@@ -45,9 +44,9 @@ def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **chan
     folder.mkdir(parents=True)
     for name in COMMON_FILES:
         shutil.copyfile(source / name, folder / name)
-    served, settings = ServedMemory.whole(open_memory(built.run / "memory")), build_settings(built, uri, index="flat")
+    memory, settings = open_memory(built.run / "memory"), build_settings(built, uri, index="flat")
     with NewCollections(settings) as collections:
-        engine, indexes, _, _ = write_engine(served, settings, collections)
+        engine, indexes, _, _ = write_engine(memory, settings, collections)
         engine = collections.finish(engine, version)
         collections.keep()
     files = describe_files(folder, names=COMMON_FILES)
@@ -59,7 +58,7 @@ def write_milvus_bundle(built: Any, folder: Path, uri: str, version: str, **chan
 def move_to_milvus(folder: Path, uri: str) -> Predictor:
     """Move the keys and instances of a bundle with flat indexes into Milvus, and open it."""
     bundle, version = open_bundle(folder), f"test_{secrets.token_hex(6)}"
-    engine: dict[str, Any] = {"name": "milvus", "counted": False}
+    engine: dict[str, Any] = {"name": "milvus"}
     with NewCollections(engine_at(uri)) as collections:
         for part, content in (("instances", bundle.instances), ("labels", bundle.labels)):
             index, name = faiss.read_index(str(folder / f"{part[:-1]}_keys.faiss")), f"recollect_{version}_{part}"
@@ -69,7 +68,7 @@ def move_to_milvus(folder: Path, uri: str) -> Predictor:
             for row, key in enumerate(keys):
                 rows.append({ROW: row, VECTOR: key, UID: content.uids[row], TEXT: content.texts[row]})
                 if part == "instances":
-                    rows[-1] |= {LABELS: bundle.instances.values.gather(np.array([row]))[1].tolist(), COUNT: 1.0}
+                    rows[-1][LABELS] = bundle.instances.values.gather(np.array([row]))[1].tolist()
             collections.connection.call("upsert", name, data=rows)
             engine[part] = {"name": name, "rows": len(keys)}
     manifest = json.loads((folder / MANIFEST).read_bytes()) | {"engine": engine}
