@@ -3,7 +3,7 @@
 python examples/evaluate_and_compare.py                                # the small dataset in examples/garden
 python examples/evaluate_and_compare.py my_data/ --work my_work/ --method unidec
 
-`recollect compare` does the same for all methods, and adds plots and significance tests.
+`recollect compare` does the same for all methods, and adds significance tests.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string
 from recollect.index_builder.hub.download import local_run
-from recollect.index_builder.index_plots import write_index_plots
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.live_memory.memory_sequence import check_memory_sequence
 from recollect.index_builder.milvus.build import check_settings, write_engine
@@ -99,8 +98,6 @@ def build(settings: BuildSettings) -> str:
     elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
         stored_dim = memory.plan.dim - memory.added_coordinates
         check_factory(factory_string(settings.index, memory.plan.labels), stored_dim)
-    if settings.report:
-        settings.report.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
     before = current_metrics(store, settings, threads, engine=patient(settings))
     if settings.gate_dataset and not before:
@@ -112,8 +109,6 @@ def build(settings: BuildSettings) -> str:
     ):
         sample = encode_sample(memory, encoder, query_encoder)
         manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, collections)
-        if settings.report:
-            write_index_plots(settings.report, points, manifest.curves, manifest.defaults.top_b, settings.recall_target)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         verification = verify(
             folder, memory, before, sample, points, settings, threads, device, engine=patient(settings)

@@ -153,9 +153,6 @@ class BuildSettings(PublishSettings, EngineSettings):
         description="last live entry of the store that the dataset of the run contains, printed by `recollect export`; "
         "later entries are applied to the bundle",
     )
-    report: Path | None = Field(
-        None, description="folder for `report.html`, a page with plots of the measured indexes; default: no page"
-    )
 
 
 class PushSettings(BuilderSettings):

@@ -27,7 +27,6 @@ _UNCHECKED = (
     "recollect.trainer.memory.inference",
     "recollect.trainer.memory.tune",
     "recollect.trainer.metrics",
-    "recollect.trainer.report.",
 )
 _METHODS = ("recollect.trainer.methods.losses", "recollect.trainer.methods.scored")
 _TRAINER = [

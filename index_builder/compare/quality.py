@@ -1,41 +1,105 @@
 """Quality of a run on the test queries, by exact search over its memory, without a bundle.
 
 A run is measured with its tuned settings, then at each lambda of a curve, then with its label keys alone (lambda = 0
-and alpha = 0), which makes it a plain dual encoder, then in the order of its ranker, if it has one. The file
-`quality.json` in the run folder caches the figures, together with a digest of all inputs that affect the figures.
+and alpha = 0), which makes it a plain dual encoder, then in the order of its ranker, if it has one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.index_builder.compare.queries import Queries
 from recollect.index_builder.ranking.artefact import has_ranker, read_ranker
 from recollect.index_builder.ranking.ranked_labels import ranked_labels
-from recollect.service.files import write_json
-from recollect.service.ranking.model import RankerFile
+from recollect.trainer.data.split import Entries, Split, fingerprint
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.search import nearest
 from recollect.trainer.metrics import hits, ndcg_at, precision_at, report
-from recollect.trainer.progress_bar import with_progress
+from recollect.trainer.progress_bar import progress_bar, with_progress
+from recollect.trainer.run_folder import RunFolder
 
 # Number of labels to predict for each query: 100 for R@100. The scores of single queries need only five.
 DEPTH, _TOP = 100, 5
 # Lambdas of the curve, in addition to the tuned lambda.
 _LAMBDAS = tuple(round(0.1 * step, 1) for step in range(11))
 _BLOCK_QUERIES = 8_192
-# Format of the cached figures. Raise it when the measurement changes: old files are then ignored.
-_FORMAT_VERSION = 4
 
 Metrics = dict[str, float | None]
+
+
+class Queries:
+    """Test texts and their true labels. If the encoder is frozen, the texts are encoded once for all adapters.
+
+    Args:
+        labels: Labels of the dataset.
+        split: The test split.
+        propensity: A and B of the propensity model.
+        frozen: Whether all contestants share one frozen encoder.
+
+    Attributes:
+        truth: Sparse matrix of true labels, with one row for each query and one column for each label.
+        sizes: Number of true labels of each query.
+        filtered: Sparse matrix of the labels that are removed from the predictions for each query.
+        most_filtered: Largest number of filtered labels of one query.
+        sha256: Digest of the texts, the labels, the filtered pairs and the propensity model.
+    """
+
+    def __init__(self, labels: Entries, split: Split, propensity: tuple[float, float], frozen: bool) -> None:
+        self._split, self._frozen = split, frozen
+        self._frozen_vectors: np.ndarray | None = None
+        self.propensity = propensity
+        self.truth = split.labels.to_csr(len(labels))
+        self.sizes: Int[np.ndarray, " query"] = np.diff(self.truth.indptr)
+        self.filtered = split.filtered.to_csr(len(labels))
+        self.most_filtered = int(np.diff(self.filtered.indptr).max(initial=0))
+        digest = hashlib.sha256(fingerprint(labels, split).encode())
+        digest.update(repr(propensity).encode())
+        self.sha256 = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def texts(self) -> list[str]:
+        texts: list[str] = self._split.entries.texts.to_pylist()
+        return texts
+
+    def vectors(self, run: Path, device: str) -> Float[np.ndarray, "query width"]:
+        """Encode the texts with the query encoder of a run."""
+        folder = RunFolder(run)
+        if folder.query_encoder.is_dir():
+            return self._encode(load_checkpoint(folder.query_encoder, device))
+        encoder = load_checkpoint(folder.checkpoint, device)
+        if not self._frozen:
+            return self._encode(encoder)
+        if self._frozen_vectors is None:
+            self._frozen_vectors = self._encode(encoder.without_adapter())
+        return encoder.refine(self._frozen_vectors)
+
+    def views(
+        self, run: Path, vectors: Float[np.ndarray, "query width"], device: str
+    ) -> Iterator[tuple[str, Float[np.ndarray, "query width"]]]:
+        """The vectors with one view only, for each view in the keys of a run. The other views are zero.
+
+        Their inner products with a label key are those of this view alone, so they rank the labels by this view.
+        """
+        head = load_checkpoint(RunFolder(run).checkpoint, device).model.head
+        for name, part in (head.key_views() if head else {}).items():
+            alone = np.zeros_like(vectors)
+            alone[:, part] = vectors[:, part]
+            yield name, alone
+
+    def _encode(self, encoder: Encoder) -> Float[np.ndarray, "query dim"]:
+        texts = self.texts()
+        with progress_bar(len(texts), "text", "encode") as bar:
+            return encoder.encode(texts, encoder.config.max_length, bar.update)
 
 
 @dataclass(frozen=True)
@@ -73,7 +137,7 @@ class Quality:
 
 
 def measure(run: Path, queries: Queries, device: str, with_ranker: bool = True) -> Quality:
-    """Measure a run on the test queries, or read the cached figures.
+    """Measure a run on the test queries.
 
     Args:
         run: The run folder, with checkpoint and memory.
@@ -85,17 +149,8 @@ def measure(run: Path, queries: Queries, device: str, with_ranker: bool = True) 
         MemoryFolderError, EncoderError: If the run cannot be opened.
         BuildError: If the ranker is damaged, or was fitted for another memory.
     """
-    memory, cache = open_memory(run / "memory"), run / "quality.json"
+    memory = open_memory(run / "memory")
     ranker = read_ranker(memory) if with_ranker and has_ranker(memory) else None
-    digest = _digest(memory, ranker, queries)
-    found = _read_cached(cache, digest)
-    if found is None:
-        found = _measure(run, memory, ranker, queries, device)
-        write_json(cache, {"digest": digest, **vars(found)})
-    return found
-
-
-def _measure(run: Path, memory: Memory, ranker: RankerFile | None, queries: Queries, device: str) -> Quality:
     vectors, defaults = queries.vectors(run, device), memory.defaults
     tuned = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
     curve = [tuned._replace(lambda_=lambda_) for lambda_ in sorted({*_LAMBDAS, tuned.lambda_})]
@@ -148,23 +203,3 @@ def _rank_labels(
     query, column = np.nonzero(kept & (place < DEPTH))
     best[query, place[query, column]] = found[query, column]
     return best
-
-
-def _digest(memory: Memory, ranker: RankerFile | None, queries: Queries) -> str:
-    digest = hashlib.sha256((memory.folder / "memory.json").read_bytes())
-    if memory.distilled is not None:
-        digest.update(memory.distilled.data)
-    if ranker is not None:
-        digest.update(ranker.model_dump_json().encode())
-    digest.update(queries.sha256.encode())
-    digest.update(str(_FORMAT_VERSION).encode())
-    return digest.hexdigest()
-
-
-def _read_cached(path: Path, digest: str) -> Quality | None:
-    """Read the cached figures; None if no figures with this digest are cached."""
-    try:
-        cached: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Quality(**cached) if cached.pop("digest") == digest else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from recollect.index_builder.evaluation.measured import Measured, differences
-from recollect.trainer.metrics import ndcg_at
 
 _PRINTED = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
-_DEPTH = 5
 
 
 @dataclass(frozen=True)
@@ -34,11 +30,6 @@ class Comparison:
     def differences(self) -> dict[str, Any]:
         """Each metric of the first version minus that of the other one, and the ends of their intervals."""
         return differences(self.measured.metrics, self.other.metrics)
-
-    def changed_texts(self) -> tuple[int, int]:
-        """The numbers of texts with a higher and with a lower nDCG@5 than in the other version."""
-        first, second = (ndcg_at(each.found.hit, each.found.sizes, _DEPTH) for each in (self.measured, self.other))
-        return int(np.count_nonzero(first > second + 1e-9)), int(np.count_nonzero(second > first + 1e-9))
 
     def as_json(self) -> dict[str, Any]:
         return {"version": self.version, "row": self.other.row(), "differences": self.differences}

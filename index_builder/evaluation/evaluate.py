@@ -12,14 +12,14 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.comparison import Comparison
 from recollect.index_builder.evaluation.measured import Measured, differences, measure
 from recollect.index_builder.evaluation.predictions import Setting, align_labels, predict_top
-from recollect.index_builder.evaluation.report.quality import lambda_sweep
-from recollect.index_builder.evaluation.report.subject import Subject
-from recollect.index_builder.evaluation.report.write import check_report_folder, write_report
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.model import open_model
 from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.dataset import open_dataset, open_named
 from recollect.trainer.metrics import report
+
+# Lambdas of the chart, with more values near 0, where the quality of most memories changes fastest.
+_LAMBDAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,10 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         StoreError, BundleError: If the version cannot be opened.
         KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
-        BuildError: If the bundle has none of the dataset's labels, `--word-weight` needs a lexical index, or the report
-            cannot be written into its folder.
+        BuildError: If the bundle has none of the dataset's labels, or `--word-weight` needs a lexical index.
     """
     if settings.report:
-        check_report_folder(settings.report)
+        settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
     predictor = _open(settings, settings.version)
     other = None if settings.compare is None else _open(settings, settings.compare)
     dataset = open_named(settings)
@@ -72,15 +71,15 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
             "add the true labels to the test split"
         )
     grid = _grid(settings, predictor)
-    sweep = [each for each in lambda_sweep(grid[0]) if each not in grid] if settings.report else []
+    sweep = [dataclasses.replace(grid[0], lambda_=each) for each in _LAMBDAS] if settings.report else []
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
-    answering = _answering(measured[: len(grid)], predictor)
+    rows, of_sweep = measured[: len(grid)], measured[len(grid) :]
+    answering = _answering(rows, predictor)
     comparison = None
     if other is not None:
         other_truth = align_labels(dataset.labels, test, other.bundle.labels, settings.dataset)
         compared = measure(other, test, other_truth, [Setting.default(other)], settings.propensity)
         comparison = Comparison(other.version, answering, compared[0])
-    rows = measured[: len(grid)]
     info, judged = (
         predictor.manifest.probabilities,
         next((each.found.judged for each in rows if each.found.judged), None),
@@ -95,8 +94,10 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         None if comparison is None else comparison.as_json(),
     )
     if settings.report:
-        subject = Subject(predictor, settings.dataset, test, truth, answering, measured)
-        write_report(settings.report, subject, comparison, evaluation.coverage)
+        from recollect.index_builder.evaluation.report import Report  # loads matplotlib
+
+        dataset_name = settings.dataset.resolve().name
+        Report(predictor, dataset_name, test, truth, answering, of_sweep, comparison).write(settings.report)
     return evaluation
 
 

@@ -6,7 +6,6 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
           golden.json                           queries with the labels that the bundle must answer
           value_indptr.npy  value_indices.npy   the labels that each instance votes for
           voter_indptr.npy  voter_indices.npy   the transpose: the instances that vote for each label
-          instance_counts.npy                   the instances' counts; absent if each instance counts once
           label_*  instance_*                   uids and texts, as tables of strings
           label_words.*  instance_words.*       the lexical index; a bundle has all of these files or none
           ranker.json  name_*                   the ranker and the words of the labels' names; all of these or none

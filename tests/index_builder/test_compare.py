@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
-from recollect.index_builder.compare.quality import measure
-from recollect.index_builder.compare.queries import Queries
-from recollect.index_builder.compare.training import run_recollect
+import recollect
+from recollect.index_builder.compare.compare import PairedTest, paired_tests, verdict
+from recollect.index_builder.compare.contestants import SHARED_FLAGS, run_recollect
+from recollect.index_builder.compare.quality import Queries, measure
+from recollect.index_builder.errors import ContestantError
+from recollect.index_builder.settings import METHODS, CompareSettings
 from recollect.trainer.data.dataset import Dataset, open_dataset
-from recollect.trainer.data.split import Split
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.memory.memory import Memory, open_memory, write_defaults
+from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import report
+from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import write_topics
-from tests.index_builder.comparisons import SMALL_TRAINING, Output, run, run_in_this_process
 from tests.index_builder.conftest import write_tiny_encoder
 
 # Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.
 FILTER = "0 0\n0 1\n3 2\n6 4\n"
+# Flags for 14 training steps: there are 28 instances, and at most one of them is held out.
+SMALL_TRAINING = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]
+RUN_RECOLLECT = "recollect.index_builder.compare.compare.run_recollect"
 VARIANT = '[near]\nmethod = "infonce"\nlabel_keys = "enriched"\nbatch_size = 7\nlearning_rate = {}\n'
+
+
+class Output(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the runs that this command trained."""
+        return [Path(line.partition("/memory: ")[0]).name for line in self.err.splitlines() if "written now" in line]
+
+
+def run(*arguments: object) -> Output:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = recollect.main(["compare", *map(str, arguments)])
+    return Output(status, out.getvalue(), err.getvalue())
+
+
+def run_in_this_process(verb: str, *arguments: str) -> None:
+    """Run a verb in the process of the test. `recollect compare` would run it in a separate process."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert recollect.main([verb, *arguments]) == 0
 
 
 class Compared(NamedTuple):
@@ -51,6 +83,8 @@ class Compared(NamedTuple):
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """Run the comparison twice. The first time, the variant's learning rate is so high that its training diverges.
 
+    Its folder is removed then, because the second training has other flags.
+
     Only the variant is trained in separate processes, because every new process takes time to import torch.
     """
 
@@ -64,10 +98,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *SMALL_TRAINING]
     outputs = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recollect.index_builder.compare.training.run_recollect", call)
+        patch.setattr(RUN_RECOLLECT, call)
         for learning_rate in (1e30, 1e-3):
             variants.write_text(VARIANT.format(learning_rate))
             outputs.append(run(*command))
+            if len(outputs) == 1:
+                shutil.rmtree(out / "runs" / "near")
             assert (out / "report.md").exists() == (len(outputs) == 2)
     return Compared(dataset, encoder, variants, out, *outputs)
 
@@ -87,17 +123,17 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         called.append(f"{verb} {name}")
         run_in_this_process(verb, *arguments)
 
-    monkeypatch.setattr("recollect.index_builder.compare.training.run_recollect", call)
+    monkeypatch.setattr(RUN_RECOLLECT, call)
     return called
 
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.index_builder.compare.training.run_recollect", pytest.fail)
+    monkeypatch.setattr(RUN_RECOLLECT, pytest.fail)
 
 
-def queries(dataset: Dataset, split: Split | None = None, frozen: bool = True) -> Queries:
-    return Queries(dataset.labels, split or dataset.read_split("test"), (0.55, 1.5), frozen)
+def queries(dataset: Dataset) -> Queries:
+    return Queries(dataset.labels, dataset.read_split("test"), (0.55, 1.5), frozen=True)
 
 
 def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = False) -> dict[str, float | None]:
@@ -128,7 +164,7 @@ def test_failed_training_stops_the_comparison_with_a_message_of_one_line(compare
     last = compared.failed.err.splitlines()[-1]
     assert last.startswith("recollect compare: near: step ")
     assert "expected a finite loss, gradient and vectors" in last
-    assert last.endswith("(finished steps are kept; fix the cause and run the command again)")
+    assert last.endswith("(finished runs are kept; fix the cause and run the command again)")
     assert "Traceback" not in compared.failed.err
     assert compared.failed.trained == ["untrained", "rae"]
 
@@ -141,7 +177,7 @@ def test_same_command_continues_after_a_failure_and_trains_nothing_twice(compare
 def test_repeated_finished_comparison_only_prints_its_table(
     compared: Compared, out: Path, no_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recollect.index_builder.compare.queries.load_checkpoint", pytest.fail)
+    monkeypatch.setattr("recollect.index_builder.compare.compare.measure", pytest.fail)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     again = compared.again(out, "--variants", compared.variants)
     assert (again.status, again.out) == (0, compared.done.out)
@@ -162,26 +198,6 @@ def test_figures_of_each_run_equal_scores_computed_in_float64(compared: Compared
     assert {point["lambda"] for point in found["curve"]} >= {0, 0.1, 0.2, 0.5, 0.9, 1}
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_figures_are_measured_with_the_default_settings_of_the_memory(
-    compared: Compared, out: Path, lambda_: float, alpha: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recollect.index_builder.compare.quality._BLOCK_QUERIES", 3)
-    path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
-    memory = open_memory(path / "memory")
-    changed = {"lambda": lambda_, "temperature": 0.2, "top_b": 5, "label_key_alpha": alpha}
-    write_defaults(memory.folder, memory.plan, changed)
-    memory = open_memory(path / "memory")
-    found = measure(path, queries(dataset), "cpu")
-    assert found.answering == changed
-    assert found.tuned == pytest.approx(by_hand(memory, path / "checkpoint", dataset))
-    for point in found.curve:
-        write_defaults(memory.folder, memory.plan, changed | {"lambda": point["lambda"]})
-        expected = by_hand(open_memory(path / "memory"), path / "checkpoint", dataset)
-        assert (point["P@1"], point["nDCG@5"]) == pytest.approx((expected["P@1"], expected["nDCG@5"]))
-
-
 def test_mean_over_the_scores_of_single_queries_equals_the_metric(compared: Compared) -> None:
     tests = queries(open_dataset(compared.dataset))
     found = measure(compared.out / "runs" / "rae", tests, "cpu")
@@ -191,17 +207,8 @@ def test_mean_over_the_scores_of_single_queries_equals_the_metric(compared: Comp
         assert 100 * each.mean() == pytest.approx(found.tuned[metric])
 
 
-def test_cached_figures_are_not_used_for_other_queries(compared: Compared, out: Path) -> None:
-    path, dataset = out / "runs" / "rae", open_dataset(compared.dataset)
-    whole = measure(path, queries(dataset), "cpu")
-    first = measure(path, queries(dataset, dataset.read_split("test").head(2)), "cpu")
-    assert (len(whole.hits), len(first.hits)) == (7, 2)
-    (path / "quality.json").write_text('{"digest": "')  # a truncated file, as after a full disk
-    assert measure(path, queries(dataset), "cpu") == whole
-
-
 def test_report_files_contain_no_path_of_the_machine(compared: Compared) -> None:
-    for name in ("report.md", "report.html", "report.json"):
+    for name in ("report.md", "report.json"):
         written = (compared.out / name).read_text(encoding="utf-8")
         assert str(compared.dataset.parent) not in written
         assert "topics" in written
@@ -248,7 +255,7 @@ def test_methods_that_train_the_full_encoder_can_be_compared(
     assert output.status == 0
     assert in_this_process == ["train untrained", "tune untrained", "train infonce", "tune infonce"]
     dataset, path = open_dataset(compared.dataset), out / "runs" / "infonce"
-    found = json.loads((path / "quality.json").read_text())
+    found = json.loads((path / "quality.json").read_text())["quality"]
     assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
 
 
@@ -261,26 +268,215 @@ def test_comparison_can_start_from_an_encoder_that_has_an_adapter(
     assert output.status == 0
     dataset = open_dataset(compared.dataset)
     for path in (out / "untrained", out / "runs" / "infonce"):
-        found = json.loads((path / "quality.json").read_text())
+        found = json.loads((path / "quality.json").read_text())["quality"]
         assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
     assert "Methods compared: topics, near" in (out / "report.md").read_text(encoding="utf-8")
 
 
 def test_same_folder_with_other_flags_for_a_trained_contestant_is_rejected(
-    compared: Compared, out: Path, no_training: None
+    compared: Compared, out: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The training itself refuses, and names the flag."""
     output = compared.again(out, "--epochs", "3")
-    assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
-    assert "rae: expected rae trained with these flags, found other values of --epochs; give" in output.err
+    assert (output.status, output.out) == (1, "")
+    assert "rae: " in output.err.splitlines()[-1]
+    assert "differs in" in output.err.splitlines()[-1]
 
 
-def test_same_folder_with_another_dataset_is_rejected(
-    compared: Compared, out: Path, tmp_path: Path, no_training: None
-) -> None:
+def test_same_folder_with_another_dataset_is_rejected(compared: Compared, out: Path, tmp_path: Path) -> None:
     other = shutil.copytree(compared.dataset, tmp_path / "other")
     rows = (other / "train.jsonl").read_text(encoding="utf-8").splitlines()
     (other / "train.jsonl").write_text("\n".join(rows[1:]), encoding="utf-8")
     output = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *SMALL_TRAINING)
-    assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1)
-    expected = "expected a comparison on this dataset, found a comparison on another dataset; choose another --out"
-    assert expected in output.err
+    assert (output.status, output.out) == (1, "")
+    assert "untrained: " in output.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("method", "views"), [("unidec", ["dual encoder", "classifier"]), ("rae", [])])
+def test_labels_are_ranked_by_each_view_of_their_keys(method: str, views: list[str], tmp_path: Path) -> None:
+    data, encoder = write_topics(tmp_path / "topics"), write_tiny_encoder(tmp_path / "tiny", "bert")
+    trained = recollect.train(data, out=tmp_path / "run", encoder=encoder, method=method, max_steps=3, tune="no")
+    tests = queries(open_dataset(data))
+    quality, memory = measure(trained, tests, "cpu"), open_memory(trained / "memory")
+    assert list(quality.views) == views
+    vectors, keys = tests.vectors(trained, "cpu"), memory.label_keys(0.0).filled()
+    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    half = keys.shape[1] // 2
+    for name, part in zip(views, (slice(0, half), slice(half, None)), strict=False):
+        ranked = np.argsort(-(vectors[:, part] @ keys[:, part].T), axis=1, kind="stable")
+        assert quality.views[name] == report(ranked, tests.truth, counts, memory.plan.instances, (0.55, 1.5))
+
+
+# ---- Refused before anything is trained or written ----
+
+
+def rejection(dataset: Path, *flags: object, out: Path | None = None) -> str:
+    """Run `recollect compare`, which must fail with one line on stderr and write nothing; return the line."""
+    out = out or dataset.parent / "out"
+    before = sorted(dataset.parent.rglob("*"))
+    output = run(dataset, "--out", out, *flags)
+    assert (output.status, output.out, len(output.err.splitlines())) == (2, "", 1), output.err
+    assert sorted(dataset.parent.rglob("*")) == before
+    return output.err
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, no_training: None) -> Path:
+    return write_topics(tmp_path / "topics")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--methods", "rae,bayes"], f"--methods: expected one of {', '.join(METHODS)}; found 'bayes'"),
+        (["--methods", "rae,dexml,rae"], "--methods: expected each value once; found"),
+        (["--methods", ""], "--methods: expected at least one method, or a file with --variants, found neither"),
+        (["--seeds", "1,1"], "--seeds: expected each value once; found"),
+        (["--seeds", ""], "--seeds: expected"),
+        (["--seeds", "0,-1"], "--seeds: expected greater than or equal to 0; found '-1'"),
+        (["--epochs", "0"], "--epochs: expected greater than or equal to 1; found '0'"),
+        (["--metric", "F1"], "--metric: expected"),
+        (["--variants", "/none.toml"], "/none.toml: No such file or directory"),
+    ],
+)
+def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: str) -> None:
+    assert expected in rejection(dataset, *flags)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("[near", "expected TOML with one table for each variant, found: "),
+        ("bank = 0", "bank: expected one table for each variant, found a key outside any table"),
+        ('[rae]\nmethod = "rae"', "[rae]: expected a name"),
+        ('[untrained]\nmethod = "rae"', "[untrained]: expected a name"),
+        ('["../up"]\nmethod = "rae"', "[../up]: expected a name of letters, digits"),
+        ('[rae-seed1]\nmethod = "rae"', "[rae-seed1]: expected a name"),
+        ("[near]\npositives = 2", '[near]: expected the key "method", found none; add one, as in method = "rae"'),
+        ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`, with underscores"),
+        ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag that may differ between variants"),
+        ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag that may differ between variants"),
+        ('[near]\nmethod = "bayes"', "[near] method: expected 'rae'"),
+        ('[near]\nmethod = "rae"\npositives = "few"', "[near] positives: expected a valid integer"),
+        ('[near]\nmethod = "rae"\npositives = {a = 1}', "[near] positives: expected a string, a number"),
+        ('[near]\nmethod = "rae"\npositives = true', "[near]: argument --positives: expected one argument"),
+        ('[near]\nmethod = "infonce"\nmine_top = 9', "[near]: --mine-top: expected hard negatives to mine"),
+        ('[large]\nmethod = "prime"\nbank = 1000', "[large]: --bank 1000: expected at most "),
+    ],
+)
+def test_error_in_a_variants_file_names_the_table_and_the_key(dataset: Path, written: str, expected: str) -> None:
+    variants = dataset.parent / "variants.toml"
+    variants.write_text(written)
+    message = rejection(dataset, "--methods", "rae", "--variants", variants)
+    assert str(variants) in message
+    assert expected in message
+
+
+def test_missing_dataset_or_test_split_is_rejected(dataset: Path) -> None:
+    assert "expected a dataset folder, found nothing" in rejection(dataset.parent / "none")
+    (dataset / "test.jsonl").unlink()
+    assert "test.jsonl" in rejection(dataset)
+
+
+def test_output_folder_with_other_content_is_rejected(dataset: Path) -> None:
+    out = dataset.parent / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("")
+    assert "expected an absent folder, an empty folder or a comparison, found thesis.tex in it" in rejection(dataset)
+    shutil.rmtree(out)
+    out.write_text("")
+    assert str(out) in rejection(dataset)
+    assert str(out) in rejection(dataset, out=out / "below")
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED_FLAGS if name in TrainSettings.model_fields])
+def test_shared_flags_have_the_same_type_and_default_as_in_recollect_train(name: str) -> None:
+    ours, theirs = CompareSettings.model_fields[name], TrainSettings.model_fields[name]
+    assert (ours.annotation, ours.default) == (theirs.annotation, theirs.default)
+
+
+def test_every_method_is_compared_by_default() -> None:
+    assert get_args(TrainSettings.model_fields["method"].annotation) == METHODS
+    assert CompareSettings.model_fields["methods"].default == list(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("echo Zwölf >&2\nkill -KILL $$\n", "^rae: `recollect train` was killed by SIGKILL; memory may have run out"),
+        ("printf 'a\\rb\\nrecollect train: zwölf\\n\\n' >&2\nexit 2\n", r"^rae: zwölf \(finished runs are kept"),
+    ],
+)
+def test_error_after_a_failed_training_process_names_the_signal_or_has_its_last_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, message: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n" + program, encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(ContestantError, match=message) as failed:
+        run_recollect("rae", "train")
+    assert failed.value.exit_status == 1
+
+
+# ---- Significance ----
+
+
+def paired(first: np.ndarray, second: np.ndarray) -> PairedTest:
+    (found,) = paired_tests({"P@1": first}, {"P@1": second})
+    return found
+
+
+def test_t_statistic_and_p_value_equal_the_textbook_formula() -> None:
+    rng = np.random.default_rng(3)
+    first, second = rng.random(200), rng.random(200)
+    found, differences = paired(first, second), first - second
+    t = differences.mean() / (differences.std(ddof=1) / np.sqrt(200))
+    assert (found.difference, found.t) == pytest.approx((100 * differences.mean(), t))
+    assert found.p == pytest.approx(2 * student.sf(abs(t), df=199))
+    assert found.significant == (found.p is not None and found.p < 0.05)
+
+
+def test_interval_of_the_difference_is_as_wide_as_the_t_test_says() -> None:
+    rng = np.random.default_rng(5)
+    first, second = rng.random(400), rng.random(400)
+    found = paired(first, second)
+    half = 1.96 * 100 * (first - second).std() / np.sqrt(400)
+    assert found.interval == pytest.approx((found.difference - half, found.difference + half), abs=half / 5)
+
+
+def test_clear_difference_is_significant_in_both_directions() -> None:
+    rng = np.random.default_rng(4)
+    worse = rng.random(500) / 2
+    better = worse + 0.1 + 0.01 * rng.random(500)
+    for first, second, sign in ((better, worse, 1), (worse, better, -1)):
+        found = paired(first, second)
+        assert found.significant
+        assert found.difference * sign > 10
+
+
+def test_equal_scores_give_no_difference_and_no_nan() -> None:
+    scores = np.array([0.2, 1.0, 0.0])
+    assert paired(scores, scores + 1e-17) == PairedTest("P@1", 0.0, 0.0, 1.0, (0.0, 0.0))
+
+
+def test_difference_that_is_equal_for_all_queries_is_significant() -> None:
+    averaged = np.full(4, 1 / 3 + 1 / 3 + 1 / 3) - np.array([0, 1e-16, 0, 0])
+    found = paired(averaged, np.zeros(4))
+    assert (found.difference, found.t, found.p) == (pytest.approx(100), None, 0.0)
+    assert found.significant
+
+
+def test_test_over_one_query_has_no_t_statistic() -> None:
+    found = paired(np.array([1.0]), np.array([0.0]))
+    assert (found.difference, found.t, found.p, found.significant) == (100, None, None, False)
+
+
+def test_verdict_names_the_better_contestant_for_each_metric() -> None:
+    tests = [
+        PairedTest("P@1", 1.5, 3.0, 0.01, (0.5, 2.5)),
+        PairedTest("P@3", -0.25, -1.0, 0.3, (-0.75, 0.25)),
+        PairedTest("P@5", 0.0, 0.0, 1.0, (0.0, 0.0)),
+    ]
+    assert verdict("prime", "rae", tests) == "Significant at .05: P@1 (prime by 1.50 points)."
+    assert verdict("prime", "rae", tests[2:]) == "Significant at .05: nothing."

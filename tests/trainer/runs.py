@@ -26,7 +26,7 @@ KILLED = -signal.SIGKILL
 # Training uses 48 or all 60 instances of the lesson dataset, in 6 or 8 steps an epoch.
 USUAL = ["--max-length", 16, "--label-max-length", 8, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
 # Contents of a finished run folder, by the value of --train.
-_ALWAYS_LEFT = {"checkpoint", "memory", "metrics.jsonl", "report.html", "tensorboard", "training.json"}
+_ALWAYS_LEFT = {"checkpoint", "memory", "metrics.jsonl", "tensorboard", "training.json"}
 LEFT = {"full": _ALWAYS_LEFT, "adapter": {*_ALWAYS_LEFT, "frozen"}}
 
 

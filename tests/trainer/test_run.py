@@ -208,9 +208,7 @@ def test_second_run_rewrites_a_damaged_memory(train: Train, run_folder: Path, na
     assert files(run_folder) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoint/weights", "memory/notes", "frozen/x", "tensorboard/x", "metrics.jsonl", "report.html"]
-)
+@pytest.mark.parametrize("name", ["checkpoint/weights", "memory/notes", "frozen/x", "tensorboard/x", "metrics.jsonl"])
 def test_run_folder_with_unknown_files_is_refused_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
     (run_folder / name).parent.mkdir(parents=True)
     (run_folder / name).write_text("mine")

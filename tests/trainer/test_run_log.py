@@ -10,7 +10,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recollect.trainer import progress_bar
-from recollect.trainer.errors import TrainingError
 from recollect.trainer.training import run_log
 from recollect.trainer.training.run_log import RunLog
 from recollect.trainer.training.training_state import Progress
@@ -49,16 +48,6 @@ def test_log_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path:
         assert lines(tmp_path) == [{"step": 3, "loss": 3.0, "learning_rate": 0.5, "examples_per_second": 2.0}]
         take_step(log, progress, clock, 4, 30.0)
     assert [line["loss"] for line in lines(tmp_path)] == [3.0, 20.0]
-
-
-def test_page_that_cannot_be_written_does_not_hide_the_error_of_the_training(
-    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    progress = Progress()
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(TrainingError, match="disk"), RunLog(tmp_path, 2, progress, first=True):
-        raise TrainingError("disk")
-    assert "the page of the training cannot be written" in capsys.readouterr().err
 
 
 def test_time_between_steps_does_not_change_the_logged_speed(tmp_path: Path, clock: Clock) -> None:
@@ -155,7 +144,7 @@ def test_only_rank_0_writes_the_log(tmp_path: Path, clock: Clock, monkeypatch: p
             take_step(log, progress, clock, 1)
         written[first] = sys.stderr.getvalue(), sorted(path.name for path in folder.iterdir())
     assert "loss 1.000, 8 examples/s" in written[True][0]
-    assert written[True][1] == ["metrics.jsonl", "report.html", "tensorboard"]
+    assert written[True][1] == ["metrics.jsonl", "tensorboard"]
     assert written[False] == ("", [])
 
 
@@ -176,13 +165,11 @@ def test_tensorboard_has_the_same_values_without_those_after_the_state_of_a_resu
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == tensorboard_values(tmp_path)["loss"]
 
 
-def test_without_tensorboard_only_metrics_jsonl_and_the_page_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tensorboard_only_metrics_jsonl_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with RunLog(tmp_path, 9, Progress(step=4), first=True) as log:
         log.write(loss=1.5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "report.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
 def test_log_lines_of_a_failed_training_are_kept(tmp_path: Path) -> None:
@@ -196,36 +183,7 @@ def test_log_lines_of_a_failed_training_are_kept(tmp_path: Path) -> None:
     assert lines(tmp_path) == [{"step": 3, "loss": 1.0}]
 
 
-def test_page_shows_the_log_as_charts_and_tables(tmp_path: Path, clock: Clock) -> None:
-    folder = tmp_path / "<b>run"
-    folder.mkdir()
-    progress = Progress()
-    with RunLog(folder, 2, progress, first=True) as log:
-        log.write(validation_ndcg_5=20.5, seconds=0.0)
-        take_step(log, progress, clock, 11, loss=3.25)
-        take_step(log, progress, clock, 11, loss=2.75)
-        log.write(validation_ndcg_5=31.75, seconds=22.0)
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 4
-    figures = ("<strong>31.75</strong>", ">20.50<", ">3.25<", ">2.75<", "2 steps, 22 seconds")
-    for text in ("Training of &lt;b&gt;run", *figures):
-        assert text in page, text
-    assert "<b>" not in page
-
-
-def test_page_of_an_interrupted_training_has_its_finished_steps(tmp_path: Path, clock: Clock) -> None:
-    def train() -> None:
-        progress = Progress()
-        with RunLog(tmp_path, 9, progress, first=True) as log:
-            take_step(log, progress, clock, 11, loss=3.25)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
-    assert ">3.25<" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_only_the_first_rank_writes_a_page(tmp_path: Path, clock: Clock) -> None:
+def test_only_the_first_rank_writes_files(tmp_path: Path, clock: Clock) -> None:
     with RunLog(tmp_path, 9, Progress(), first=False):
         pass
     assert list(tmp_path.iterdir()) == []

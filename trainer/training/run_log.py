@@ -1,16 +1,14 @@
-"""The log of a training: a progress bar, `metrics.jsonl`, a page, and TensorBoard if it is installed."""
+"""The log of a training: a progress bar, `metrics.jsonl`, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from recollect.trainer.progress_bar import progress_bar
-from recollect.trainer.report.training import write_training_page
 from recollect.trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
@@ -21,8 +19,7 @@ class RunLog:
 
     `metrics.jsonl` holds one JSON object a line. A line has the field `step` and either `loss` (mean since the previous
     line), `learning_rate` and `examples_per_second`, or `validation_ndcg_5` (percent) and `seconds` (training time so
-    far). A resumed run first removes the lines after its saved state. At the end, also of an interrupted training,
-    `report.html` shows the lines as charts.
+    far). A resumed run first removes the lines after its saved state.
 
     Args:
         folder: Run folder.
@@ -33,7 +30,7 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool, max_seconds: float = 0.0) -> None:
-        self._folder, self._first, self._progress = folder, first, progress
+        self._first, self._progress = first, progress
         self._steps, self._max_seconds = steps, max_seconds
         self._bar = progress_bar(steps, "step", "train", self._done(), shown=first, counts=not max_seconds)
         self._last_line = time.monotonic()
@@ -54,16 +51,8 @@ class RunLog:
         self._bar.close()
         if self._first:
             self._file.close()
-            self._write_page()
             if self._board is not None:
                 self._board.close()
-
-    def _write_page(self) -> None:
-        """Write `report.html`. A failure stops no training, and does not hide the error that stopped one."""
-        try:
-            write_training_page(self._folder)
-        except OSError as error:
-            print(f"{self._folder}: the page of the training cannot be written: {error}", file=sys.stderr)  # noqa: T201
 
     def step(self, loss: float, learning_rate: float, examples: int, seconds: float, last: bool) -> None:
         """Log a finished step. At most one line is written in ten seconds; the last step is always logged.

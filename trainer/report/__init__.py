@@ -1,1 +1,0 @@
-"""Reports: HTML pages with charts and tables that need no other file."""
