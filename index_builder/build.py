@@ -22,7 +22,7 @@ from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_i
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string
-from recollect.index_builder.hub.download import local_run
+from recollect.index_builder.hub import local_run
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.live_memory.memory_sequence import check_memory_sequence
 from recollect.index_builder.milvus.build import check_settings, write_engine

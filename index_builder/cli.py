@@ -55,7 +55,7 @@ def build(settings: BuildSettings) -> None:
 
 
 def push(settings: PushSettings) -> None:
-    from recollect.index_builder.hub.push import push as push_run
+    from recollect.index_builder.hub import push as push_run
 
     print(push_run(settings))  # noqa: T201
 

@@ -156,7 +156,7 @@ class BuildSettings(PublishSettings, EngineSettings):
 
 
 class PushSettings(BuilderSettings):
-    """Upload a run to the Hugging Face hub, with a model card and checksums. The token comes from HF_TOKEN."""
+    """Upload a run to the Hugging Face hub, with a model card. The token comes from HF_TOKEN."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
     to: str = Field(description="repository of the hub: user/name; created if absent")

@@ -157,14 +157,14 @@ def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
 
 
 def push(run: str | Path, *, to: str, **flags: Any) -> str:
-    """Upload a run to the Hugging Face hub, with a model card and checksums. The token comes from HF_TOKEN.
+    """Upload a run to the Hugging Face hub, with a model card. The token comes from HF_TOKEN.
 
     Returns:
         The address of the uploaded commit, `hf://user/name@commit`, which `build` reads.
     """
     with require_extra("build"):
         settings = _from_keywords("push", {"run": run, "to": to, **flags})
-        from recollect.index_builder.hub.push import push as push_run
+        from recollect.index_builder.hub import push as push_run
 
         return push_run(settings)
 

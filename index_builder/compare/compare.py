@@ -439,7 +439,7 @@ def _provenance(settings: CompareSettings, results: list[Results], queries: Quer
         **{f"variant {each.name}": " ".join(each.contestant.own) for each in results if each.contestant.own},
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": str(torch.get_num_threads()),
-        "versions": f"recollect {importlib.metadata.version('recollect')}, torch {torch.__version__}",
+        "versions": f"recollect {importlib.metadata.version('recollect-xmc')}, torch {torch.__version__}",
     }
 
 

@@ -56,6 +56,9 @@ def running_hub() -> Iterator[Hub]:
                 content = {"id": facts[1], "private": facts[1] in hub.private}
                 self.answer(200, json.dumps(content).encode())
                 return
+            if listed := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/?]+)(\?.*)?", self.path):
+                self.list_files(*listed.group(1, 2, 3))
+                return
             found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
             commits = hub.repositories.get(found[1], {}) if found else {}
             if not found or not commits:
@@ -68,6 +71,19 @@ def running_hub() -> Iterator[Hub]:
                 content = commits[found[2]][found[3]]
                 etag, commit = hashlib.sha1(content).hexdigest(), hub.find_commit(found[1], found[2])
                 self.answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": commit})
+
+        def list_files(self, repository: str, what: str, revision: str) -> None:
+            commits = hub.repositories.get(repository)
+            if commits is None or revision not in commits:
+                code = "RepoNotFound" if commits is None else "RevisionNotFound"
+                self.answer(404, headers={"X-Error-Code": code})
+                return
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                for name, content in commits[revision].items()
+            ]
+            facts = {"id": repository, "sha": hub.find_commit(repository, revision), "siblings": []}
+            self.answer(200, json.dumps(tree if what == "tree" else facts).encode())
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()

@@ -1,4 +1,4 @@
-"""Runs on the Hugging Face hub, against a hub on this machine: upload, download, checksums, errors, the model card."""
+"""Runs on the Hugging Face hub, against a hub on this machine: upload, download, errors, the model card."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from huggingface_hub import constants
 
 import recollect
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.hub.checksums import CHECKSUMS, files_to_upload
-from recollect.index_builder.hub.download import local_run
+from recollect.index_builder.hub import local_run
 from recollect.trainer.memory.memory import open_memory
 from tests.index_builder.hub_server import TOKEN, Hub, running_hub
 
@@ -45,8 +44,17 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    files = files_to_upload(folder)
-    return {name: content if isinstance(content, bytes) else content.read_bytes() for name, content in files.items()}
+    """The data files of a run."""
+    names = (path for part in ("checkpoint", "memory") for path in (folder / part).rglob("*"))
+    kept = (path for path in names if path.suffix not in (".py", ".pkl") and path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
+
+
+def same(first: Path, second: Path) -> bool:
+    """Whether two runs have equal data files. The name of the encoder may have lost its folders."""
+    named = {"checkpoint/recollect.json", "memory/memory.json"}
+    ours, theirs = files_of(first), files_of(second)
+    return ours.keys() == theirs.keys() and all(ours[name] == theirs[name] for name in ours.keys() - named)
 
 
 def push(run: Path, capsys: pytest.CaptureFixture[str], *flags: str, to: str = "me/bills") -> str:
@@ -56,17 +64,22 @@ def push(run: Path, capsys: pytest.CaptureFixture[str], *flags: str, to: str = "
     return out.rstrip("\n")
 
 
-def test_pushed_run_is_downloaded_unchanged(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pushed_run_is_downloaded_unchanged_without_code_and_pickles(
+    hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / "checkpoint" / "modeling.py").write_text("raise SystemExit")
     (run / "state").mkdir()
     (run / "state" / "optimizer.safetensors").write_bytes(b"0")
     address = push(run, capsys)
     uploaded = hub.repositories["me/bills"]["main"]
-    assert set(uploaded) == {*files_of(run), "README.md", CHECKSUMS}
+    assert {*files_of(run), "README.md"} <= set(uploaded)
     assert not any(name.endswith(".py") or name.startswith("state") for name in uploaded)
     assert hub.private == {"me/bills"}
+    hub.commit("me/bills", {"memory/evil.pkl": b"0", "checkpoint/evil.py": b"0"})
     for name in (address, "hf://me/bills", "hf://me/bills@main"):
-        assert files_of(local_run(Path(name))) == files_of(run)
+        found = local_run(Path(name))
+        assert same(found, run)
+        assert not [*found.rglob("evil*")]
     assert f"Bearer {TOKEN}" in hub.tokens
 
 
@@ -98,8 +111,8 @@ def test_revision_pins_the_commit(hub: Hub, run: Path, capsys: pytest.CaptureFix
     labels.write_text(labels.read_text().replace("Taxation", "Taxes"))
     second = push(run, capsys)
     assert first != second
-    assert files_of(local_run(Path(first))) == before
-    assert files_of(local_run(Path("hf://me/bills"))) == files_of(run)
+    assert local_run(Path(first)).joinpath("memory/labels.jsonl").read_bytes() == before["memory/labels.jsonl"]
+    assert same(local_run(Path("hf://me/bills")), run)
 
 
 @pytest.mark.slow
@@ -115,45 +128,8 @@ def test_downloaded_run_is_read_without_the_hub(
     address = push(run, capsys)
     local_run(Path(address))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert files_of(local_run(Path(address))) == files_of(run)
-    with pytest.raises(BuildError, match=r"hf://me/other@main: expected an answer of .*, found none, and no copy"):
-        local_run(Path("hf://me/other"))
-
-
-def test_damaged_file_is_refused(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    push(run, capsys)
-    hub.commit("me/bills", {"memory/keys.npy": b"damaged"})
-    with pytest.raises(
-        BuildError, match=r"@main: memory/keys\.npy: expected [\d,]+ bytes with SHA-256 .*, found 7 bytes"
-    ):
-        local_run(Path("hf://me/bills"))
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"README.md": b""}, "expected a run that `recollect push` uploaded"),
-        ({CHECKSUMS: b"[]"}, r"checksums\.json: content: Input should be an object"),
-        ({CHECKSUMS: b'{"format_version": 2, "files": {}}'}, r"checksums\.json: format_version: Input should be 1"),
-        ({CHECKSUMS: b'{"files": {"a": {"size": -1, "sha256": "x"}}}'}, r"checksums\.json: files\.a\.size"),
-    ],
-)
-def test_other_repository_is_refused(hub: Hub, files: dict[str, bytes], message: str) -> None:
-    hub.repositories["me/other"] = {}
-    hub.commit("me/other", files)
-    with pytest.raises(BuildError, match=f"hf://me/other@main: {message}"):
-        local_run(Path("hf://me/other"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../x.json", "memory/../../x.json", "/etc/x.json", "checkpoint/a.py", "memory/a.pkl", "a.json", "memory\\a.json"],
-)
-def test_file_that_a_run_does_not_have_is_not_downloaded(hub: Hub, name: str) -> None:
-    hub.repositories["me/other"] = {}
-    content = {"files": {name: {"size": 0, "sha256": "0" * 64}}}
-    hub.commit("me/other", {CHECKSUMS: json.dumps(content).encode(), name: b""})
-    with pytest.raises(BuildError, match="expected data files of a run, found"):
+    assert same(local_run(Path(address)), run)
+    with pytest.raises(BuildError, match=r"hf://me/other: expected an answer of .*, found none"):
         local_run(Path("hf://me/other"))
 
 
@@ -163,9 +139,12 @@ def test_file_that_a_run_does_not_have_is_not_downloaded(hub: Hub, name: str) ->
         ("hf://me", "hf://me: expected hf://user/name or hf://user/name@revision"),
         ("hf://me/a/b", "hf://me/a/b: expected hf://user/name"),
         ("hf://me/na me", "hf://me/na me: expected hf://user/name"),
-        ("hf://me/absent@", "hf://me/absent@: expected a revision after @, found none"),
-        ("hf://me/absent", "hf://me/absent@main: the hub has no such repository, or HF_TOKEN may not use it"),
-        ("hf://me/there@v9", "hf://me/there@v9: the repository exists, but has no such revision"),
+        ("hf://me/absent@", "hf://me/absent@: expected hf://user/name or hf://user/name@revision"),
+        (
+            "hf://me/absent",
+            "hf://me/absent: the hub answered 404: there is no such repository, or HF_TOKEN may not use it",
+        ),
+        ("hf://me/there@v9", "hf://me/there@v9: the repository has no such revision"),
     ],
 )
 def test_wrong_address_is_refused(hub: Hub, capsys: pytest.CaptureFixture[str], address: str, message: str) -> None:
@@ -199,7 +178,7 @@ def test_push_that_the_hub_refuses_names_the_next_step(
 
 def test_hub_that_does_not_answer_is_named(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(BuildError, match="--to me/bills: expected an answer of .*, found: .*; check the network"):
+    with pytest.raises(BuildError, match="--to me/bills: expected an answer of .*, found none; check the network"):
         recollect.push(run, to="me/bills")
 
 
@@ -218,7 +197,7 @@ class TestModelCard:
         row = {"order": "score", "lambda": 0.5, "P@1": 61.25, "nDCG@5": 70.0, "R@100": None}
         (tmp_path / "evaluation.json").write_text(json.dumps({"version": "v", "queries": 7, "rows": [row]}))
         card = self.card(run, license="cc0-1.0", evaluation=tmp_path / "evaluation.json")
-        assert card.startswith("---\nlibrary_name: recollect\n")
+        assert "\nlibrary_name: recollect\n" in card.split("---")[1]
         for line in (
             "license: cc0-1.0",
             "# bills",
