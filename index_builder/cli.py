@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def train(settings: TrainSettings) -> None:
     """Train; `--best` and `--rank` also fit rankers, which the trainer cannot do alone."""
     if settings.best:
-        from recollect.index_builder.best.best import train_best
+        from recollect.index_builder.best import train_best
 
         print(train_best(settings))  # noqa: T201
         return
@@ -77,22 +77,14 @@ def rank(settings: RankSettings) -> None:
 
 
 def evaluate(settings: EvaluateSettings) -> None:
-    from recollect.index_builder.evaluation.comparison import format_comparison
     from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
-    from recollect.index_builder.evaluation.probability_report import format_coverage
-    from recollect.index_builder.evaluation.table import format_deciles, format_table
+    from recollect.index_builder.evaluation.table import format_evaluation
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
         print(json.dumps(vars(evaluation)))  # noqa: T201
         return
-    print(f"version {evaluation.version}, {evaluation.queries:,} queries, in percent")  # noqa: T201
-    for line in (*format_table(evaluation, settings.intervals), *format_coverage(evaluation.coverage)):
-        print(line)  # noqa: T201
-    for line in () if evaluation.comparison is None else format_comparison(evaluation.comparison):
-        print(line)  # noqa: T201
-    for line in format_deciles(evaluation) if settings.deciles else ():
-        print(line)  # noqa: T201
+    print("\n".join(format_evaluation(evaluation, settings.intervals, settings.deciles)))  # noqa: T201
 
 
 def compare(settings: CompareSettings) -> None:

@@ -107,7 +107,7 @@ def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
     with require_extra("train"):
         settings = _from_keywords("train", {"dataset": dataset, "out": out, **flags})
         if settings.best:
-            from recollect.index_builder.best.best import train_best
+            from recollect.index_builder.best import train_best
 
             train_best(settings)
         else:

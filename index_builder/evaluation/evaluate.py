@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.evaluation.comparison import Comparison
-from recollect.index_builder.evaluation.measured import Measured, differences, measure
+from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure
 from recollect.index_builder.evaluation.predictions import Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.model import open_model

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.deciles import count_sources, decile_of
-from recollect.index_builder.evaluation.probability_report import JudgedProbabilities
+from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
 from recollect.service.bundle.bundle import LabelTable
 from recollect.service.bundle.manifest import Order
 from recollect.service.options import AnswerOptions

@@ -17,11 +17,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recollect.index_builder.evaluation.comparison import Comparison
-from recollect.index_builder.evaluation.measured import Measured
+from recollect.index_builder.evaluation.measured import Comparison, Measured
 from recollect.index_builder.evaluation.predictions import GroundTruth
-from recollect.index_builder.evaluation.probability_metrics import reliability
-from recollect.index_builder.evaluation.probability_report import DEPTHS
+from recollect.index_builder.evaluation.probabilities import DEPTHS, reliability
 from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.split import Split
 from recollect.trainer.files import write_text

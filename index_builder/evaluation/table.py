@@ -1,12 +1,14 @@
-"""The table that `recollect evaluate` prints: aligned lines with short headings, so that they fit a terminal."""
+"""The output of `recollect evaluate`: aligned lines with short headings, so that they fit a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recollect.index_builder.evaluation.evaluate import Evaluation
 
+# Metrics of a comparison with another version.
+_COMPARED = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
 _SETTINGS = ("lambda", "temperature", "top_b", "word_weight")
 # Metrics that are fractions; all others are in percent.
 _FRACTIONS = ("ECE@1", "ECE@5", "Brier")
@@ -22,6 +24,17 @@ _SHORT = {
     "label_keys": "by labels",
     "label_key_share": "labels, %",
 }
+
+
+def format_evaluation(evaluation: Evaluation, intervals: bool, deciles: bool) -> Iterator[str]:
+    """Format a whole result: the version, the rows, the coverage, the comparison and, on request, the deciles."""
+    yield f"version {evaluation.version}, {evaluation.queries:,} queries, in percent"
+    yield from format_table(evaluation, intervals)
+    yield from _format_coverage(evaluation.coverage)
+    if evaluation.comparison is not None:
+        yield from _format_comparison(evaluation.comparison)
+    if deciles:
+        yield from _format_deciles(evaluation)
 
 
 def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[str]:
@@ -44,7 +57,7 @@ def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[st
     yield from _align(cells)
 
 
-def format_deciles(evaluation: Evaluation) -> Iterator[str]:
+def _format_deciles(evaluation: Evaluation) -> Iterator[str]:
     """Format the metrics by label frequency: for each setting, one line for each decile."""
     for setting in evaluation.deciles:
         names = [name for name in setting if name != "deciles"]
@@ -61,6 +74,23 @@ def format_deciles(evaluation: Evaluation) -> Iterator[str]:
                 ),
             ]
         )
+
+
+def _format_coverage(coverage: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for each in coverage:
+        yield (
+            f"probability >= {each['probability']:.4f}: {each['found']:.1%} of the true labels (expected "
+            f"{each['share']:.0%}), among {each['labels']:.1f} labels a text"
+        )
+
+
+def _format_comparison(comparison: dict[str, Any]) -> Iterator[str]:
+    """Format the differences of the most important metrics, from `Comparison.as_json`."""
+    gains, row = comparison["differences"], comparison["row"]
+    yield f"compared with {comparison['version']}, with its default options:"
+    for name in _COMPARED:
+        low, high = gains["intervals"][name]
+        yield f"  {name:8} {row[name]:6.2f}, difference {gains[name]:+.2f} (95% interval {low:+.2f} to {high:+.2f})"
 
 
 def _align(cells: list[list[str]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
-from recollect.index_builder.evaluation.probability_metrics import brier, reliability
+from recollect.index_builder.evaluation.probabilities import brier, reliability
 from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
 from recollect.service.ranking.calibration import calibrate_answers
 

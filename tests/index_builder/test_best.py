@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.index_builder.best import best
-from recollect.index_builder.best.contestants import choose_contestants, training_seconds
+from recollect.index_builder import best
+from recollect.index_builder.best import choose_contestants, training_seconds
 from recollect.index_builder.errors import BuildError
 from recollect.service.model import open_model
 from recollect.trainer.errors import TrainingError

@@ -7,9 +7,8 @@ import pytest
 from scipy import sparse
 
 from recollect.index_builder.evaluation.bootstrap import Statistics, bootstrap, means
-from recollect.index_builder.evaluation.probability_metrics import brier, example_f1, reliability
-from recollect.index_builder.evaluation.probability_report import JudgedProbabilities
-from recollect.index_builder.evaluation.statistics import probability_statistics, ranking_statistics
+from recollect.index_builder.evaluation.measured import probability_statistics, ranking_statistics
+from recollect.index_builder.evaluation.probabilities import JudgedProbabilities, brier, example_f1, reliability
 from recollect.service.ranking.assign import best_set_sizes
 from recollect.trainer.metrics import hits, report
 

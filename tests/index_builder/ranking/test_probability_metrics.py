@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recollect.index_builder.evaluation.probability_metrics import best_fixed_size, brier, example_f1, reliability
-from recollect.index_builder.evaluation.probability_report import JudgedProbabilities
+from recollect.index_builder.evaluation.probabilities import (
+    JudgedProbabilities,
+    best_fixed_size,
+    brier,
+    example_f1,
+    reliability,
+)
 from recollect.index_builder.evaluation.report.quality import reliability_chart
 from recollect.service.bundle.manifest import Coverage
 

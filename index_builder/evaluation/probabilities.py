@@ -1,4 +1,4 @@
-"""Metrics of probabilities: calibration error, Brier score, and F1 of the assigned labels.
+"""Probabilities on a test split: calibration error, Brier score, F1 of the assigned labels, and coverage.
 
 Common arguments: `probabilities` holds the probability of each predicted label, and `hit` marks the true labels among
 the predictions, both in order of falling probability. A missing prediction has the probability 0 and no hit. `sizes`
@@ -8,11 +8,17 @@ query.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.service.bundle.manifest import Coverage
+from recollect.service.ranking.assign import best_set_sizes
+
+DEPTHS = (1, 5)
 # Number of equal bins of the calibration error (Guo et al., ICML 2017).
 BINS = 15
 
@@ -90,3 +96,51 @@ def best_fixed_size(hit: Bool[np.ndarray, "query label"], sizes: Int[np.ndarray,
     found = np.cumsum(hit, axis=1)
     scores = (2 * found / (np.arange(1, hit.shape[1] + 1) + sizes[:, None])).mean(axis=0)
     return int(scores.argmax()) + 1
+
+
+@dataclass(frozen=True)
+class JudgedProbabilities:
+    """Predicted probabilities, and whether the labels are true; in order of falling probability.
+
+    Attributes:
+        probabilities: Probability of each prediction; 0 marks a missing prediction.
+        hit: Marks the true labels among the predictions.
+        sizes: Number of true labels of each query.
+    """
+
+    probabilities: Float[np.ndarray, "query label"]
+    hit: Bool[np.ndarray, "query label"]
+    sizes: Int[np.ndarray, " query"]
+
+    @cached_property
+    def best_k(self) -> int:
+        """The number of labels with the highest F1, if every query gets this number."""
+        return best_fixed_size(self.hit, self.sizes)
+
+    @cached_property
+    def scores(self) -> dict[str, Float[np.ndarray, " query"]]:
+        """The metrics that are means over the queries, for each query."""
+        return {
+            "Brier": brier(self.probabilities, self.hit, self.sizes),
+            "F1 assigned": 100 * example_f1(self.hit, self.sizes, best_set_sizes(self.probabilities)),
+            "F1 best k": 100 * example_f1(self.hit, self.sizes, self.best_k),
+        }
+
+    def coverage(self, statements: Sequence[Coverage]) -> list[dict[str, float]]:
+        """Check coverage statements: the share of the true labels at or above each probability.
+
+        Returns:
+            For each statement its `share` and `probability`, the share `found` here, and the mean number of `labels`
+            of a query at or above the probability.
+        """
+        true_labels = max(1, int(self.sizes.sum()))
+        return [
+            {
+                "share": each.share,
+                "probability": each.probability,
+                "found": float(np.count_nonzero(reached & self.hit) / true_labels),
+                "labels": float(reached.sum(axis=1).mean()),
+            }
+            for each in statements
+            for reached in [(self.probabilities >= each.probability) & (self.probabilities > 0)]
+        ]

@@ -1,0 +1,238 @@
+"""`recollect train --best`: train several encoders within a time limit, and keep the run that ranks best.
+
+    untrained   the pretrained encoder without training
+    adapter     an adapter, trained on the vectors of the untrained encoder
+    static      a static encoder, which takes its first token vectors from the pretrained encoder
+
+Each contestant is trained, tuned and gets a ranker. Left-out texts decide: texts that neither the training nor the
+ranker has seen. The test split is not read.
+
+The pretrained encoder must encode all texts before the first two can answer. With many texts and little time, they are
+left out, so that the static encoder gets the whole time. The first contestant shows how long tuning and ranking take.
+The trainings share the rest of the time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recollect.index_builder.console import print_status
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.ranking.gains import METRICS
+from recollect.index_builder.ranking.rank import Ranking, rank_run
+from recollect.index_builder.settings import RankSettings
+from recollect.trainer.data.dataset import open_named
+from recollect.trainer.distributed import require_single_process
+from recollect.trainer.encoding.checkpoint import load_encoder
+from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.files import write_json, write_text
+from recollect.trainer.memory.tune import tune
+from recollect.trainer.run import write_run
+from recollect.trainer.settings import STATIC, TuneSettings
+from recollect.trainer.train_settings import TrainSettings
+
+UNTRAINED, ADAPTER = "untrained", "adapter"
+# Number of texts that are encoded to estimate the time for all texts.
+_PROBE_TEXTS = 256
+# Maximum share of the time for encoding all texts with the pretrained encoder.
+_ENCODING_SHARE = 0.5
+# Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
+_MEASURING_SHARE = 0.15
+# All trainings together get at least this share of the time limit.
+_LEAST_TRAINING_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One run.
+
+    Attributes:
+        name: Name of the contestant, and of its run folder.
+        flags: Flags of `recollect train` in which it differs from the given ones.
+        share: Its share of the time for training, relative to the other contestants; 0 if it is not trained.
+    """
+
+    name: str
+    flags: dict[str, Any]
+    share: float = 0.0
+
+
+def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: int) -> float:
+    """The time that an encoder needs for all texts, estimated from a sample of them."""
+    rows = np.linspace(0, len(texts) - 1, num=min(_PROBE_TEXTS, len(texts)), dtype=int)
+    sample = texts.take(pa.array(rows)).to_pylist()
+    encoder.encode(sample[:8], max_length)  # the first batch also starts threads and allocates memory
+    start = time.perf_counter()
+    encoder.encode(sample, max_length)
+    return (time.perf_counter() - start) * len(texts) / len(sample)
+
+
+def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, seconds: float) -> list[Contestant]:
+    """The contestants that fit into a time limit.
+
+    Args:
+        runs: Folder of the runs.
+        encoder: The pretrained encoder.
+        encoding_seconds: Time to encode all texts with it.
+        seconds: The time limit.
+    """
+    static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder}, share=0.65)
+    if encoding_seconds > _ENCODING_SHARE * seconds:
+        return [static]
+    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED / "memory"}, share=0.35)
+    return [Contestant(UNTRAINED, {"epochs": 0}), adapter, static]
+
+
+def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float, measuring: float | None) -> float:
+    """The time to train the first contestant in a list.
+
+    Args:
+        waiting: The contestants that are not trained yet.
+        left: The time that is left.
+        seconds: The time limit.
+        measuring: Time for the tuning and the ranking of a contestant; None if it is not known yet.
+    """
+    reserved = len(waiting) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
+    training = max(left - reserved, _LEAST_TRAINING_SHARE * seconds)
+    return training * waiting[0].share / sum(contestant.share for contestant in waiting)
+
+
+_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """The quality of one contestant on texts that its training and its ranker did not see.
+
+    Attributes:
+        name: Name of the contestant.
+        order: The better order of its labels: `probability` with a ranker, otherwise `score`.
+        metrics: Metrics in this order, in percent.
+        seconds: Time for training, encoding, tuning and ranking.
+    """
+
+    name: str
+    order: str
+    metrics: dict[str, float]
+    seconds: float
+
+    @classmethod
+    def of(cls, name: str, ranking: Ranking, seconds: float) -> Result:
+        metrics = {gain.name: gain.ranker if ranking.kept else gain.votes for gain in ranking.gains}
+        return cls(name, "probability" if ranking.kept else "score", metrics, seconds)
+
+
+def table(results: Sequence[Result], winner: Result) -> list[str]:
+    """A table of the contestants in Markdown; the winner is in bold."""
+    head = f"| contestant | order | {' | '.join(METRICS)} | seconds |"
+    lines = [head, f"|---|---|{'---:|' * (len(METRICS) + 1)}"]
+    for result in results:
+        name = f"**{result.name}**" if result is winner else result.name
+        figures = " | ".join(f"{result.metrics[metric]:.2f}" for metric in METRICS)
+        lines.append(f"| {name} | {result.order} | {figures} | {result.seconds:,.0f} |")
+    return lines
+
+
+def as_json(results: Sequence[Result], winner: Result, metric: str) -> dict[str, Any]:
+    return {
+        "format_version": _FORMAT_VERSION,
+        "metric": metric,
+        "winner": winner.name,
+        "contestants": [asdict(result) for result in results],
+    }
+
+
+# The metric that decides.
+_METRIC = "nDCG@5"
+# Folder of the contestants, inside the run folder, until the best one is chosen.
+_RUNS = "contestants"
+
+
+def train_best(settings: TrainSettings) -> str:
+    """Write the run folder of the best contestant, with `best.md` and `best.json`.
+
+    Returns:
+        The table of the contestants, in Markdown.
+
+    Raises:
+        BuildError: If the run folder is not empty.
+        TrainerError: As `recollect train`.
+    """
+    require_single_process("recollect train --best")
+    start, seconds = time.perf_counter(), 60 * settings.minutes
+    out = settings.out
+    _prepare(out, settings.overwrite)
+    runs = out / _RUNS
+    results: list[Result] = []
+    waiting = _choose(settings, runs, seconds)
+    measuring = None
+    while waiting:
+        spent = time.perf_counter() - start
+        print_status(f"best: {waiting[0].name}, {spent:,.0f} of {seconds:,.0f} s")
+        limit = training_seconds(waiting, seconds - spent, seconds, measuring)
+        result, measuring = _run(waiting.pop(0), limit, settings, runs)
+        results.append(result)
+    winner = max(results, key=lambda result: result.metrics[_METRIC])
+    lines = table(results, winner)
+    _keep(runs / winner.name, out)
+    write_text(out / "best.md", "\n".join(lines) + "\n")
+    write_json(out / "best.json", as_json(results, winner, _METRIC))
+    shutil.rmtree(runs)
+    print_status(f"{out}: kept {winner.name}, which has the highest {_METRIC}; {time.perf_counter() - start:,.0f} s")
+    return "\n".join(lines)
+
+
+def _prepare(out: Path, overwrite: bool) -> None:
+    """Make an empty run folder.
+
+    Raises:
+        BuildError: If the folder has files, and they may not be replaced.
+    """
+    if out.is_dir() and any(out.iterdir()):
+        if not overwrite:
+            raise BuildError(f"{out}: expected an empty folder, found files; choose another --out, or add --overwrite")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contestant]:
+    """The contestants that fit into the time limit."""
+    train = open_named(settings).read_split("train")
+    device = choose_device(settings.device)
+    encoder = load_encoder(settings.encoder, settings.pooling, settings.max_length, settings.label_max_length, device)
+    encoding = estimate_seconds(encoder, train.entries.texts, settings.max_length)
+    contestants = choose_contestants(runs, settings.encoder, encoding, seconds)
+    if len(contestants) == 1:
+        print_status(
+            f"best: {settings.encoder} would need {encoding:,.0f} s for all texts, so only a static encoder is "
+            "trained; --minutes sets the time limit"
+        )
+    return contestants
+
+
+def _run(contestant: Contestant, limit: float, settings: TrainSettings, runs: Path) -> tuple[Result, float]:
+    """Train a contestant for at most `limit` seconds; return its result, and the time for its tuning and ranking."""
+    run, start = runs / contestant.name, time.perf_counter()
+    own = {**contestant.flags, "out": run, "best": False, "overwrite": False, "tune": "no"}
+    if contestant.share:
+        own["max_seconds"] = limit
+    write_run(settings.model_copy(update=own))
+    trained = time.perf_counter()
+    tune(TuneSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
+    ranking = rank_run(RankSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
+    end = time.perf_counter()
+    return Result.of(contestant.name, ranking, end - start), end - trained
+
+
+def _keep(run: Path, out: Path) -> None:
+    """Move the files of a run to the run folder."""
+    for path in run.iterdir():
+        path.rename(out / path.name)

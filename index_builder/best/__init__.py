@@ -1,1 +1,0 @@
-"""`recollect train --best`: trains several encoders within a time limit, and keeps the best one."""
