@@ -48,6 +48,11 @@ _ENCODING_SHARE = 0.5
 _MEASURING_SHARE = 0.15
 # All trainings together get at least this share of the time limit.
 _LEAST_TRAINING_SHARE = 0.1
+_FORMAT_VERSION = 1
+# The metric that decides.
+_METRIC = "nDCG@5"
+# Folder of the contestants, inside the run folder, until the best one is chosen.
+_RUNS = "contestants"
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,6 @@ def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float,
     return training * waiting[0].share / sum(contestant.share for contestant in waiting)
 
 
-_FORMAT_VERSION = 1
-
-
 @dataclass(frozen=True)
 class Result:
     """The quality of one contestant on texts that its training and its ranker did not see.
@@ -148,12 +150,6 @@ def as_json(results: Sequence[Result], winner: Result, metric: str) -> dict[str,
         "winner": winner.name,
         "contestants": [asdict(result) for result in results],
     }
-
-
-# The metric that decides.
-_METRIC = "nDCG@5"
-# Folder of the contestants, inside the run folder, until the best one is chosen.
-_RUNS = "contestants"
 
 
 def train_best(settings: TrainSettings) -> str:

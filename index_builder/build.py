@@ -29,7 +29,7 @@ from recollect.index_builder.milvus.build import check_settings, write_engine
 from recollect.index_builder.milvus.collections import NewCollections, patient
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from recollect.index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
-from recollect.index_builder.ranking.vote_probabilities import fit_vote_probabilities
+from recollect.index_builder.ranking.calibrate import fit_vote_probabilities
 from recollect.index_builder.settings import BuildSettings, PublishSettings
 from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from recollect.service.bundle.bundle import open_bundle

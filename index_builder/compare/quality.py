@@ -7,15 +7,20 @@ and alpha = 0), which makes it a plain dual encoder, then in the order of its ra
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
+from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.ranking.artefact import has_ranker, read_ranker
-from recollect.index_builder.ranking.ranked_labels import ranked_labels
+from recollect.index_builder.ranking.bundle_ranker import needs_words
+from recollect.index_builder.ranking.candidate_source import CandidateSource
+from recollect.index_builder.ranking.gains import best_candidates
+from recollect.service.ranking.model import RankerFile, RankerModel
 from recollect.trainer.data.split import Entries, Split, fingerprint
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
@@ -173,7 +178,7 @@ def measure(run: Path, queries: Queries, device: str, with_ranker: bool = True) 
 
     counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
     shared = (queries.truth, counts, memory.plan.instances, queries.propensity)
-    ranked = None if ranker is None else ranked_labels(memory, ranker, queries.texts(), vectors, queries.filtered)
+    ranked = None if ranker is None else _ranked_labels(memory, ranker, queries.texts(), vectors, queries.filtered)
     bits = np.packbits(hits(best[:, :_TOP], queries.truth), axis=1)
     return Quality(
         answering=dict(defaults),
@@ -190,6 +195,35 @@ def measure(run: Path, queries: Queries, device: str, with_ranker: bool = True) 
         ],
         hits=bits[:, 0].tolist(),
     )
+
+
+def _ranked_labels(
+    memory: Memory,
+    ranker: RankerFile,
+    texts: Sequence[str],
+    vectors: Float[np.ndarray, "query dim"],
+    filtered: sparse.csr_matrix,
+) -> Int[np.ndarray, "query 100"]:
+    """The best 100 labels of each text in the order of a ranker; -1 pads short lists.
+
+    Args:
+        memory: The memory for which the ranker was fitted.
+        ranker: The ranker.
+        texts: The queries.
+        vectors: Their vectors.
+        filtered: The labels that are removed from the answers, with the axes (query, label).
+    """
+    model, source = RankerModel(ranker), CandidateSource(memory, needs_words(ranker))
+    columns = [source.features.index(name) for name in model.features]
+    none, best = np.empty(0, dtype=np.int64), []
+    with progress_bar(len(texts), "query", "rank") as bar:
+        for block in source.find(texts, vectors, none):
+            query, label = block.candidates.query, block.candidates.label
+            kept = np.asarray(filtered[query + block.first, label]).ravel() == 0
+            logits = model.logits(block.features[kept][:, columns])
+            best.append(pick(label[kept], best_candidates(query[kept], logits, block.queries), -1))
+            bar.update(block.queries)
+    return np.concatenate(best)
 
 
 def _rank_labels(

@@ -2,21 +2,35 @@
 
 Platt scaling and isotonic regression, each with and without a calibration of its own for the first labels, are compared
 by their Brier score on texts that took no part in the fit.
+
+A bundle without a ranker gets a calibration of its scores (`fit_vote_probabilities`): each held-out instance is left
+out of the memory, and answered by exact search with the default options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
+from recollect.index_builder.console import print_status
+from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.evaluation.probabilities import brier, reliability
+from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
 from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
-from recollect.service.ranking.calibration import calibrate_answers
+from recollect.service.bundle.values import SparseValues
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.predictor.scoring import rank
+from recollect.service.predictor.words import mix
+from recollect.service.ranking.calibration import calibrate_answers, log_odds
+from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.metrics import hits
 
 # Fewer texts give no reliable calibration.
 LEAST_TEXTS = 100
@@ -25,6 +39,10 @@ _FOLDS = 5
 _LEAST_POOL = 50
 # Shares of the true labels for which the least probability is stated.
 _SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
+# Maximum number of texts; more texts hardly change the calibration.
+_MOST_TEXTS = 2_000
+# Largest calibration error with which a bundle gives probabilities.
+_MOST_ERROR = 0.05
 
 
 class Fit(NamedTuple):
@@ -185,3 +203,46 @@ def _coverage(found: Float[np.ndarray, " label"], true_labels: int) -> list[Cove
         for share, count in needed.items()
         if 0 < count <= len(falling)
     ]
+
+
+def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
+    """Fit and measure a calibration of the scores; None, with the reason as a status message, if that is not possible.
+
+    Args:
+        memory: The memory of the bundle.
+        run: The run folder, which records the held-out instances.
+        folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
+        word_weight: Default share of the votes by words in a score.
+    """
+    if not len(memory.value_indices):
+        print_status("probabilities: none, because no instance has a label")
+        return None
+    rows, trained_on = choose_queries(memory, run, _MOST_TEXTS, seed=0)
+    if trained_on:
+        print_status("probabilities: none, because training held out no texts (--validation-fraction)")
+        return None
+    fitted = fit_probabilities(_held_out_votes(memory, rows, folder, word_weight))
+    if fitted is None:
+        print_status(f"probabilities: none, because {len(rows):,} held-out texts are too few")
+        return None
+    error = fitted.metrics["ECE@5"]
+    summary = f"ECE@5 {error:.3f} on {fitted.texts:,} held-out texts"
+    if error > _MOST_ERROR:
+        print_status(f"probabilities: none, because {summary} exceeds {_MOST_ERROR}")
+        return None
+    print_status(f"probabilities: {fitted.calibration.method}, {summary}")
+    return fitted
+
+
+def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
+    values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
+    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
+    label, logit = [], []
+    for block, votes, by_words in left_out_votes(memory, rows, index):
+        ranking = rank(votes if by_words is None else mix(votes, by_words, word_weight), values)
+        ranking = remove_filtered(ranking, filtered[block])
+        best = best_rows(ranking.query, len(rows[block]))
+        label.append(pick(ranking.label, best, -1))
+        logit.append(pick(log_odds(ranking.score), best, -np.inf))
+    return HeldOut(np.concatenate(logit), hits(np.concatenate(label), truth), np.diff(truth.indptr))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.index_builder import fidelity
+from recollect.index_builder import verify
 from recollect.index_builder.build import build
-from recollect.index_builder.fidelity import METRICS, exact_search, quality_changes
 from recollect.index_builder.settings import BuildSettings
+from recollect.index_builder.verify import METRICS, exact_search, quality_changes
 from recollect.service.model import open_model
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.searcher import Neighbours
@@ -56,7 +56,7 @@ def test_filtered_labels_of_an_instance_are_no_answers_to_it(
         filtered = dataclasses.replace(memory, filtered_pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2))
         rows = np.arange(memory.plan.instances)
         found = exact_search(memory, np.asarray(memory.instance_keys, np.float32), 20, 0.5)
-        return fidelity._quality(filtered, predictor, rows, found)
+        return verify._quality(filtered, predictor, rows, found)
 
     true = memory.label_sets.pairs()
     every_wrong_label = np.argwhere(memory.label_sets.to_csr(memory.plan.labels).toarray() == 0)
@@ -91,13 +91,13 @@ def test_own_key_of_each_query_is_left_out_of_its_answer(
     memory: Memory, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    cast = fidelity.cast_votes
+    cast = verify.cast_votes
 
     def watch(found: object, *rest: object) -> object:
         seen.append(found.keys)
         return cast(found, *rest)
 
-    monkeypatch.setattr(fidelity, "cast_votes", watch)
+    monkeypatch.setattr(verify, "cast_votes", watch)
     quality_changes(memory, predictor)
     own = np.arange(memory.plan.instances)[:, None]  # every instance of this small memory is a query
     assert len(seen) == 3

@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
-from recollect.index_builder.static_table import with_table
+from recollect.index_builder.onnx_export import (
+    WORST_COSINE,
+    Sample,
+    cosines,
+    describe_encoder,
+    export_encoder,
+    with_table,
+)
 from recollect.service.bundle.manifest import Precision
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.encoder import Encoder

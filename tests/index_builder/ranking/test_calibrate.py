@@ -12,11 +12,12 @@ from recollect.index_builder.ranking.calibrate import (
     LEAST_TEXTS,
     Fit,
     HeldOut,
+    _held_out_votes,
     fit_isotonic,
     fit_platt,
     fit_probabilities,
+    fit_vote_probabilities,
 )
-from recollect.index_builder.ranking.vote_probabilities import _held_out_votes, fit_vote_probabilities
 from recollect.service.bundle.manifest import Isotonic, Platt
 from recollect.service.ranking.calibration import calibrate
 from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan

@@ -6,8 +6,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from recollect.index_builder.ranking.examples import Examples
-from recollect.index_builder.ranking.fit import cross_fitted_logits, export_tree, fit_ranker
+from recollect.index_builder.ranking.fit import Examples, cross_fitted_logits, export_tree, fit_ranker
 from recollect.service.ranking.model import RankerFile, RankerModel
 
 NAMES = ("a", "b", "c", "d")
