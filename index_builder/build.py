@@ -24,7 +24,6 @@ from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string
 from recollect.index_builder.hub import local_run
 from recollect.index_builder.lexical import write_lexical
-from recollect.index_builder.live_memory.memory_sequence import check_memory_sequence
 from recollect.index_builder.milvus.build import check_settings, write_engine
 from recollect.index_builder.milvus.collections import NewCollections, patient
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
@@ -51,10 +50,12 @@ from recollect.service.bundle.manifest import (
     Probabilities,
 )
 from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.memory_log.retention import last_entry, removed_entries
 from recollect.service.predictor.golden import write_golden
 from recollect.service.predictor.gpu import NoGpuError, gpu_resources
 from recollect.service.settings import Device
 from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
@@ -102,7 +103,7 @@ def build(settings: BuildSettings) -> str:
     before = current_metrics(store, settings, threads, engine=patient(settings))
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
-    check_memory_sequence(store, settings.memory_sequence)
+    _check_memory_sequence(store, settings.memory_sequence)
     with (
         NewCollections(settings) if settings.engine == "milvus" else contextlib.nullcontext() as collections,
         store.incoming() as folder,
@@ -116,7 +117,7 @@ def build(settings: BuildSettings) -> str:
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         manifest = manifest.model_copy(update=checked)
         require_passed(verification.checks, settings.force)
-        check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
+        _check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
         if collections is not None and manifest.engine is not None:
             manifest = manifest.model_copy(update={"engine": collections.finish(manifest.engine, manifest.version)})
         write_manifest(folder, manifest)
@@ -209,6 +210,30 @@ def usable_device(settings: PublishSettings) -> Device:
         if settings.device == "cuda":
             print_status(f"--device cuda: expected a GPU, found none; building on the CPU: {error}")
     return "cpu"
+
+
+def _check_memory_sequence(store: Store, sequence: int) -> None:
+    """`--memory-sequence`: check that the log of a store has all entries after those that a bundle contains.
+
+    Args:
+        store: The store.
+        sequence: Sequence number of the last entry that the bundle contains; 0 if it contains none.
+
+    Raises:
+        BuildError: If later entries were removed, or if the log has no such entry.
+        MemoryLogError, StoreError, OSError: If the log cannot be read.
+    """
+    if sequence < (removed := removed_entries(store)):
+        raise BuildError(
+            f"--memory-sequence: expected at least {removed}, because `recollect prune --memory-log` has removed the "
+            f"entries up to it from {store.name}, found {sequence}; train with a new `recollect export` of the store, "
+            "and give the number that it prints"
+        )
+    if sequence and sequence > (last := last_entry(store)):
+        raise BuildError(
+            f"--memory-sequence: expected at most {last}, the last live entry of {store.name}, found {sequence}; give "
+            "the number that `recollect export` prints"
+        )
 
 
 def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
