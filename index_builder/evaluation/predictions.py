@@ -120,11 +120,6 @@ class GroundTruth:
     def labels(self) -> int:
         return len(self.label_counts)
 
-    def filtered(self, row: int) -> set[int]:
-        """The labels that are removed from the predictions of a text."""
-        first, last = np.searchsorted(self.filtered_codes, [row * self.labels, (row + 1) * self.labels])
-        return {int(code) - row * self.labels for code in self.filtered_codes[first:last]}
-
     @functools.cached_property
     def deciles(self) -> Int[np.ndarray, " label"]:
         return decile_of(self.label_counts)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 from recollect.service.bundle.values import Values
 from recollect.service.lexical.index import FoundByWords, LexicalIndex
@@ -54,23 +53,16 @@ class WordVoter:
         return word_votes(merged, lambda_, self._values)
 
 
-def word_votes(
-    found: Neighbours,
-    lambda_: float,
-    values: Values,
-    log_counts: Float[np.ndarray, "query found"] | float | None = None,
-) -> Votes:
+def word_votes(found: Neighbours, lambda_: float, values: Values) -> Votes:
     """The votes of the keys that are most similar by words.
 
     Args:
         found: The keys.
         lambda_: Weight of instances against labels.
         values: The labels of the keys.
-        log_counts: The logarithm of each key's count; None means those of `values`.
     """
-    log_counts = values.log_counts_of(found.keys) if log_counts is None else log_counts
     similarities = np.maximum(found.similarities, 0).astype(np.float64)
-    powers = (similarities**_POWER * np.exp(log_counts))[:, :TOP_WORDS]
+    powers = (similarities**_POWER * np.exp(values.log_counts_of(found.keys)))[:, :TOP_WORDS]
     weights = powers / np.maximum(powers.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return votes_of(found.keys[:, :TOP_WORDS], weights, lambda_, values)
 
