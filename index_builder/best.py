@@ -29,11 +29,11 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.gains import METRICS
 from recollect.index_builder.ranking.rank import Ranking, rank_run
 from recollect.index_builder.settings import RankSettings
+from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_encoder
 from recollect.trainer.encoding.encoder import Encoder, choose_device
-from recollect.trainer.files import write_json, write_text
 from recollect.trainer.memory.tune import tune
 from recollect.trainer.run import write_run
 from recollect.trainer.settings import STATIC, TuneSettings

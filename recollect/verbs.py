@@ -39,7 +39,6 @@ VERBS = {
     ),
     "sample": Verb("recollect.trainer.cli", "train", "write the built-in sample dataset"),
     "presets": Verb("recollect.trainer.cli", "train", "list the settings of published experiments"),
-    "plan": Verb("recollect.trainer.cli", "train", "estimate the memory and the hours of a training before it begins"),
     "train": Verb("recollect.index_builder.cli", "train", "train an encoder on a dataset and encode its memory"),
     "tune": Verb("recollect.index_builder.cli", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "rank": Verb("recollect.index_builder.cli", "build", "fit a ranker of labels on left-out instances"),

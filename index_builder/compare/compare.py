@@ -43,7 +43,6 @@ from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
-from recollect.service.files import write_json, write_text
 from recollect.trainer.memory.memory import is_complete, open_memory
 from recollect.trainer.metrics import SEGMENTS
 from recollect.trainer.recipe import Recipe

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from recollect.index_builder.evaluation.measured import Comparison, Measured
 from recollect.index_builder.evaluation.predictions import GroundTruth
 from recollect.index_builder.evaluation.probabilities import DEPTHS, reliability
+from recollect.service.files import write_text
 from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.split import Split
-from recollect.trainer.files import write_text
 from recollect.trainer.metrics import ndcg_at, recall_at
 
 PAGE = "report.html"

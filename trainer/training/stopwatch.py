@@ -47,5 +47,3 @@ def peak_memory_bytes() -> int:
 def peak_gpu_memory_bytes() -> int:
     """Peak of the memory that this process has allocated on its GPU so far; 0 without a GPU."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-
-

@@ -12,7 +12,6 @@ from recollect.index_builder.evaluation.probabilities import (
     example_f1,
     reliability,
 )
-from recollect.index_builder.evaluation.report.quality import reliability_chart
 from recollect.service.bundle.manifest import Coverage
 
 # Two queries with three predictions each; the second one lacks the third prediction.
@@ -65,10 +64,3 @@ def test_coverage_counts_the_true_labels_that_reach_the_probability() -> None:
 def test_scores_of_queries_use_the_best_fixed_size() -> None:
     assert JUDGED.scores["F1 best k"] == pytest.approx(100 * example_f1(HIT, SIZES, best_fixed_size(HIT, SIZES)))
     assert JUDGED.scores["Brier"] == pytest.approx(brier(PROBABILITIES, HIT, SIZES))
-
-
-def test_reliability_diagram_shows_both_depths_and_is_always_the_same() -> None:
-    svg = reliability_chart(JUDGED).svg
-    assert svg == reliability_chart(JUDGED).svg
-    for text in ("Reliability of the probabilities: 2 texts", "first label: ECE", "first 5 labels: ECE"):
-        assert text in svg
