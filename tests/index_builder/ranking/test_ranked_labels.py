@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import recollect
-from recollect.index_builder.compare.quality import measure
-from recollect.index_builder.compare.queries import Queries
+from recollect.index_builder.compare.quality import Queries, measure
 from recollect.trainer.data.dataset import open_dataset
 from tests.index_builder.ranking.conftest import RankedRun
 
