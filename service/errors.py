@@ -85,10 +85,6 @@ class LogConflictError(MemoryLogError):
     exit_status = 1
 
 
-class CompactionRunningError(StoreError):
-    exit_status = 1
-
-
 class CanaryError(StoreError):
     pass
 

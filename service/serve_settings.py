@@ -33,13 +33,12 @@ class ServeSettings(RedisSettings, EngineSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
     tls_cert: Path | None = Field(
         None,
-        description="File with the TLS certificate and its chain in PEM format; needs --tls-key, and is loaded again "
-        "when it changes (default: no TLS)",
+        description="File with the TLS certificate and its chain in PEM format; needs --tls-key (default: no TLS)",
     )
     tls_key: Path | None = Field(
         None, description="File with the private key of --tls-cert in PEM format, without a password"
     )
-    workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is restarted")
+    workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is replaced")
     threads: int = Field(
         0,
         ge=0,
@@ -72,12 +71,6 @@ class ServeSettings(RedisSettings, EngineSettings):
         ge=1,
         description="Maximum ratio between the latency of a canary (median, 95th percentile) and that of the current "
         "version; beyond it, the canary is stopped",
-    )
-    max_connections: int = Field(
-        4096,
-        ge=1,
-        description="Maximum number of open connections of each worker; further connections get status 503, except for "
-        "the paths /health and /metrics",
     )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
     max_query_bytes: int = Field(
@@ -154,12 +147,6 @@ class ServeSettings(RedisSettings, EngineSettings):
     delta_keys: int = Field(
         50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
     )
-    compact_at: int | None = Field(
-        None,
-        ge=1,
-        description="Number of live keys at which this service runs `recollect compact --activate` in another process; "
-        "less than --delta-keys, needs --writable and recollect-xmc[build] (default: never)",
-    )
     annif: CliImplicitFlag[bool] = Field(
         False,
         description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn",
@@ -210,13 +197,6 @@ def require_consistent(settings: ServeSettings) -> None:
         )
     if settings.writable and settings.verify_key is not None and settings.sign is None:
         raise SettingsError("--writable: needs --sign with --verify-key, because replicas refuse unsigned changes")
-    if settings.compact_at is not None and not settings.writable:
-        raise SettingsError("--compact-at: needs --writable, which is not set")
-    if settings.compact_at is not None and settings.compact_at >= settings.delta_keys:
-        raise SettingsError(
-            f"--compact-at: must be less than --delta-keys ({settings.delta_keys:,}), so that changes continue "
-            f"during a compaction; found {settings.compact_at:,}"
-        )
     if settings.verify_activations and settings.verify_key is None:
         raise SettingsError("--verify-activations: needs --verify-key, which is not set")
     if settings.redis_secret is not None and settings.redis_url is None:

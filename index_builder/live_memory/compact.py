@@ -46,7 +46,6 @@ from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
 from recollect.service.ranking.names import Names
 from recollect.service.store.activation_record import ActivationRecord
-from recollect.service.store.compaction_lease import compaction_lease
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
@@ -68,7 +67,6 @@ def compact(settings: CompactSettings) -> str:
         BuildError: If the run is not that of the current version, `--out` exists, there are no live entries, or they
             leave no instance or no label. If there is no run, and the bundle cannot give its keys. If another version
             was activated meanwhile.
-        CompactionRunningError: If another process compacts the store.
         CheckFailed: If a check fails and `--force` is not set.
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
@@ -82,11 +80,10 @@ def compact(settings: CompactSettings) -> str:
     current = store.require_current()
     if signing and settings.activate:
         store.sign_activations(signing)
-    with compaction_lease(store.files):
-        record = store.activation()
-        version = _compact(store, current, settings, signing, threads)
-        if settings.activate and record is not None:
-            _activate(store, version, record)
+    record = store.activation()
+    version = _compact(store, current, settings, signing, threads)
+    if settings.activate and record is not None:
+        _activate(store, version, record)
     return version
 
 

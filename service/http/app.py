@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -49,8 +49,19 @@ def create_app(
     metrics: Metrics,
     redis: RedisClient | None = None,
     api_keys: ReloadedFile[ApiKeys] | None = None,
+    serving: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> ASGIApp:
-    """Compose the application, which starts and closes the batcher, and closes the model manager when it ends."""
+    """Compose the application, which starts and closes the batcher, and closes the model manager when it ends.
+
+    Args:
+        model_manager: The versions that answer.
+        batcher: Computes the answers.
+        settings: All settings of the service.
+        metrics: Counts and times.
+        redis: The Redis that the replicas share, if there is one.
+        api_keys: The API keys; None if requests need none.
+        serving: The context in which the application answers.
+    """
     tracer = open_tracer()
     pipeline = AnswerPipeline(
         versions=model_manager.versions,
@@ -75,7 +86,8 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
-        yield
+        async with serving():
+            yield
         await asyncio.to_thread(changes.close)
         await asyncio.to_thread(model_manager.close)
         await asyncio.to_thread(batcher.close)

@@ -225,7 +225,7 @@ class MemoryRoutes:
         with self.versions.lease() as predictor:
             view = present_view(predictor)
             facts = dataclasses.asdict(view.status)
-            oldest, _ = facts.pop("oldest_seconds"), facts.pop("kept_keys")
+            oldest = facts.pop("oldest_seconds")
             return MemoryStatus(
                 version=predictor.version,
                 sequence=view.sequence,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,18 +39,15 @@ from recollect.service.http.schemas import Problem
 
 # The default code and the title of each status.
 _STATUSES = {
-    400: ("invalid_http", "Invalid HTTP"),
     401: ("unauthorized", "Unauthorized"),
     403: ("forbidden", "Forbidden"),
     404: ("not_found", "Not found"),
     405: ("method_not_allowed", "Method not allowed"),
-    408: ("request_timeout", "Request timeout"),
     409: ("conflict", "Conflict"),
     413: ("too_large", "Too large"),
     415: ("unsupported_encoding", "Unsupported encoding"),
     422: ("invalid_request", "Invalid request"),
     429: ("rate_limited", "Rate limited"),
-    431: ("head_too_large", "Head too large"),
     500: ("internal", "Internal error"),
     503: ("not_ready", "Not ready"),
     504: ("deadline_passed", "Deadline passed"),
@@ -112,18 +108,6 @@ def problem_response(
         headers = {"Retry-After": _RETRY_AFTER_SECONDS, **(headers or {})}
     content = problem.model_dump(exclude_none=True)
     return JSONResponse(content, status, headers=headers, media_type=_MEDIA_TYPE)
-
-
-def problem_bytes(status: int, detail: str, code: str, with_body: bool) -> bytes:
-    """A complete HTTP response, for a connection whose request cannot be read."""
-    _, title = _STATUSES[status]
-    body = Problem(title=title, status=status, code=code, detail=detail).model_dump_json(exclude_none=True).encode()
-    head = f"HTTP/1.1 {status} {title}\r\nContent-Type: {_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
-    if status == 503:
-        head += f"Retry-After: {_RETRY_AFTER_SECONDS}\r\n"
-    return f"{head}X-Request-Id: {uuid.uuid4().hex}\r\nConnection: close\r\n\r\n".encode() + (
-        body if with_body else b""
-    )
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

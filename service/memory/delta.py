@@ -263,7 +263,6 @@ class Delta:
                 labels=len(label_ends.ends) - label_ends.ended,
                 corrections=corrections.present,
                 live_keys=instances.count + labels.count + corrections.count,
-                kept_keys=corrections.present + self._weighted,
                 skipped=self._skipped,
                 oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
             ),

@@ -22,7 +22,6 @@ class Status:
         labels: Number of labels that are present.
         corrections: Number of corrections that are present.
         live_keys: Number of live keys of instances, labels and corrections, with those that were replaced or removed.
-        kept_keys: Number of keys that a compaction keeps live: those of corrections, and of instances with a weight.
         skipped: Number of entries that named a label that the version does not have.
         oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
     """
@@ -31,7 +30,6 @@ class Status:
     labels: int
     corrections: int
     live_keys: int
-    kept_keys: int
     skipped: int
     oldest_seconds: float | None
 

@@ -1,98 +1,150 @@
-"""The drain: a process that stops answers the requests in progress first, within a limited time.
+"""The stop signals of a serving process: an exit at once before it serves, and a drain when it serves.
 
-The steps: report "not ready" until load balancers send no more requests, close the sockets, answer the requests in
-progress. At the deadline, the remaining requests get status 503. One second later the process exits, even if a thread
-still computes.
+The steps of a drain: report "not ready" until load balancers send no more requests, close the socket, answer the
+requests in progress. At the deadline, the remaining requests get status 503. One second later the process exits, even
+if a thread still computes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from recollect.service.process.uvicorn_server import UvicornServer
-from recollect.service.serving.batcher import Batcher
-from recollect.service.versions.model_manager import ModelManager
+if TYPE_CHECKING:  # the parent of several workers imports this module without numerical libraries
+    from recollect.service.serving.batcher import Batcher
+    from recollect.service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # If no request arrives for this time, all load balancers have seen that this process is not ready.
 _QUIET_SECONDS = 0.5
-# After the deadline: the time to send the last answers, and the time until the process exits.
-_LAST_ANSWERS_SECONDS, _EXIT_SECONDS = 0.3, 0.7
+# Time after the deadline until the process exits.
+_EXIT_SECONDS = 1.0
 # Maximum time to remove the report of this replica before the process exits.
 _WITHDRAW_SECONDS = 0.3
 
 
-async def serve_until(
-    stop: asyncio.Event,
-    servers: list[UvicornServer],
-    serving: list[asyncio.Task[None]],
-    model_manager: ModelManager,
-    batcher: Batcher,
-    drain_seconds: float,
-) -> None:
-    """Serve until `stop` is set and all servers have drained, or until a server ends by itself."""
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        for server in servers:  # the process ends with any of its servers
-            server.close_within(0)
-        await asyncio.gather(*serving)
-        return
-    with _exit_after(drain_seconds + _EXIT_SECONDS, model_manager):
-        await _drain(servers, model_manager, batcher, drain_seconds)
-        await asyncio.gather(*serving)
-
-
-async def _drain(servers: list[UvicornServer], model_manager: ModelManager, batcher: Batcher, seconds: float) -> None:
-    """Report "not ready", and answer requests until no more arrive or half of the time has passed.
-
-    Then close the sockets. The requests in progress have the rest of the time.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    log.info("draining", seconds=seconds)
-    model_manager.drain()
-    public = servers[0]
-    # A client with an open connection may send a request at any time. Without open connections, only recent requests
-    # matter.
-    quiet_since = loop.time() if public.has_connections() else -math.inf
-    while loop.time() - max(quiet_since, public.last_request_time()) < _QUIET_SECONDS:
-        if loop.time() >= deadline - seconds / 2:
-            break
-        await asyncio.sleep(0.02)
-
-    def abort() -> None:
-        if requests := batcher.abort():
-            log.warning("requests_aborted", requests=requests, drain_seconds=seconds)
-
-    loop.call_at(deadline, abort)
-    for server in servers:
-        server.close_within(deadline + _LAST_ANSWERS_SECONDS - loop.time())
-
-
 @contextlib.contextmanager
-def _exit_after(seconds: float, model_manager: ModelManager) -> Iterator[None]:
-    """End this process with status 0 if the block takes longer: nothing can end a thread that computes."""
+def exiting_on_stop_signals() -> Iterator[None]:
+    """End this process with status 0 on SIGTERM and SIGINT.
 
-    def exit_now() -> None:
-        log.warning("stopped_during_work", seconds=seconds)
-        sys.stdout.flush()
-        model_manager.withdraw(_WITHDRAW_SECONDS)
-        os._exit(0)  # a normal exit would unload libraries that the threads still use
+    Without a handler, process 1 of a container ignores these signals.
+    """
+    before = [signal.signal(number, _exit) for number in _STOP_SIGNALS]
+    yield
+    for number, handler in zip(_STOP_SIGNALS, before, strict=True):  # not after an error, with which the process ends
+        signal.signal(number, handler)
 
-    timer = threading.Timer(seconds, exit_now)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+
+def exit_at_once() -> None:
+    """End this process with status 0, without the end of its tasks and threads."""
+    log.info("stopped_at_once")
+    sys.stdout.flush()
+    os._exit(0)  # a normal exit cancels the tasks of the loop, which logs tracebacks, and unloads libraries in use
+
+
+def _exit(*_: object) -> None:
+    _ignore_stop_signals()  # a second signal must not change the exit status
+    sys.exit(0)
+
+
+def _ignore_stop_signals() -> None:
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Drain:
+    """Passes requests to the application, and drains it before uvicorn stops on a signal.
+
+    A second signal ends the process at once with status 0, unless the process is a worker: a worker may receive the
+    first signal twice, from a terminal and from its supervisor.
+
+    Args:
+        app: The application.
+        model_manager: Reports that this process is not ready.
+        batcher: Its requests are aborted at the deadline.
+        seconds: Maximum time to finish the requests in progress.
+    """
+
+    def __init__(self, app: ASGIApp, model_manager: ModelManager, batcher: Batcher, seconds: float) -> None:
+        self._app, self._model_manager, self._batcher, self._seconds = app, model_manager, batcher, seconds
+        self._requests: set[asyncio.Task[Any] | None] = set()
+        self._last_request = 0.0
+        self._draining: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._last_request, task = asyncio.get_running_loop().time(), asyncio.current_task()
+        self._requests.add(task)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._requests.discard(task)
+
+    @contextlib.contextmanager
+    def on_stop_signals(self) -> Iterator[None]:
+        """Handle the stop signals on the running event loop, in place of uvicorn's handlers, which follow the drain."""
+        loop = asyncio.get_running_loop()
+        stop_server = signal.getsignal(signal.SIGTERM)
+        assert callable(stop_server)
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, lambda: stop_server(signal.SIGTERM, None))
+        try:
+            yield
+        finally:
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+            _ignore_stop_signals()
+
+    def _on_signal(self, stop_server: Any) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(stop_server))
+        elif multiprocessing.parent_process() is None:
+            exit_at_once()
+
+    async def _drain(self, stop_server: Any) -> None:
+        """Answer requests until no more arrive or half of the time has passed; then let uvicorn close the socket."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        log.info("draining", seconds=self._seconds)
+        self._model_manager.drain()
+        self._exit_after(self._seconds + _EXIT_SECONDS)
+        loop.call_at(start + self._seconds, self._abort)
+        while loop.time() < min(max(start, self._last_request) + _QUIET_SECONDS, start + self._seconds / 2):
+            await asyncio.sleep(0.02)
+        stop_server()
+
+    def _abort(self) -> None:
+        """Answer the requests in progress with 503."""
+        if requests := len(self._requests):
+            log.warning("requests_aborted", requests=requests, drain_seconds=self._seconds)
+        self._batcher.abort()
+        for task in self._requests:
+            if task is not None:
+                task.cancel()  # also a request whose body has not arrived
+
+    def _exit_after(self, seconds: float) -> None:
+        """End this process with status 0 at a later time: nothing can end a thread that computes."""
+
+        def exit_now() -> None:
+            log.warning("stopped_during_work", seconds=seconds)
+            sys.stdout.flush()
+            self._model_manager.withdraw(_WITHDRAW_SECONDS)
+            os._exit(0)  # a normal exit would unload libraries that the threads still use
+
+        timer = threading.Timer(seconds, exit_now)
+        timer.daemon = True
+        timer.start()

@@ -1,58 +1,64 @@
-"""Liveness: a process whose event loop or batcher hangs is replaced.
+"""Liveness: a process whose event loop or batcher hangs ends itself, and its supervisor or platform starts a new one.
 
-The event loop sends a heartbeat every second. The heartbeats stop while the loop is blocked, and while a block of a
-batch takes longer than --hang-seconds: a thread cannot be ended, so only a new process computes with all threads again.
-After 30 seconds without a heartbeat, the supervisor kills and replaces the process. A process without a supervisor ends
-itself with status 1, so that the platform starts it again.
+The event loop beats every second. It stops beating while it is blocked, and while a block of a batch takes longer than
+--hang-seconds: a thread cannot be ended, so only a new process computes with all threads again. After 30 seconds
+without a beat, a thread ends the process with status 1.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import structlog
 
-from recollect.service.process import supervisor
 from recollect.service.serving.batcher import Batcher
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
+# Time between two beats of the event loop, and the time without a beat after which the process ends.
+_BEAT_SECONDS, HANG_SECONDS = 1.0, 30.0
 # Maximum time to log that the process hangs before it ends.
 _LOG_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def heartbeats(beat: Callable[[], None], batcher: Batcher, versions: OpenVersions, metrics: Metrics) -> Iterator[None]:
-    """Call `beat` every second on the running event loop, unless a batch hangs.
+def watching(batcher: Batcher, versions: OpenVersions, metrics: Metrics) -> Iterator[None]:
+    """End this process if the running event loop or a batch hangs, and drain it if its supervisor has been killed.
 
-    During a drain, the heartbeats continue in any case, because the drain has a deadline of its own.
+    During a drain, the beats continue in any case, because the drain has a deadline of its own.
     """
 
     async def run() -> None:
         logged = False
+        supervisor = multiprocessing.parent_process()
         while True:
             hung = batcher.hung
             metrics.batcher_hung.set(hung)
             if metrics.engine is not None:
                 metrics.engine.up.set(versions.engine_problem() is None)
             if not hung or versions.draining:
-                beat()
+                watchdog.beat()
             if hung and not logged:
                 log.error("batcher_hung", threads=batcher.threads, busy_threads=batcher.busy_threads)
             logged = hung
-            await asyncio.sleep(supervisor.HEARTBEAT_SECONDS)
+            if supervisor is not None and not supervisor.is_alive() and not versions.draining:
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(_BEAT_SECONDS)
 
-    beating = asyncio.ensure_future(run())
-    try:
-        yield
-    finally:
-        beating.cancel()
+    with Watchdog() as watchdog:
+        beating = asyncio.ensure_future(run())
+        try:
+            yield
+        finally:
+            beating.cancel()
 
 
 class Watchdog:
@@ -74,7 +80,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         silent_seconds = 0.0
-        while silent_seconds <= supervisor.HANG_SECONDS:
+        while silent_seconds <= HANG_SECONDS:
             # A wait counts as one second even if it took longer: then the whole process was suspended.
             silent_seconds = 0.0 if self._beat.wait(1.0) else silent_seconds + 1.0
             self._beat.clear()
@@ -84,5 +90,5 @@ class Watchdog:
         exit_timer = threading.Timer(_LOG_SECONDS, os._exit, (1,))
         exit_timer.daemon = True
         exit_timer.start()
-        log.error("process_hung", seconds=supervisor.HANG_SECONDS)
+        log.error("process_hung", seconds=HANG_SECONDS)
         os._exit(1)

@@ -1,29 +1,51 @@
-"""`recollect serve`: the setup that runs once, before the first worker starts.
+"""`recollect serve`: checks the settings, reserves the address, and runs uvicorn with one or several processes.
 
-`worker.py` contains the setup that runs in each worker process. This module imports no numerical libraries: the thread
-limits must be in the environment before these libraries load, and the supervisor must fork before they start threads.
+`worker.py` contains the setup of each serving process. This module imports no numerical libraries: the thread limits
+must be in the environment before these libraries load, and the supervisor of several workers needs none of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import shutil
 import socket
+import ssl
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
 
-from recollect.service.process.endpoints import Endpoints, reserve
-from recollect.service.process.signals import exit_on_stop_signals
+from recollect.service.addresses import bind, is_loopback
+from recollect.service.errors import ServiceError, SettingsError
+from recollect.service.process.drain import exiting_on_stop_signals
 from recollect.service.serve_settings import ServeSettings, require_consistent
 from recollect.service.settings import SHARED_METRICS, unknown_variables
 from recollect.service.telemetry.logs import configure_logs
 from recollect.service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
+
+# Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
+# request on a closed connection.
+_KEEP_ALIVE_SECONDS = 75
+# Maximum time in which a worker answers the supervisor; a suspended worker is then killed and replaced.
+_WORKER_ANSWER_SECONDS = 10
+# Pause of a replaced worker that cannot start, before the supervisor replaces it again.
+_RESTART_SECONDS = 2.0
+# Permissions of a private key that let other users than its owner and its group read it.
+_READABLE_BY_OTHERS = 0o004
 
 
 def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
@@ -38,58 +60,148 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
         AddressError: If an address is not available.
         ServiceError: If the current version of the store cannot be served.
     """
-    exit_on_stop_signals()  # until the event loop or the supervisor handles these signals
     require_consistent(settings)
     configure_logs()
     with contextlib.ExitStack() as stack:
-        endpoints = stack.enter_context(reserve(settings, bound))
+        stack.enter_context(exiting_on_stop_signals())
+        public = bound or stack.enter_context(bind(settings.host, settings.port))
+        admin = None
+        if settings.admin_port is not None:
+            admin = stack.enter_context(bind(settings.admin_host, settings.admin_port))
+        if settings.tls_cert and settings.tls_key:
+            _require_certificate(settings.tls_cert, settings.tls_key)
         for name in unknown_variables(settings):
             log.warning("unknown_environment_variable", name=name)
-        budget = ThreadBudget.of(settings.workers, settings.threads)
-        variables = budget.apply()
+        ThreadBudget.of(settings.workers, settings.threads).apply()
         _raise_file_limit()
-
-        def log_start() -> None:
-            log.info("thread_budget", cores=budget.cores, workers=budget.workers, threads=budget.threads, **variables)
-            if budget.exceeded:
-                log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
-            if settings.redis_url is not None and settings.redis_secret is None and settings.cache_mb:
-                log.warning("shared_answer_cache_off", reason="Redis could change the answers; set --redis-secret")
-            admin = endpoints.admin.url if endpoints.admin else None
-            log.info("serving", url=endpoints.public.url, admin=admin, workers=settings.workers)
-
         if settings.workers == 1:
-            _work(settings, endpoints, log_start)
+            uvicorn.Server(_config(settings, Application(settings, public, admin))).run([public])
             return 0
-        stack.enter_context(_shared_metrics())
-        return _supervise(settings, endpoints, log_start)
+        folder = stack.enter_context(_shared_folder())
+        return _serve_with_workers(settings, Application(settings, public, admin, folder), folder)
 
 
-def _supervise(settings: ServeSettings, endpoints: Endpoints, on_ready: Callable[[], None]) -> int:
-    """Serve with several worker processes; the first worker also serves the admin interface and compacts."""
-    from recollect.service.process.supervisor import Supervisor
-    from recollect.service.telemetry.metrics import forget_process
+@dataclass(frozen=True)
+class Application:
+    """Creates the application in the process that serves it; uvicorn sends this object to its worker processes.
 
-    def work(number: int, heartbeat: Callable[[], None]) -> None:
-        structlog.contextvars.bind_contextvars(worker=number)
-        own = Endpoints(endpoints.public, None if number else endpoints.admin)
-        given = settings.model_copy(update={"compact_at": None}) if number else settings
-        _work(given, own, heartbeat, heartbeat, answer_while_opening=not supervisor.has_ready_worker())
+    Args:
+        settings: All settings of the service.
+        public: The socket of the service.
+        admin: The socket of the admin interface; None if there is none.
+        folder: The folder that several workers share; None for a single process.
+    """
 
-    supervisor = Supervisor(settings.workers, work, settings.drain_seconds, endpoints.close, on_exit=forget_process)
-    return supervisor.run(on_ready)
+    settings: ServeSettings
+    public: socket.socket
+    admin: socket.socket | None
+    folder: Path | None = None
+
+    def __call__(self) -> ASGIApp:
+        """Open the current version, and listen.
+
+        Raises:
+            ServiceError: If a single process cannot start. A worker prints its error and exits.
+        """
+        if self.folder is None:
+            application = self._open()
+            _log_start(self.settings)
+            return application
+        configure_logs()
+        try:
+            application = self._open()
+        except ServiceError as error:
+            self._exit(self.folder, error)
+        with contextlib.suppress(FileExistsError), (self.folder / "started").open("x"):
+            _log_start(self.settings)
+        return application
+
+    def _open(self) -> ASGIApp:
+        with exiting_on_stop_signals():  # uvicorn's handlers would wait for the end of the start
+            from recollect.service.process.worker import open_application
+
+            return open_application(self.settings, self.public, self.admin)
+
+    def _exit(self, folder: Path, error: ServiceError) -> NoReturn:
+        """End this worker. At the start of the service, only the first worker that fails prints its error."""
+        if (folder / "started").exists():
+            log.error("worker_failed", error=str(error), again_in_seconds=_RESTART_SECONDS)
+            time.sleep(_RESTART_SECONDS)
+            sys.exit(1)
+        with contextlib.suppress(FileExistsError), (folder / "failed").open("x") as file:
+            file.write(str(error.exit_status))
+            print(f"recollect serve: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.exit(STARTUP_FAILURE)  # the supervisor then stops all workers
 
 
-def _work(
-    settings: ServeSettings,
-    endpoints: Endpoints,
-    on_ready: Callable[[], None],
-    heartbeat: Callable[[], None] | None = None,
-    answer_while_opening: bool = True,
-) -> None:
-    from recollect.service.process.worker import serve_endpoints
+def _config(settings: ServeSettings, application: Application) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        factory=True,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        workers=settings.workers,
+        timeout_worker_healthcheck=_WORKER_ANSWER_SECONDS,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
 
-    serve_endpoints(settings, endpoints, on_ready, heartbeat, answer_while_opening)
+
+def _serve_with_workers(settings: ServeSettings, application: Application, folder: Path) -> int:
+    """Serve with uvicorn's supervisor; return the exit status of the error if the service could not start."""
+    supervised = logging.getLogger("uvicorn.error")
+    supervised.setLevel(logging.INFO)  # such as "Child process died"
+    # A worker prints the error of a start, so that the supervisor logs nothing before the first worker has started.
+    supervised.addFilter(lambda record: (folder / "started").exists())
+    Multiprocess(_config(settings, application), [application.public]).run()
+    failed = folder / "failed"
+    return int(failed.read_text()) if failed.exists() else 0
+
+
+def _log_start(settings: ServeSettings) -> None:
+    """Log the number of threads, and settings that need attention; once, after the first version is open."""
+    budget = ThreadBudget.of(settings.workers, settings.threads)
+    log.info("thread_budget", cores=budget.cores, workers=budget.workers, threads=budget.threads, **budget.apply())
+    if budget.exceeded:
+        log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
+    if not is_loopback(settings.host):
+        log.warning(
+            "open_to_other_machines",
+            host=settings.host,
+            advice="put a proxy with limits, such as deploy/nginx.conf, before clients that you do not trust",
+        )
+    if settings.redis_url is not None and settings.redis_secret is None and settings.cache_mb:
+        log.warning("shared_answer_cache_off", reason="Redis could change the answers; set --redis-secret")
+
+
+def _require_certificate(certificate: Path, key: Path) -> None:
+    """Check that uvicorn can use a certificate and its private key.
+
+    Raises:
+        SettingsError: If a file cannot be read, or the files do not belong together.
+    """
+    for flag, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{flag} {path}: expected a file in PEM format, found: {error.strerror}") from None
+    try:
+        # The password of an encrypted key is a wrong one, because OpenSSL would otherwise ask for it on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: "")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "no PEM block"
+        raise SettingsError(
+            f"--tls-cert {certificate}, --tls-key {key}: expected a certificate and its private key "
+            f"in PEM format, without a password, found: {str(reason).lower().replace('_', ' ')}"
+        ) from None
+    if (mode := key.stat().st_mode) & _READABLE_BY_OTHERS:
+        log.warning("tls_key_readable_by_others", path=str(key), mode=f"{mode & 0o777:o}")
 
 
 def _raise_file_limit() -> None:
@@ -100,11 +212,11 @@ def _raise_file_limit() -> None:
 
 
 @contextlib.contextmanager
-def _shared_metrics() -> Iterator[None]:
-    """A temporary folder in which workers share their metrics."""
-    folder = tempfile.mkdtemp(prefix="recollect-metrics-")
+def _shared_folder() -> Iterator[Path]:
+    """A temporary folder in which workers share their metrics and the result of the start."""
+    folder = tempfile.mkdtemp(prefix="recollect-workers-")
     os.environ[SHARED_METRICS] = folder
     try:
-        yield
+        yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

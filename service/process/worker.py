@@ -1,34 +1,28 @@
-"""A serving process: opens the current version, runs the HTTP servers on one event loop, and drains at shutdown."""
+"""A serving process: opens the current version, creates the application, and runs its background threads."""
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
-import contextvars
 import gc
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 import structlog
+import uvicorn
 from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp
 
-from recollect.service.addresses import start_listening
+from recollect.service.addresses import is_loopback, start_listening, url
 from recollect.service.bundle.signing_key import read_signing_key
 from recollect.service.canary.breaker import BreakerLimits
-from recollect.service.connection.connections import Connections, usable_connections
 from recollect.service.http.admin import create_admin
 from recollect.service.http.admin_guard import read_admin_token
 from recollect.service.http.api_keys import read_api_keys
 from recollect.service.http.app import create_app
-from recollect.service.process.compactions import compacting, require_builder
-from recollect.service.process.drain import serve_until
-from recollect.service.process.endpoints import Endpoints
-from recollect.service.process.liveness import Watchdog, heartbeats
-from recollect.service.process.signals import exit_at_once, ignore_loop_stop_signals, stop_event
-from recollect.service.process.uvicorn_server import UvicornServer
+from recollect.service.process.drain import Drain, exit_at_once
+from recollect.service.process.liveness import watching
 from recollect.service.redis_client import RedisClient
 from recollect.service.reloaded_file import ReloadedFile, reloading
 from recollect.service.serve_settings import ServeSettings
@@ -50,31 +44,19 @@ _WITHDRAW_SECONDS = 1.0
 _THREADS_PER_BATCH = 1
 
 
-def serve_endpoints(
-    settings: ServeSettings,
-    endpoints: Endpoints,
-    on_ready: Callable[[], None],
-    heartbeat: Callable[[], None] | None = None,
-    answer_while_opening: bool = True,
-) -> None:
-    """Serve until SIGTERM or SIGINT.
+def open_application(settings: ServeSettings, public: socket.socket, admin: socket.socket | None) -> ASGIApp:
+    """Open the current version, let connections wait for the server, and return the application.
 
-    A second signal ends the process at once with status 0, unless the process has a supervisor.
+    No connection is accepted before the version is open. A stop signal ends the process at once until then.
 
     Args:
         settings: All settings of the service.
-        endpoints: The addresses to serve.
-        on_ready: Called on the event loop when the current version is open.
-        heartbeat: Called on the event loop every second after `on_ready`, while no batch hangs; None if there is no
-            supervisor.
-        answer_while_opening: Whether this process answers requests while the current version opens: metrics and states,
-            and 503 to all others. False if another process can answer requests at the same address.
+        public: The socket of the service.
+        admin: The socket of the admin interface; None if there is none.
 
     Raises:
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
-    if settings.compact_at is not None:
-        require_builder()
     metrics = Metrics(with_redis=settings.redis_url is not None, with_engine=settings.engine_uri is not None)
     api_keys = admin_token = None
     if settings.api_keys is not None:
@@ -103,62 +85,55 @@ def serve_endpoints(
         Announcements(redis) if redis else None,
         BreakerLimits(settings.canary_window, settings.canary_max_errors, settings.canary_max_slowdown),
     )
-    limit = usable_connections(settings.max_connections)
-    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys)
-    served = [(UvicornServer(app, Connections(limit, metrics), endpoints.public.tls), endpoints.public.bound)]
-    if endpoints.admin is not None:
-        activation = Activation(store, redis, lambda: model_manager.versions.draining)
-        admin = create_admin(store, activation, settings, model_manager.versions, admin_token)
-        served.append((UvicornServer(admin, Connections(limit, None), endpoints.admin.tls), endpoints.admin.bound))
     key_files = [file for file in (api_keys, admin_token, store.verify_keys) if file is not None]
-    servers = [server for server, _ in served]
 
-    async def run() -> None:
-        stop = stop_event(exit_on_second=heartbeat is None)
-        serving = _start(served) if answer_while_opening else []
-        try:
-            await _open_current(model_manager, stop)
-        except BaseException:
-            for server in servers:
-                server.close_within(0)
-            await asyncio.gather(*serving)
-            raise
-        serving = serving or _start(served)
-        await _load_thread_pool()
+    @contextlib.asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
+        """Run the background threads of this process, and drain it on a stop signal."""
+        await run_in_threadpool(lambda: None)  # its first use imports modules, which would stop all answers for 60 ms
         _exempt_from_garbage_collection()
         model_manager.follow(lambda: batcher.load)
-        on_ready()
         with contextlib.ExitStack() as stack:
-            beat = heartbeat or stack.enter_context(Watchdog()).beat
-            stack.enter_context(heartbeats(beat, batcher, model_manager.versions, metrics))
+            stack.enter_context(watching(batcher, model_manager.versions, metrics))
             stack.enter_context(reloading(key_files))
             stack.enter_context(_redis_announcements(redis, model_manager))
-            stack.enter_context(compacting(settings, store, model_manager.versions, metrics))
-            await serve_until(stop, servers, serving, model_manager, batcher, settings.drain_seconds)
+            stack.enter_context(drain.on_stop_signals())
+            tls = settings.tls_cert is not None
+            log.info("serving", url=url(public, tls), admin=admin_url, workers=settings.workers)
+            yield
             if redis:
                 await redis.close()
         log.info("stopped")
-        ignore_loop_stop_signals()
 
-    with asyncio.Runner(loop_factory=servers[0].config.get_loop_factory()) as runner:
-        runner.run(run())
-
-
-def _start(served: list[tuple[UvicornServer, socket.socket]]) -> list[asyncio.Task[None]]:
-    """Accept connections.
-
-    Raises:
-        AddressError: If another process listens on the same address.
-    """
-    for _, bound in served:
-        start_listening(bound)
-    return [asyncio.create_task(server.serve([bound])) for server, bound in served]
+    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys, serving)
+    drain = Drain(app, model_manager, batcher, settings.drain_seconds)
+    _open_current(model_manager)
+    start_listening(public)
+    admin_url = None
+    if admin is not None:
+        activation = Activation(store, redis, lambda: model_manager.versions.draining)
+        admin_app = create_admin(store, activation, settings, model_manager.versions, admin_token)
+        admin_url = _serve_admin(settings, admin, admin_app)
+    return drain
 
 
-async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> None:
-    """Open the current version in a thread, so that the event loop can answer requests at the same time.
+def _serve_admin(settings: ServeSettings, admin: socket.socket, app: ASGIApp) -> str:
+    """Serve the admin interface in a thread; return its URL. A loopback address needs no TLS."""
+    start_listening(admin)
+    certificate = None if is_loopback(settings.admin_host) else settings.tls_cert
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=certificate and settings.tls_key,
+    )
+    threading.Thread(target=uvicorn.Server(config).run, args=([admin],), name="admin", daemon=True).start()
+    return url(admin, certificate is not None)
 
-    If `stop` is set before the version is open, this process ends at once.
+
+def _open_current(model_manager: ModelManager) -> None:
+    """Open the current version in a thread, so that a stop signal ends this process at once.
 
     Raises:
         ServiceError: If the version cannot be served.
@@ -173,22 +148,12 @@ async def _open_current(model_manager: ModelManager, stop: asyncio.Event) -> Non
         else:
             opened.set_result(None)
 
-    context = contextvars.copy_context()  # the log context with the worker's number
-    # A daemon thread, because the process may end before the version is open.
-    threading.Thread(target=context.run, args=(open_current,), name="open-first", daemon=True).start()
-    opening, stopping = asyncio.wrap_future(opened), asyncio.create_task(stop.wait())
-    either: list[asyncio.Future[Any]] = [opening, stopping]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not opening.done():
+    threading.Thread(target=open_current, name="open-first", daemon=True).start()
+    try:
+        opened.result()
+    except SystemExit:  # a stop signal
         model_manager.withdraw(_WITHDRAW_SECONDS)
         exit_at_once()
-    await opening
-
-
-async def _load_thread_pool() -> None:
-    """Use the framework's thread pool once: its first use imports modules, which would stop all answers for 60 ms."""
-    await run_in_threadpool(lambda: None)
 
 
 def _exempt_from_garbage_collection() -> None:

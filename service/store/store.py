@@ -5,7 +5,6 @@
              CURRENT              one line: the current version, for people and scripts
              LOG                  one JSON line for each activation, promotion and rollback
              PROTECTED            the versions that `recollect prune` must keep, one a line
-             COMPACTION           the lease of the process that compacts the live memory
 
 `remote.py` uses the same file layout at a URL.
 """

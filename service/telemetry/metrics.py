@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
@@ -111,16 +112,7 @@ class Metrics:
         self.memory_live_keys = gauge(
             "memory_live_keys", "Number of live keys of the current version, which --delta-keys limits.", "livemax"
         )
-        self.compactions = counter(
-            "compactions_total", "Number of compactions that this service started, by their result.", "result"
-        )
-        for result in ("published", "failed"):  # as above
-            self.compactions.labels(result)
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
-        self.connections = gauge("connections", "Number of open connections.", "livesum")
-        self.connections_refused = counter(
-            "connections_refused_total", "Number of connections closed because a limit or HTTP was violated.", "reason"
-        )
         self.rate_limited = counter(
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"
         )
@@ -154,6 +146,7 @@ class Metrics:
         """Return all metrics in Prometheus's text format."""
         if not self._shared:
             return generate_latest(self._registry)
+        _forget_exited_workers()
         registry = CollectorRegistry()
         registry.register(_OpenVersionsCollector(self.by_version))
         return generate_latest(registry)
@@ -200,6 +193,11 @@ class _OpenVersionsCollector(Collector):
         return self._by_version.without_closed(self._workers.collect())  # type: ignore[no-untyped-call]
 
 
-def forget_process(process: int) -> None:
-    """Remove the values of an exited worker from the gauges."""
-    multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]
+def _forget_exited_workers() -> None:
+    """Remove the values of exited workers from the gauges."""
+    for path in Path(os.environ[SHARED_METRICS]).glob("gauge_live*_*.db"):
+        process = int(path.stem.rpartition("_")[2])
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,19 @@ from tests.deploy.helpers import (
     Load,
     free_address,
     nginx_in_front_of,
+    run_nginx,
     run_tool,
     write_nginx_conf,
 )
-from tests.service.http_helpers import Server, add_version, copy_store, light_encoder, make_first, serving
+from tests.service.http_helpers import (
+    PATIENCE_SECONDS,
+    Server,
+    add_version,
+    copy_store,
+    light_encoder,
+    make_first,
+    serving,
+)
 
 QUERY = {"query": "How doctors treat high blood pressure"}
 MAX_BODY_BYTES = ServeSettings.model_fields["max_body_bytes"].default
@@ -224,3 +233,82 @@ def test_no_request_fails_while_a_replica_restarts(
 
 def address(server: Server) -> str:
     return server.url.removeprefix("http://")
+
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n"
+BODY = b'{"query": "bread"}'
+
+
+@pytest.fixture(scope="module")
+def proxy(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """The address of nginx in front of the service, with a tenth of the shipped time limits of clients."""
+    folder, listen = tmp_path_factory.mktemp("proxy"), free_address()
+    with serving(stores[0]) as server:
+        conf = write_nginx_conf(folder, listen, (address(server), address(server)))
+        shipped = conf.read_text(encoding="utf-8")
+        conf.write_text(re.sub(r"(client_header|client_body|send)_timeout 10s", r"\1_timeout 1s", shipped))
+        with run_nginx(folder, conf, listen):
+            host, port = listen.split(":")
+            yield host, int(port)
+
+
+def send_until_refused(address: tuple[str, int], parts: Iterable[bytes]) -> tuple[int, bytes]:
+    """Send until the proxy refuses more; return the number of bytes that it took, and the beginning of its answer."""
+    taken, answer = 0, b""
+    with socket.create_connection(address, timeout=PATIENCE_SECONDS) as connection:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                connection.sendall(part)
+                taken += len(part)
+        with contextlib.suppress(ConnectionError):
+            while received := connection.recv(65_536):
+                answer = (answer + received)[:64]
+    return taken, answer
+
+
+def is_answered(address: tuple[str, int]) -> bool:
+    return httpx.post(f"http://{address[0]}:{address[1]}/predict", json=QUERY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [HEAD] + [b"X-%d: %s\r\n" % (number, b"a" * 1_000) for number in range(32_000)],
+        [HEAD, b"X: "] + [b"a" * 65_536] * 384,
+    ],
+    ids=["32 MB of headers", "a header of 24 MB"],
+)
+def test_endless_head_is_refused_before_it_reaches_the_service(proxy: tuple[str, int], parts: list[bytes]) -> None:
+    _, answer = send_until_refused(proxy, parts)
+    assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+    assert is_answered(proxy)
+
+
+def test_client_that_sends_requests_and_reads_no_answer_is_disconnected(proxy: tuple[str, int]) -> None:
+    requests = (HEAD + b"\r\n" + BODY) * 200_000
+    with socket.create_connection(proxy, timeout=PATIENCE_SECONDS) as connection, pytest.raises(ConnectionError):
+        connection.sendall(requests)
+    assert is_answered(proxy)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HEAD[:40], HEAD + b"\r\n" + BODY[:5]], ids=["nothing", "half a head", "half a body"]
+)
+def test_clients_that_do_not_finish_their_request_are_disconnected_and_delay_nobody(
+    proxy: tuple[str, int], sent: bytes
+) -> None:
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(proxy, timeout=PATIENCE_SECONDS)) for _ in range(260)]
+        for connection in slow:
+            connection.sendall(sent)
+        assert is_answered(proxy)
+        for connection in slow:
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1) == b""
+
+
+def test_request_that_offers_another_protocol_is_answered_as_http_1(proxy: tuple[str, int]) -> None:
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
+    answer = httpx.post(f"http://{proxy[0]}:{proxy[1]}/predict", json=QUERY, headers=offer)
+    assert (answer.status_code, answer.http_version) == (200, "HTTP/1.1")
+    assert answer.json()["labels"]

@@ -21,7 +21,7 @@ from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.strings import write_table
 from recollect.service.store.store import Store
 
-# Tests wait at most this long. A compaction has the lowest priority, so it waits for all other programs.
+# Tests wait at most this long.
 PATIENCE_SECONDS = 240
 
 
@@ -30,7 +30,9 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
-        self.url: str = self.wait_for("serving")["url"]
+        serving = self.wait_for("serving")
+        self.url: str = serving["url"]
+        self.wait_for("serving", count=serving["workers"])
 
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8")

@@ -1,16 +1,13 @@
-"""How one process stops: at once if it is idle, otherwise after a drain, and at once on a second signal."""
+"""How a service stops: after a drain, and at once on a second signal."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,8 +16,7 @@ import pytest
 
 from recollect.service.store.store import Store
 from recollect.service.versions.replicas import replicas_of
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
-from tests.service.raw_http import connect
+from tests.service.http_helpers import PATIENCE_SECONDS, serving
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
@@ -50,76 +46,23 @@ def test_new_client_sees_not_ready_during_the_drain(store: Path) -> None:
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_service_ends_when_one_of_its_servers_ends(store: Path) -> None:
-    # The public server ends by itself on SIGUSR1.
-    prelude = """
-import asyncio, signal
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # in all threads, until its handler exists
-from recollect.service.process import worker
-serve_until = worker.serve_until
-async def serve(stop, servers, *rest):
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, setattr, servers[0], "should_exit", True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-    await serve_until(stop, servers, *rest)
-worker.serve_until = serve
-"""
-    with serving(store, "--admin-port", "0", prelude=prelude) as server:
-        server.process.send_signal(signal.SIGUSR1)
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-
-
 def test_idle_service_stops_without_waiting(store: Path) -> None:
-    with serving(store, *LONG_DRAIN, prelude=NEVER_QUIET) as server:
+    with serving(store, *LONG_DRAIN) as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-# The sockets close at once, and the client of a new connection has enough time for its first request.
-CLOSES_AT_ONCE = """
-from recollect.service.connection import connections
-from recollect.service.process import drain
-drain._QUIET_SECONDS = 0.0
-connections._FIRST_REQUEST_SECONDS = 3600.0
-"""
-STATE = b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-def wait_until_closed(server: Server) -> None:
-    """Wait until the server accepts no connections."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    with contextlib.suppress(ConnectionError):
-        while True:
-            connect(server).close()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("sent", [0, 10, len(STATE) - 2], ids=["nothing", "half a line", "half a head"])
-def test_request_of_a_connection_that_was_open_when_the_sockets_closed_is_answered(store: Path, sent: int) -> None:
-    with serving(store, *LONG_DRAIN, prelude=CLOSES_AT_ONCE) as server, connect(server) as connection:
-        httpx.get(f"{server.url}/health/ready").raise_for_status()  # the connection before it is accepted now
-        connection.sendall(STATE[:sent])
-        server.process.send_signal(signal.SIGTERM)
-        wait_until_closed(server)
-        connection.sendall(STATE[sent:])
-        answer = HTTPResponse(connection)
-        answer.begin()
-        assert (answer.status, answer.getheader("Connection")) == (503, "close")
-        assert json.loads(answer.read())["code"] == "draining"
-        assert connection.recv(1) == b""
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-
-
-@pytest.mark.parametrize("sent", [b"", STATE[:10]], ids=["nothing", "half a line"])
-def test_client_that_does_not_send_its_request_in_time_does_not_delay_the_end(store: Path, sent: bytes) -> None:
-    with serving(store, "--drain-seconds", "1", prelude=CLOSES_AT_ONCE) as server, connect(server) as connection:
-        httpx.get(f"{server.url}/health/ready").raise_for_status()
-        connection.sendall(sent)
-        server.process.send_signal(signal.SIGTERM)
-        received = b"".join(iter(lambda: connection.recv(65_536), b""))
-        assert (b'"code":"draining"' in received) == bool(sent)
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-        assert '"error"' not in server.log()
+@pytest.mark.parametrize("sent", [b"", b"GET /health/"], ids=["nothing", "half a line"])
+def test_client_that_does_not_send_its_request_does_not_delay_the_end(store: Path, sent: bytes) -> None:
+    with serving(store, *LONG_DRAIN) as server:
+        url = urlsplit(server.url)
+        with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_SECONDS) as connection:
+            httpx.get(f"{server.url}/health/ready").raise_for_status()  # the connection before it is accepted now
+            connection.sendall(sent)
+            server.process.send_signal(signal.SIGTERM)
+            assert connection.recv(1) == b""
+            assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+            assert '"error"' not in server.log()
 
 
 def test_service_exits_with_0_on_sigterm_during_its_start(store: Path) -> None:
@@ -167,16 +110,6 @@ predictor.Predictor.predict_together = predict_together
 """
 
 
-# The same program for a service with several workers, whose supervisor does not load the predictor.
-SLOW_WORKERS = f"""
-from recollect.service.process import server
-work = server._work
-def work_slowly(*arguments, **named):
-    exec({SLOW!r}, globals())
-    work(*arguments, **named)
-server._work = work_slowly
-"""
-
 # Program of a server whose answer to the query "blocks" has blocks without an end.
 BLOCKS = """
 import os, time
@@ -220,13 +153,9 @@ def is_draining(response: httpx.Response) -> bool:
     return (response.status_code, response.json()["code"]) == (503, "draining")
 
 
-@pytest.mark.parametrize(("workers", "prelude"), [("1", SLOW), ("2", SLOW_WORKERS)], ids=["1", "2"])
-def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(
-    store: Path, tmp_path: Path, workers: str, prelude: str
-) -> None:
-    started = tmp_path / "started"
-    flags = ("--drain-seconds", "1", "--workers", workers)
-    with serving(store, *flags, prelude=prelude, STARTED=str(started)) as server, ThreadPoolExecutor() as pool:
+def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(store: Path, tmp_path: Path) -> None:
+    started, flags = tmp_path / "started", ("--drain-seconds", "1")
+    with serving(store, *flags, prelude=SLOW, STARTED=str(started)) as server, ThreadPoolExecutor() as pool:
         body = {"query": "slow"}
         answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
         while not started.exists():

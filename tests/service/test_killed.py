@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.store.locations import open_store
@@ -19,32 +19,28 @@ from recollect.service.versions.replicas import replicas_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, serving, with_changed_files
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
-from tests.service.test_drain import LONG_DRAIN, NEVER_QUIET
-from tests.service.test_start import children
+from tests.service.test_drain import LONG_DRAIN
 
-# Program of a service whose drain does not end while a client is connected. A supervisor does not load the drain.
-DRAINS_FOREVER = f"""
-from recollect.service.process import server
-work = server._work
-def work_with_a_long_drain(*arguments, **named):
-    exec({NEVER_QUIET!r}, globals())
-    work(*arguments, **named)
-server._work = work_with_a_long_drain
-"""
+HALF_REQUEST = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+
+
+def connection_to(server: Server) -> socket.socket:
+    url = urlsplit(server.url)
+    return socket.create_connection((url.hostname, url.port), timeout=PATIENCE_SECONDS)
 
 
 class Service:
-    """A `recollect serve` with one or several processes, which copies bundles from a web server to a cache."""
+    """A `recollect serve` that copies bundles from a web server to a cache."""
 
-    def __init__(self, web: WebServer, cache: Path, workers: int) -> None:
-        self._web, self._cache, self._workers = web, cache, workers
+    def __init__(self, web: WebServer, cache: Path) -> None:
+        self._web, self._cache = web, cache
         self._replicas = replicas_of(open_store(web.url, None, cache), None)
 
     @contextlib.contextmanager
     def killed(self, version: str) -> Iterator[Server]:
-        """A start of the service, which serves a version and whose processes are all killed at the end."""
-        flags = ("--bundle-cache", str(self._cache), "--workers", str(self._workers), "--poll-seconds", "0.05")
-        with serving(self._web.url, *flags, *LONG_DRAIN, prelude=DRAINS_FOREVER) as server:
+        """A start of the service, which serves a version and is killed at the end."""
+        flags = ("--bundle-cache", str(self._cache), "--poll-seconds", "0.05")
+        with serving(self._web.url, *flags, *LONG_DRAIN) as server:
             try:
                 self.wait_for(server, "serving")
                 assert httpx.get(f"{server.url}/version").json()["version"] == version
@@ -53,30 +49,26 @@ class Service:
                 self._kill(server)
 
     def wait_for(self, server: Server, state: str) -> None:
-        """Wait until all processes report a state."""
-        until(lambda: list(self._states(server).values()) == [state] * self._workers)
+        """Wait until the service reports a state."""
+        until(lambda: self._states(server) == [state])
 
     def _kill(self, server: Server) -> None:
-        """Kill all processes. Their reports then do not count any more."""
-        processes = [server.process.pid, *children(server.process.pid)]  # a supervisor would replace killed workers
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
+        """Kill the service. Its report then does not count any more."""
+        server.process.kill()
         assert server.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
-        until(lambda: not any(self._states(server, set(processes)).values()))
+        until(lambda: not any(self._states(server)))
 
-    def _states(self, server: Server, processes: set[int] | None = None) -> dict[str, str | None]:
-        """The states that processes of the service report; None for a process that does not report any more."""
-        processes = processes or {server.process.pid, *children(server.process.pid)}
-        return {
-            seen.replica: seen.report and seen.report.state
+    def _states(self, server: Server) -> list[str | None]:
+        """The state that the service reports; None if it does not report any more."""
+        return [
+            seen.report and seen.report.state
             for seen in self._replicas.seen()
-            if int(seen.replica.split("-")[-2]) in processes
-        }
+            if int(seen.replica.split("-")[-2]) == server.process.pid
+        ]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["1 process", "2 workers"])
 def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_its_next_start(
-    store: Path, tmp_path: Path, workers: int
+    store: Path, tmp_path: Path
 ) -> None:
     published, cache = Store(store), tmp_path / "cache"
     flip_bit(store / "bundles" / add_version(store, "v5", "v7", with_changed_files) / "label_keys.faiss")
@@ -84,7 +76,7 @@ def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_it
         web = stack.enter_context(WebServer(store).running())
         other = stack.enter_context(serving(web.url, "--bundle-cache", str(cache), "--poll-seconds", "600"))
         client = stack.enter_context(httpx.Client(base_url=other.url, timeout=PATIENCE_SECONDS))
-        service = Service(web, cache, workers)
+        service = Service(web, cache)
 
         def other_answers() -> bool:
             answer = client.post("/predict", json={"query": "bread"})
@@ -109,8 +101,9 @@ def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_it
         assert other_answers()
         published.rollback()
 
-        with service.killed("v5") as server, httpx.Client(base_url=server.url) as connected:
-            connected.get("/health/live").raise_for_status()  # the connection stays open
+        with service.killed("v5") as server, connection_to(server) as connected:
+            connected.sendall(HALF_REQUEST)  # the drain waits for the other half
+            httpx.get(f"{server.url}/health/live").raise_for_status()
             server.process.send_signal(signal.SIGTERM)
             service.wait_for(server, "draining")
         assert other_answers()

@@ -1,11 +1,9 @@
-"""A process whose batch hangs, or whose event loop is blocked, reports it and is replaced."""
+"""A process whose batch hangs, or whose event loop is blocked, reports it and ends itself."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,19 +14,7 @@ from tests.service.test_drain import SLOW
 
 HANGS = ("--max-seconds", "0.1", "--hang-seconds", "0.2")
 # Program of a server whose query "slow" never ends, and which may be silent for so many seconds.
-SILENT = SLOW + "\nfrom recollect.service.process import supervisor\nsupervisor.HANG_SECONDS = {seconds}\n"
-# Program of a service with several workers: the query "slow" never ends in the process that answers it first.
-SLOW_ONCE = f"""
-import os
-from recollect.service.process import server, supervisor
-supervisor.HANG_SECONDS = 5.0
-work = server._work
-def work_slowly(*arguments, **named):
-    if not os.path.exists(os.environ["STARTED"]):
-        exec({SLOW!r}, globals())
-    work(*arguments, **named)
-server._work = work_slowly
-"""
+SILENT = SLOW + "\nfrom recollect.service.process import liveness\nliveness.HANG_SECONDS = {seconds}\n"
 
 
 def ask(url: str, query: str) -> int:
@@ -70,8 +56,8 @@ def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Pa
 def test_watchdog_ends_the_process_when_its_log_is_blocked() -> None:
     program = """
 import os, time
-from recollect.service.process import liveness, supervisor
-supervisor.HANG_SECONDS = 0.0
+from recollect.service.process import liveness
+liveness.HANG_SECONDS = 0.0
 os.set_blocking(2, False)
 try:
     while True:
@@ -83,18 +69,3 @@ with liveness.Watchdog():
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
         assert process.wait(timeout=PATIENCE_SECONDS) == 1
-
-
-@pytest.mark.slow
-def test_worker_with_a_hung_batch_is_replaced(store: Path, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    with serving(store, *HANGS, "--workers", "2", prelude=SLOW_ONCE, STARTED=str(started)) as server:
-        with ThreadPoolExecutor() as pool:
-            while not started.exists():
-                pool.submit(ask, server.url, "slow").result()
-        server.wait_for("worker_hung")
-        server.wait_for("worker_died")
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while "recollect_ready 2.0" not in httpx.get(f"{server.url}/metrics").text:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
