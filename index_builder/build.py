@@ -127,8 +127,6 @@ def build(settings: BuildSettings) -> str:
         if collections is not None:
             collections.keep()
     if settings.activate:
-        if signing_key:
-            store.sign_activations(signing_key)
         store.activate(manifest.version)
     return manifest.version
 

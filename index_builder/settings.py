@@ -102,8 +102,7 @@ class PublishSettings(BuilderSettings):
     )
     sign: Path | None = Field(
         None,
-        description="Ed25519 private key (PEM, no passphrase) that signs the bundle, and with --activate its "
-        "activation; default: no signature",
+        description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature",
     )
     gate_dataset: Path | None = Field(
         None,

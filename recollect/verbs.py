@@ -55,15 +55,12 @@ VERBS = {
     "compact": Verb("recollect.index_builder.cli", "build", "publish a bundle with the live memory of a store"),
     "versions": Verb("recollect.service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("recollect.service.cli", "serve", "make a version current"),
-    "promote": Verb("recollect.service.cli", "serve", "make the canary current"),
-    "rollback": Verb("recollect.service.cli", "serve", "remove the canary, or make the previous version current again"),
+    "rollback": Verb("recollect.service.cli", "serve", "remove the candidate, or make the previous version current again"),
     "log": Verb("recollect.service.cli", "serve", "list all activations and rollbacks of a store"),
     "verify": Verb("recollect.service.cli", "serve", "check the files of a version and its golden queries"),
     "export": Verb("recollect.service.cli", "serve", "write the memory of a version as a dataset"),
     "copy": Verb("recollect.service.cli", "serve", "copy a version to another store"),
     "prune": Verb("recollect.service.cli", "serve", "remove old versions from a store"),
-    "protect": Verb("recollect.service.cli", "serve", "protect a version against prune"),
-    "unprotect": Verb("recollect.service.cli", "serve", "remove the protection of a version"),
 }
 
 

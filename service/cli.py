@@ -15,12 +15,9 @@ from recollect.service.command_settings import (
     LogSettings,
     MemorySettings,
     PredictSettings,
-    PromoteSettings,
-    ProtectSettings,
     PruneSettings,
     RollbackSettings,
     SwitchSettings,
-    UnprotectSettings,
     VerifySettings,
     VersionsSettings,
 )
@@ -81,7 +78,6 @@ def _predict_one(settings: PredictSettings) -> None:
 
 def versions(settings: VersionsSettings) -> None:
     from recollect.service.errors import BundleError, StoreError
-    from recollect.service.store.retention import protected
 
     store = _store(settings)
     store.require()
@@ -92,15 +88,12 @@ def versions(settings: VersionsSettings) -> None:
         record = None
         _print_error(str(error))
     current, generation = (record.version, record.generation) if record else (None, None)
-    canary = record.canary if record else None
-    published = store.versions()
-    kept = protected(store)
-    for version in published:
+    candidate = record.candidate if record else None
+    for version in store.versions():
         row: dict[str, Any] = {
             "version": version,
             "current": version == current,
-            "canary": canary is not None and version == canary.version,
-            "protected": version in kept,
+            "candidate": version == candidate,
         }
         try:
             manifest = store.manifest(version)
@@ -118,13 +111,12 @@ def versions(settings: VersionsSettings) -> None:
             }
         rows.append(row)
     if settings.json_:
-        shown = canary.model_dump(mode="json") if canary else None
-        _print_line(json.dumps({"current": current, "generation": generation, "canary": shown, "versions": rows}))
+        facts = {"current": current, "generation": generation, "candidate": candidate, "versions": rows}
+        _print_line(json.dumps(facts))
         return
     for row in rows:
-        mark = "* " if row["current"] else "~ " if row["canary"] else "  "
-        trial = f"  ({canary})" if canary and row["canary"] else ""
-        _print_line(f"{mark}{row['version']}  {_summary(row)}{trial}")
+        mark = "* " if row["current"] else "~ " if row["candidate"] else "  "
+        _print_line(f"{mark}{row['version']}  {_summary(row)}{'  (candidate)' if row['candidate'] else ''}")
 
 
 def log(settings: LogSettings) -> None:
@@ -138,8 +130,8 @@ def log(settings: LogSettings) -> None:
         _print_error(f"{store.name}: no activation is logged yet")
     for entry in entries:
         change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
-        if entry.canary:
-            change = f"{entry.to}, {entry.canary.version} as {entry.canary}"
+        if entry.candidate:
+            change = f"{entry.to}, {entry.candidate} as candidate"
         why = f"  {entry.why}" if entry.why else ""
         _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
 
@@ -184,20 +176,9 @@ def extend(settings: ExtendSettings) -> None:
 
 
 def activate(settings: ActivateSettings) -> None:
-    from recollect.service.store.activation_record import canary_of
-
     activation = _activation(settings)
-    if settings.canary is None and not settings.shadow:
-        record = activation.activate(settings.version, settings.by, settings.why)
-    else:
-        canary = canary_of(settings.version, settings.canary, settings.shadow)
-        record = activation.start_canary(canary, settings.by, settings.why)
+    record = activation.activate(settings.version, settings.candidate, settings.by, settings.why)
     _report_switch(settings, activation, record)
-
-
-def promote(settings: PromoteSettings) -> None:
-    activation = _activation(settings)
-    _report_switch(settings, activation, activation.promote(settings.by, settings.why, settings.force))
 
 
 def rollback(settings: RollbackSettings) -> None:
@@ -221,13 +202,13 @@ def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.retention import prune_log
     from recollect.service.milvus.removal import Removal
     from recollect.service.store.retention import prune as prune_store
-    from recollect.service.versions.replicas import replicas_of, versions_in_use
+    from recollect.service.versions.reports import reports_of, versions_in_use
 
     store = _store(settings)
-    replicas = replicas_of(store, _redis_client(settings))
+    reports = reports_of(store, _redis_client(settings))
     pruned_versions, size_bytes = set[str](), 0
     with contextlib.nullcontext() if settings.dry_run else Removal(store, settings) as collections:
-        for pruned in prune_store(store, settings.keep, lambda: versions_in_use(replicas, store), settings.dry_run):
+        for pruned in prune_store(store, settings.keep, lambda: versions_in_use(reports), settings.dry_run):
             if collections is not None:
                 collections.drop(pruned.version)
             _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
@@ -244,22 +225,6 @@ def prune(settings: PruneSettings) -> None:
         removed = list(prune_log(store, pruned_versions, settings.dry_run))
         size_bytes = sum(segment.size_bytes for segment in removed)
         _print_error(f"{verb} {len(removed)} segments of the memory log, {size_bytes:,} bytes")
-
-
-def protect(settings: ProtectSettings) -> None:
-    from recollect.service.store.retention import protect as protect_version
-
-    store = _store(settings)
-    version = store.resolve(settings.version)
-    protect_version(store, version)
-    _print_line(version)
-
-
-def unprotect(settings: UnprotectSettings) -> None:
-    from recollect.service.store.retention import unprotect as unprotect_version
-
-    unprotect_version(_store(settings), settings.version)
-    _print_line(settings.version)
 
 
 def copy(settings: CopySettings) -> None:
@@ -303,12 +268,7 @@ def _redis_client(settings: RedisSettings) -> RedisClient | None:
 def _activation(settings: SwitchSettings) -> Activation:
     from recollect.service.versions.activation import Activation
 
-    store = _store(settings)
-    if settings.sign is not None:
-        from recollect.service.bundle.signing_key import read_signing_key
-
-        store.sign_activations(read_signing_key(settings.sign))
-    return Activation(store, _redis_client(settings))
+    return Activation(_store(settings), _redis_client(settings))
 
 
 def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
@@ -316,9 +276,9 @@ def _report_switch(settings: SwitchSettings, activation: Activation, record: Act
         if "://" in str(settings.store) and settings.redis_url is None and settings.replicas is None:
             _print_error("without --redis-url, only the replicas of this machine are seen; use --redis-url")
         for report in activation.wait(record, settings.wait_seconds, settings.replicas):
-            trial = f", and {record.canary.version} as {record.canary}" if record.canary else ""
-            _print_error(f"{report.replica} serves {report.version}{trial}")
-    _print_line(record.canary.version if record.canary else record.version)
+            candidate = f", and has {record.candidate} open" if record.candidate else ""
+            _print_error(f"{report.replica} serves {report.version}{candidate}")
+    _print_line(record.candidate or record.version)
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -326,7 +286,7 @@ def _summary(row: dict[str, Any]) -> str:
         return f"broken: {row['problem']}"
     return (
         f"{row['instances']:,} instances  {row['labels']:,} labels  {row['index']}  {row['precision']}  "
-        f"{row['size'] / 1e6:,.0f} MB" + ("  protected" if row["protected"] else "")
+        f"{row['size'] / 1e6:,.0f} MB"
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.service.bundle.manifest import Order
@@ -28,23 +27,6 @@ from recollect.service.settings import (
     RedisSettings,
     ServiceSettings,
 )
-
-_PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)\s?%")
-
-
-def _parse_percentage(given: object) -> object:
-    """Convert text such as "5%" to a share."""
-    if not isinstance(given, str):
-        return given
-    found = _PERCENTAGE.fullmatch(given.strip())
-    share = float(found[1]) / 100 if found else 0.0
-    if not 0 < share <= 1:
-        raise ValueError("a percentage above 0% and up to 100%, such as 5%")
-    return share
-
-
-# A share in (0, 1]; as text, a percentage.
-Percentage = Annotated[float, BeforeValidator(_parse_percentage), Field(gt=0, le=1)]
 
 
 class PredictSettings(ServiceSettings):
@@ -174,13 +156,8 @@ class ExtendSettings(ServiceSettings):
 class SwitchSettings(RedisSettings):
     """Settings of the commands that change the current version of a store."""
 
-    sign: Path | None = Field(
-        None,
-        description="File with an Ed25519 private key in PEM format, without a passphrase; signs the activation "
-        "(default: no signature)",
-    )
     wait: CliImplicitFlag[bool] = Field(
-        False, description="Wait until every replica serves the version; if a replica does not, fail and print its name"
+        False, description="Wait until every replica has opened the version; if one does not, fail and print its name"
     )
     wait_seconds: float = Field(
         60.0, gt=0, le=86_400, description="Maximum seconds to wait for the replicas (with --wait)"
@@ -188,8 +165,8 @@ class SwitchSettings(RedisSettings):
     replicas: int | None = Field(
         None,
         ge=1,
-        description="Number of replicas that must serve the version (with --wait); every worker process is a replica "
-        "(default: all replicas that reported in the last minute)",
+        description="Number of replicas that must open the version (with --wait); every worker process is a replica "
+        "(default: all replicas that report)",
     )
     by: str | None = Field(
         None, min_length=1, max_length=200, description="User, for the log (default: user and host name)"
@@ -198,28 +175,17 @@ class SwitchSettings(RedisSettings):
 
 
 class ActivateSettings(SwitchSettings):
-    """Make a version current, or try it on a share of the requests."""
+    """Make a version current, or let all replicas open it beside the current one."""
 
     version: CliPositionalArg[str] = Field(description="Version from `recollect versions`")
-    canary: Percentage | None = Field(
-        None,
-        description="Share of the requests that the version answers while the current version stays, such as 5%",
-    )
-    shadow: CliImplicitFlag[bool] = Field(
+    candidate: CliImplicitFlag[bool] = Field(
         False,
-        description="Only compare the answers of the version with those of the current version, for 10% of the "
-        "requests or for the share in --canary",
+        description="Keep the current version; only requests with the header X-Index-Version get the version",
     )
-
-
-class PromoteSettings(SwitchSettings):
-    """Make the canary the current version."""
-
-    force: CliImplicitFlag[bool] = Field(False, description="Promote even a canary that a replica stopped or refused")
 
 
 class RollbackSettings(SwitchSettings):
-    """Remove the canary; without a canary, make the version current that was current before."""
+    """Remove the candidate; without a candidate, make the version current that was current before."""
 
 
 class VerifySettings(ServiceSettings):
@@ -243,9 +209,9 @@ class ExportSettings(ServiceSettings):
 class PruneSettings(RedisSettings, EngineSettings):
     """Remove old versions from a store.
 
-    The current version, the target of a rollback, protected versions, and versions that a replica serves or opens are
-    kept. With --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder. The
-    collections of removed versions in Milvus are dropped.
+    The current version, the candidate, the target of a rollback, and versions that a replica has open are kept. With
+    --redis-url, the replicas' reports are read from Redis, otherwise from the store's folder. The collections of
+    removed versions in Milvus are dropped.
     """
 
     keep: int = Field(ge=1, description="Number of the newest versions to keep in any case")
@@ -255,20 +221,6 @@ class PruneSettings(RedisSettings, EngineSettings):
         description="Also remove the segments of the memory log that no remaining version needs; "
         "a later `recollect build` from data without these entries then needs --memory-sequence",
     )
-
-
-class ProtectSettings(ServiceSettings):
-    """Protect a version: `recollect prune` keeps it."""
-
-    version: CliPositionalArg[str] = Field(
-        description="Version from `recollect versions`, or the word current for the current version"
-    )
-
-
-class UnprotectSettings(ServiceSettings):
-    """Remove the protection of a version."""
-
-    version: CliPositionalArg[str] = Field(description="A protected version")
 
 
 class CopySettings(ServiceSettings):

@@ -7,10 +7,9 @@ ServiceError
 ├── StoreError                a store is missing or cannot be read, or no version is current
 │   ├── UnknownVersionError       the store does not contain the version, or the name is not a version's name
 │   ├── ActivationConflictError   another process changed the current version at the same time
-│   ├── MemoryLogError            the log of a live memory is damaged or foreign, or cannot be written
-│   │   └── LogConflictError          another process appended to the log at the same time
-│   └── CanaryError               a canary cannot be started, or there is no canary to promote
-│       └── CanaryStoppedError        a replica stopped the canary, so it must not be promoted
+│   ├── ActivationRefusedError    an activation or a rollback does not fit the present state of the store
+│   └── MemoryLogError            the log of a live memory is damaged or foreign, or cannot be written
+│       └── LogConflictError          another process appended to the log at the same time
 ├── QueryError                a query cannot be answered with its options
 ├── ChangeError               a change of a memory is wrong
 │   └── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
@@ -25,6 +24,7 @@ ServiceError
 ├── InsufficientMemoryError   too little memory is free to open a bundle
 ├── NotServedError            a replica does not serve the current version
 ├── NotReadyError             no bundle is open yet
+├── VersionNotOpenError       a request names a version that this process does not have open
 ├── DrainingError             the service is stopping
 ├── QueryTooLargeError        a query has too many bytes
 ├── OverloadError             too many queries wait
@@ -85,12 +85,8 @@ class LogConflictError(MemoryLogError):
     exit_status = 1
 
 
-class CanaryError(StoreError):
+class ActivationRefusedError(StoreError):
     pass
-
-
-class CanaryStoppedError(CanaryError):
-    exit_status = 1
 
 
 class QueryError(ServiceError):
@@ -147,6 +143,15 @@ class NotServedError(ServiceError):
 
 class NotReadyError(ServiceError):
     pass
+
+
+class VersionNotOpenError(ServiceError):
+    def __init__(self, version: str, open_versions: list[str]) -> None:
+        super().__init__(
+            f"X-Index-Version: expected an open version ({', '.join(open_versions)}), found {version[:80]!r}; "
+            "see GET /versions, or leave the header out"
+        )
+        self.open_versions = open_versions
 
 
 class DrainingError(ServiceError):

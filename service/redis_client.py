@@ -3,7 +3,7 @@
 The service can answer every query without Redis. If a call fails or times out, further calls for requests are skipped
 for one second. A Redis server that is down or slow therefore costs one short wait a second, not one wait a request.
 
-Users of Redis are not trusted. With a secret, content that no replica with the same secret wrote is ignored.
+Whoever may write to Redis can change cached answers. An ACL of Redis decides who may, and TLS protects the connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -21,7 +21,6 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from recollect.service.authenticated import Authenticator
 from recollect.service.errors import RedisError, SettingsError
 from recollect.service.settings import RedisSettings
 from recollect.service.telemetry.metrics import Metrics
@@ -43,9 +42,6 @@ _MESSAGE_SECONDS = 0.1
 # connections is limited.
 _MAX_CONCURRENT_CALLS = 50
 
-# The kinds of sealed content. The kind is a label of the metric, and part of the name of the log event.
-Content = Literal["cached_answer", "replica_report"]
-
 
 @dataclass
 class _Health:
@@ -66,10 +62,9 @@ class RedisClient:
             contain a password.
         prefix: Prefix of every Redis key.
         metrics: Records whether Redis answers.
-        secret: The secret that all replicas share and Redis does not hold; None if content in Redis is trusted.
     """
 
-    def __init__(self, url: str, prefix: str, metrics: Metrics | None = None, secret: str | None = None) -> None:
+    def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
         options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "health_check_interval": 15}
         self._prefix, self._metrics = prefix, metrics
         try:
@@ -85,7 +80,6 @@ class RedisClient:
         self._background, self._requests = _Health(), _Health()
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
         self._logged_refusals: set[str] = set()
-        self._authenticator = None if secret is None else Authenticator(secret)
         self._set_metric(True)
 
     @classmethod
@@ -93,8 +87,7 @@ class RedisClient:
         """The client that the settings describe; None if the replicas share no Redis server."""
         if settings.redis_url is None:
             return None
-        secret = None if settings.redis_secret is None else settings.redis_secret.get_secret_value()
-        return cls(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics, secret)
+        return cls(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
 
     @property
     def problem(self) -> str:
@@ -103,28 +96,6 @@ class RedisClient:
 
     def key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
-
-    @property
-    def authenticates(self) -> bool:
-        """Whether content that no replica wrote is recognised."""
-        return self._authenticator is not None
-
-    def seal(self, key: str, content: bytes) -> bytes:
-        """The value to store under a key: the content with its authentication code, or the content without a secret."""
-        return content if self._authenticator is None else self._authenticator.seal(key, content)
-
-    def open(self, key: str, value: bytes, kind: Content) -> bytes | None:
-        """The content of a value that was found under a key.
-
-        None if a secret is set and no replica with the same secret wrote the value under this key. This is counted, and
-        logged once.
-        """
-        if self._authenticator is None:
-            return value
-        content = self._authenticator.open(key, value)
-        if content is None:
-            self._record_ignored(kind)
-        return content
 
     def require_access(self) -> None:
         """Fail if Redis refuses the user or the password. A Redis server that does not answer is no error.
@@ -215,14 +186,6 @@ class RedisClient:
         if self._metrics:
             self._metrics.redis_errors.inc()
         return RedisError(reason)
-
-    def _record_ignored(self, kind: Content) -> None:
-        event = f"{kind}_refused"
-        if event not in self._logged_refusals:
-            self._logged_refusals.add(event)
-            log.warning(event, reason="another program, or a replica with another --redis-secret")
-        if self._metrics:
-            self._metrics.redis_refused.labels(kind).inc()
 
     def _record_failure(self, health: _Health, error: Exception) -> RedisError:
         had_problem = bool(self.problem)

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
-from recollect.service.addresses import is_loopback
 from recollect.service.errors import SettingsError
-from recollect.service.settings import Device, EngineSettings, RedisSettings, require_strong
+from recollect.service.settings import Device, EngineSettings, RedisSettings
 
 Access = Literal["public", "key", "off"]
 
@@ -24,11 +23,6 @@ _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 class ServeSettings(RedisSettings, EngineSettings):
     """Answer queries over HTTP with the current version of the store."""
 
-    verify_activations: CliImplicitFlag[bool] = Field(
-        False,
-        description="Follow only activations that are signed by one of the private keys of --verify-key, and never an "
-        "older activation than one seen before",
-    )
     host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
     tls_cert: Path | None = Field(
@@ -55,22 +49,6 @@ class ServeSettings(RedisSettings, EngineSettings):
     )
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
-    )
-    canary_window: int = Field(
-        100, ge=10, le=100_000, description="Number of the last requests of a canary by which each replica judges it"
-    )
-    canary_max_errors: float = Field(
-        0.02,
-        ge=0,
-        le=1,
-        description="Maximum difference between the error rate of a canary and that of the current version; "
-        "beyond it, the canary is stopped",
-    )
-    canary_max_slowdown: float = Field(
-        2.0,
-        ge=1,
-        description="Maximum ratio between the latency of a canary (median, 95th percentile) and that of the current "
-        "version; beyond it, the canary is stopped",
     )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
     max_query_bytes: int = Field(
@@ -107,8 +85,8 @@ class ServeSettings(RedisSettings, EngineSettings):
     cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
     api_keys: Path | None = Field(
         None,
-        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] [write]; read again on changes "
-        "(default: requests need no API key)",
+        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] [write] [operate]; read again on "
+        "changes (default: requests need no API key)",
     )
     rate_limit: float = Field(
         0.0,
@@ -119,16 +97,6 @@ class ServeSettings(RedisSettings, EngineSettings):
     )
     cors_origins: str = Field(
         "", description="Web origins whose pages may send requests, such as https://a.example,https://b.example"
-    )
-    admin_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of the admin interface (default: no admin interface)"
-    )
-    admin_host: str = Field(
-        "127.0.0.1", description="Address of the admin interface; an address other than loopback needs --admin-token"
-    )
-    admin_token: SecretStr | None = Field(None, description="Token for the admin interface; at least 16 characters")
-    admin_token_file: Path | None = Field(
-        None, description="File with the token for the admin interface, instead of --admin-token; read again on changes"
     )
     docs: Access = Field(
         "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
@@ -174,19 +142,6 @@ def require_consistent(settings: ServeSettings) -> None:
     Raises:
         SettingsError: With the names of the settings, without secrets.
     """
-    token, port = settings.admin_token, settings.admin_port
-    has_token = token is not None or settings.admin_token_file is not None
-    if token is not None:
-        require_strong(token.get_secret_value(), "--admin-token: expected")
-    if token is not None and settings.admin_token_file is not None:
-        raise SettingsError("--admin-token: expected only one of --admin-token and --admin-token-file, found both")
-    if has_token and port is None:
-        raise SettingsError("--admin-token: needs --admin-port, which is not set")
-    if not has_token and port is not None and not is_loopback(settings.admin_host):
-        raise SettingsError(
-            f"--admin-host {settings.admin_host}: needs --admin-token, which is not set, because other machines can "
-            "reach this address"
-        )
     for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
         if access == "key" and settings.api_keys is None:
             raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
@@ -197,12 +152,6 @@ def require_consistent(settings: ServeSettings) -> None:
         )
     if settings.writable and settings.verify_key is not None and settings.sign is None:
         raise SettingsError("--writable: needs --sign with --verify-key, because replicas refuse unsigned changes")
-    if settings.verify_activations and settings.verify_key is None:
-        raise SettingsError("--verify-activations: needs --verify-key, which is not set")
-    if settings.redis_secret is not None and settings.redis_url is None:
-        raise SettingsError("--redis-secret: needs --redis-url, which is not set")
-    if port and port == settings.port:
-        raise SettingsError(f"--admin-port must differ from --port (both are {port})")
     if settings.hang_seconds <= settings.max_seconds:
         raise SettingsError(
             f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a request may "

@@ -71,11 +71,6 @@ def require_strong(secret: str, expected: str) -> None:
         raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
 
 
-def _require_strong_redis_secret(secret: SecretStr) -> SecretStr:
-    require_strong(secret.get_secret_value(), "--redis-secret: expected")
-    return secret
-
-
 def _check_engine_uri(uri: SecretStr) -> SecretStr:
     given = uri.get_secret_value()
     try:
@@ -140,15 +135,9 @@ class RedisSettings(ServiceSettings):
     redis_url: SecretStr | None = Field(
         None,
         description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share "
-        "announcements of versions, their reports, cached answers and rate limits (default: replicas share nothing)",
+        "announcements of activations, their reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
-    redis_secret: Annotated[SecretStr, AfterValidator(_require_strong_redis_secret)] | None = Field(
-        None,
-        description="Secret of all replicas that Redis does not hold, at least 16 characters; authenticates the "
-        "replicas' reports and cached answers in Redis, so commands that read reports need it too (default: reports "
-        "are not authenticated, and replicas do not share cached answers through Redis)",
-    )
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

@@ -78,8 +78,6 @@ def compact(settings: CompactSettings) -> str:
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     current = store.require_current()
-    if signing and settings.activate:
-        store.sign_activations(signing)
     record = store.activation()
     version = _compact(store, current, settings, signing, threads)
     if settings.activate and record is not None:

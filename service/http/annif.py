@@ -175,7 +175,7 @@ class AnnifRoutes:
 
     async def _answer(self, queries: list[str], top_k: int, request: Request) -> list[bytes]:
         quota = request.scope.get("api_key")
-        asked = AnswerRequest(queries, queries[0], {"top_k": top_k}, None, 0, quota, until_disconnected(request))
+        asked = AnswerRequest(queries, None, {"top_k": top_k}, None, 0, quota, until_disconnected(request))
         return (await self.pipeline.answer(asked))[1].answers
 
     def _shorten(self, text: str) -> str:

@@ -14,8 +14,8 @@ from recollect.service.serving.rate_limit import Quota
 from recollect.service.settings import require_strong
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
-# The word at the end of a line that lets a key change the memory.
-_WRITE = "write"
+# The words at the end of a line that let a key change the memory, and the versions that are served.
+_WRITE, _OPERATE = "write", "operate"
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class ApiKey(Quota):
     Attributes:
         digest: The SHA-256.
         writes: Whether the key may change the memory.
+        operates: Whether the key may change the versions that are served.
     """
 
     digest: bytes
     writes: bool = False
+    operates: bool = False
 
 
 class ApiKeys:
@@ -61,7 +63,8 @@ class ApiKeys:
 def read_api_keys(path: Path, rate: float) -> ApiKeys:
     """Read one API key a line: its name and its secret.
 
-    After them, a line can state queries per second (default: `rate`), and `write` to allow changes of the memory.
+    After them, a line can state queries per second (default: `rate`), `write` to allow changes of the memory, and
+    `operate` to allow activations.
 
     Raises:
         SettingsError: If a line has another form. The error message does not repeat the secret.
@@ -87,11 +90,13 @@ def _numbered(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _parse(where: str, fields: list[str], rate: float) -> ApiKey:
-    words = len(fields)
-    if writes := fields[2:][-1:] == [_WRITE]:
-        fields.pop()
+    words, scopes = len(fields), set[str]()
+    while len(fields) > 2 and fields[-1] in (_WRITE, _OPERATE):
+        scopes.add(fields.pop())
     if len(fields) not in (2, 3) or not _NAME.fullmatch(fields[0]):
-        raise SettingsError(f"{where}: expected NAME KEY [QUERIES_PER_SECOND] [{_WRITE}], found {words} words")
+        raise SettingsError(
+            f"{where}: expected NAME KEY [QUERIES_PER_SECOND] [{_WRITE}] [{_OPERATE}], found {words} words"
+        )
     name, secret, *own_rate = fields
     require_strong(secret, f"{where}: expected a key of")
     try:
@@ -100,7 +105,7 @@ def _parse(where: str, fields: list[str], rate: float) -> ApiKey:
         rate = math.nan
     if not 0 <= rate < math.inf:
         raise SettingsError(f"{where}: expected queries per second (0 for no limit), found {own_rate[0][:20]!r}")
-    return ApiKey(name, rate, _digest(secret), writes)
+    return ApiKey(name, rate, _digest(secret), _WRITE in scopes, _OPERATE in scopes)
 
 
 def _digest(secret: str) -> bytes:

@@ -19,6 +19,7 @@ from recollect.service.http.memory_routes import MemoryRoutes
 from recollect.service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from recollect.service.http.routes import Routes
 from recollect.service.http.schemas import Problem
+from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.options import max_request_cost
 from recollect.service.playground.bundle_facts import FactsRoute
 from recollect.service.playground.pages import add_docs, add_playground
@@ -30,9 +31,9 @@ from recollect.service.serving.batcher import Batcher
 from recollect.service.serving.change_threads import ChangeThreads
 from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.serving.rate_limit import RateLimits
-from recollect.service.serving.shadow import Shadow
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import open_tracer
+from recollect.service.versions.activation import Activation
 from recollect.service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
@@ -49,6 +50,7 @@ def create_app(
     metrics: Metrics,
     redis: RedisClient | None = None,
     api_keys: ReloadedFile[ApiKeys] | None = None,
+    activation: Activation | None = None,
     serving: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> ASGIApp:
     """Compose the application, which starts and closes the batcher, and closes the model manager when it ends.
@@ -60,13 +62,13 @@ def create_app(
         metrics: Counts and times.
         redis: The Redis that the replicas share, if there is one.
         api_keys: The API keys; None if requests need none.
+        activation: Changes the versions of the store. With API keys too, the application has routes that do this.
         serving: The context in which the application answers.
     """
     tracer = open_tracer()
     pipeline = AnswerPipeline(
         versions=model_manager.versions,
         batcher=batcher,
-        shadow=Shadow(model_manager.versions, batcher, metrics, settings.max_seconds),
         cache=_answer_cache(settings, metrics, redis),
         rate_limits=RateLimits(
             settings.max_batch,
@@ -127,6 +129,8 @@ def create_app(
     LabelRoutes(model_manager.versions, pipeline).register(app.router)
     memory_routes = MemoryRoutes(model_manager.versions, pipeline, changes, settings.writable, settings.delta_keys)
     memory_routes.register(app.router)
+    if api_keys is not None and activation is not None:
+        VersionRoutes(activation).register(app.router)
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:
@@ -152,7 +156,7 @@ def _answer_cache(settings: ServeSettings, metrics: Metrics, redis: RedisClient 
     if not settings.cache_mb:
         return None
     local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics)
-    if redis is None or not redis.authenticates:
+    if redis is None:
         return AnswerCache(local, None)
     return AnswerCache(local, RedisAnswerCache(redis, settings.cache_seconds, metrics))
 

@@ -288,7 +288,7 @@ class MemoryRoutes:
                 raise
             for lease in self.versions.lease_open(standby=False):
                 with lease as other, contextlib.suppress(StoreError, OSError):  # the log follower logs the reason
-                    if other is not predictor:  # a canary, or a version that became current meanwhile
+                    if other is not predictor:  # the candidate, or a version that became current meanwhile
                         other.catch_up()
         return changed
 

@@ -34,12 +34,14 @@ _PATHS = frozenset({"/predict", "/predict/batch", "/labels", "/version", "/healt
 # The labels of paths that contain a name, by the beginnings of the paths.
 _FAMILIES = (
     ("/labels/", "/labels/{uid}"),
+    ("/versions", "/versions"),
     ("/memory", "/memory"),
     ("/feedback", "/feedback"),
     ("/v1/projects", "/v1/projects"),
 )
 
-# Paths that need an API key, if keys are configured: their answers reveal training data.
+# Beginnings of paths that need an API key, if keys are configured: their answers reveal training data, or they change
+# the versions.
 _GUARDED = ("/predict", "/labels", "/version", "/playground/bundle", "/memory", "/feedback", "/v1/")
 
 
@@ -49,7 +51,7 @@ class RequestContext:
     Counts and logs requests, and answers 500 to unexpected errors.
     """
 
-    def __init__(self, app: ASGIApp, versions: OpenVersions, metrics: Metrics | None, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, versions: OpenVersions, metrics: Metrics, access_log: bool) -> None:
         self._app, self._versions, self._metrics, self._access_log = app, versions, metrics, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,10 +100,9 @@ class RequestContext:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
-        if self._metrics:
-            label = path if path in _PATHS else _family(path)
-            self._metrics.requests.labels(label, status).inc()
-            self._metrics.request_seconds.labels(label).observe(seconds)
+        label = path if path in _PATHS else _family(path)
+        self._metrics.requests.labels(label, status).inc()
+        self._metrics.request_seconds.labels(label).observe(seconds)
         if self._access_log:
             key: ApiKey | None = scope.get("api_key")
             log.info(

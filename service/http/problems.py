@@ -13,9 +13,8 @@ from starlette.responses import JSONResponse, Response
 
 from recollect.service.errors import (
     ActivationConflictError,
+    ActivationRefusedError,
     BundleError,
-    CanaryError,
-    CanaryStoppedError,
     ChangeError,
     DeadlineError,
     DrainingError,
@@ -23,7 +22,6 @@ from recollect.service.errors import (
     LogConflictError,
     MemoryLogError,
     NotReadyError,
-    NotServedError,
     OverloadError,
     QueryError,
     QueryTooLargeError,
@@ -34,6 +32,7 @@ from recollect.service.errors import (
     StoreError,
     UnknownUidError,
     UnknownVersionError,
+    VersionNotOpenError,
 )
 from recollect.service.http.schemas import Problem
 
@@ -68,14 +67,13 @@ _SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
     UnknownVersionError: (404, "unknown_version"),
     ActivationConflictError: (409, None),
     BundleError: (409, "broken_bundle"),
-    CanaryError: (409, "no_canary"),
-    CanaryStoppedError: (409, "canary_stopped"),
+    ActivationRefusedError: (409, "activation_refused"),
+    VersionNotOpenError: (409, "version_not_open"),
     StoreError: (503, "store_unreadable"),
     MemoryLogError: (503, "log_unwritable"),
     LogConflictError: (503, "log_unwritable"),
     RedisError: (503, "redis_down"),
     EngineError: (503, "engine_down"),
-    NotServedError: (504, "not_served"),
 }
 _RETRY_AFTER_SECONDS = "1"
 NOT_JSON = "body: expected a JSON object, sent as Content-Type: application/json"
@@ -101,9 +99,17 @@ def problem_response(
     code: str | None = None,
     errors: list[dict[str, str]] | None = None,
     headers: Mapping[str, str] | None = None,
+    open_versions: list[str] | None = None,
 ) -> Response:
     default_code, title = _STATUSES.get(status, ("error", "Error"))
-    problem = Problem(title=title, status=status, code=code or default_code, detail=detail, errors=errors)
+    problem = Problem(
+        title=title,
+        status=status,
+        code=code or default_code,
+        detail=detail,
+        errors=errors,
+        open_versions=open_versions,
+    )
     if status == 503:
         headers = {"Retry-After": _RETRY_AFTER_SECONDS, **(headers or {})}
     content = problem.model_dump(exclude_none=True)
@@ -127,7 +133,8 @@ def install(app: FastAPI) -> None:
     async def on_service_error(request: Request, error: ServiceError) -> Response:
         status, code = _SERVICE_ERRORS.get(type(error), (500, None))
         headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
-        return problem_response(status, str(error), code, headers=headers)
+        open_versions = error.open_versions if isinstance(error, VersionNotOpenError) else None
+        return problem_response(status, str(error), code, headers=headers, open_versions=open_versions)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:

@@ -41,8 +41,8 @@ _OTHER_BYTES = bytes(set(range(256)) - set(b'[{:"'))
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# A user or a session: while there is a canary, requests with equal keys get the same version.
-_KEY_HEADER = "X-Request-Key"
+# Names the version that answers, and in a response the version that has answered.
+VERSION_HEADER = "X-Index-Version"
 
 # Fields of a request body that are arguments of `resolve_options`.
 _OPTIONS = tuple(name for name in AnswerBody.model_fields if name not in ("timeout_ms", "min_sequence"))
@@ -112,19 +112,20 @@ class Routes:
         chosen = {name: getattr(body, name) for name in _OPTIONS}
         if body.assign and body.min_probability is None:
             chosen["min_probability"] = self.assign_threshold
-        key = request.headers.get(_KEY_HEADER) or queries[0]
-        quota = request.scope.get("api_key")
+        named, quota = request.headers.get(VERSION_HEADER) or None, request.scope.get("api_key")
         version, found = await self.pipeline.answer(
-            AnswerRequest(queries, key, chosen, body.timeout_ms, body.min_sequence, quota, until_disconnected(request))
+            AnswerRequest(
+                queries, named, chosen, body.timeout_ms, body.min_sequence, quota, until_disconnected(request)
+            )
         )
         stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
-        headers = {"X-Index-Version": version, "Server-Timing": ", ".join(stages)}
+        headers = {VERSION_HEADER: version, "Server-Timing": ", ".join(stages)}
         return Response(response_json(version, found, batch), media_type="application/json", headers=headers)
 
     async def version(self, response: Response) -> VersionResponse:
         """Return the version that this replica serves, and the time since which it serves this version."""
         manifest, since = self.versions.serving()
-        response.headers["X-Index-Version"] = manifest.version
+        response.headers[VERSION_HEADER] = manifest.version
         fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if name != "since"}
         return VersionResponse(since=since, **fields)
 

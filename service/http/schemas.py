@@ -177,7 +177,10 @@ class Health(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error as problem details (RFC 9457). `code` never changes its meaning; `errors` names the wrong fields."""
+    """An error as problem details (RFC 9457). `code` never changes its meaning; `errors` names the wrong fields.
+
+    `open_versions` lists the versions that a request may name, if it names another one.
+    """
 
     type: str = "about:blank"
     title: str
@@ -185,3 +188,4 @@ class Problem(BaseModel):
     code: str
     detail: str
     errors: list[dict[str, str]] | None = None
+    open_versions: list[str] | None = None

@@ -65,9 +65,6 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(exiting_on_stop_signals())
         public = bound or stack.enter_context(bind(settings.host, settings.port))
-        admin = None
-        if settings.admin_port is not None:
-            admin = stack.enter_context(bind(settings.admin_host, settings.admin_port))
         if settings.tls_cert and settings.tls_key:
             _require_certificate(settings.tls_cert, settings.tls_key)
         for name in unknown_variables(settings):
@@ -75,10 +72,10 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
         ThreadBudget.of(settings.workers, settings.threads).apply()
         _raise_file_limit()
         if settings.workers == 1:
-            uvicorn.Server(_config(settings, Application(settings, public, admin))).run([public])
+            uvicorn.Server(_config(settings, Application(settings, public))).run([public])
             return 0
         folder = stack.enter_context(_shared_folder())
-        return _serve_with_workers(settings, Application(settings, public, admin, folder), folder)
+        return _serve_with_workers(settings, Application(settings, public, folder), folder)
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,11 @@ class Application:
     Args:
         settings: All settings of the service.
         public: The socket of the service.
-        admin: The socket of the admin interface; None if there is none.
         folder: The folder that several workers share; None for a single process.
     """
 
     settings: ServeSettings
     public: socket.socket
-    admin: socket.socket | None
     folder: Path | None = None
 
     def __call__(self) -> ASGIApp:
@@ -120,7 +115,7 @@ class Application:
         with exiting_on_stop_signals():  # uvicorn's handlers would wait for the end of the start
             from recollect.service.process.worker import open_application
 
-            return open_application(self.settings, self.public, self.admin)
+            return open_application(self.settings, self.public)
 
     def _exit(self, folder: Path, error: ServiceError) -> NoReturn:
         """End this worker. At the start of the service, only the first worker that fails prints its error."""
@@ -176,8 +171,6 @@ def _log_start(settings: ServeSettings) -> None:
             host=settings.host,
             advice="put a proxy with limits, such as deploy/nginx.conf, before clients that you do not trust",
         )
-    if settings.redis_url is not None and settings.redis_secret is None and settings.cache_mb:
-        log.warning("shared_answer_cache_off", reason="Redis could change the answers; set --redis-secret")
 
 
 def _require_certificate(certificate: Path, key: Path) -> None:

@@ -10,15 +10,11 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 import structlog
-import uvicorn
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
-from recollect.service.addresses import is_loopback, start_listening, url
+from recollect.service.addresses import start_listening, url
 from recollect.service.bundle.signing_key import read_signing_key
-from recollect.service.canary.breaker import BreakerLimits
-from recollect.service.http.admin import create_admin
-from recollect.service.http.admin_guard import read_admin_token
 from recollect.service.http.api_keys import read_api_keys
 from recollect.service.http.app import create_app
 from recollect.service.process.drain import Drain, exit_at_once
@@ -30,11 +26,10 @@ from recollect.service.serving.batcher import Batcher
 from recollect.service.store.locations import open_store
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.threads import ThreadBudget
-from recollect.service.versions.activation import Activation
-from recollect.service.versions.announcements import Announcements
+from recollect.service.versions.activation import Activation, activation_channel
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
-from recollect.service.versions.replicas import replicas_of
+from recollect.service.versions.reports import reports_of
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +39,7 @@ _WITHDRAW_SECONDS = 1.0
 _THREADS_PER_BATCH = 1
 
 
-def open_application(settings: ServeSettings, public: socket.socket, admin: socket.socket | None) -> ASGIApp:
+def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     """Open the current version, let connections wait for the server, and return the application.
 
     No connection is accepted before the version is open. A stop signal ends the process at once until then.
@@ -52,20 +47,15 @@ def open_application(settings: ServeSettings, public: socket.socket, admin: sock
     Args:
         settings: All settings of the service.
         public: The socket of the service.
-        admin: The socket of the admin interface; None if there is none.
 
     Raises:
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
     metrics = Metrics(with_redis=settings.redis_url is not None, with_engine=settings.engine_uri is not None)
-    api_keys = admin_token = None
+    api_keys = None
     if settings.api_keys is not None:
         api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
-    if settings.admin_token_file is not None:
-        admin_token = ReloadedFile(settings.admin_token_file, read_admin_token)
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    if settings.verify_activations:
-        store.require_signed_activations()
     signing = None if settings.sign is None else read_signing_key(settings.sign)
     redis = RedisClient.of(settings, metrics)
     if redis is not None:
@@ -79,13 +69,11 @@ def open_application(settings: ServeSettings, public: socket.socket, admin: sock
     )
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing, settings, metrics.engine),
-        replicas_of(store, redis),
+        reports_of(store, redis),
         metrics,
         settings.poll_seconds,
-        Announcements(redis) if redis else None,
-        BreakerLimits(settings.canary_window, settings.canary_max_errors, settings.canary_max_slowdown),
     )
-    key_files = [file for file in (api_keys, admin_token, store.verify_keys) if file is not None]
+    key_files = [file for file in (api_keys, store.verify_keys) if file is not None]
 
     @contextlib.asynccontextmanager
     async def serving() -> AsyncIterator[None]:
@@ -99,37 +87,17 @@ def open_application(settings: ServeSettings, public: socket.socket, admin: sock
             stack.enter_context(_redis_announcements(redis, model_manager))
             stack.enter_context(drain.on_stop_signals())
             tls = settings.tls_cert is not None
-            log.info("serving", url=url(public, tls), admin=admin_url, workers=settings.workers)
+            log.info("serving", url=url(public, tls), workers=settings.workers)
             yield
             if redis:
                 await redis.close()
         log.info("stopped")
 
-    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys, serving)
+    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys, Activation(store, redis), serving)
     drain = Drain(app, model_manager, batcher, settings.drain_seconds)
     _open_current(model_manager)
     start_listening(public)
-    admin_url = None
-    if admin is not None:
-        activation = Activation(store, redis, lambda: model_manager.versions.draining)
-        admin_app = create_admin(store, activation, settings, model_manager.versions, admin_token)
-        admin_url = _serve_admin(settings, admin, admin_app)
     return drain
-
-
-def _serve_admin(settings: ServeSettings, admin: socket.socket, app: ASGIApp) -> str:
-    """Serve the admin interface in a thread; return its URL. A loopback address needs no TLS."""
-    start_listening(admin)
-    certificate = None if is_loopback(settings.admin_host) else settings.tls_cert
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        ssl_certfile=certificate,
-        ssl_keyfile=certificate and settings.tls_key,
-    )
-    threading.Thread(target=uvicorn.Server(config).run, args=([admin],), name="admin", daemon=True).start()
-    return url(admin, certificate is not None)
 
 
 def _open_current(model_manager: ModelManager) -> None:
@@ -168,12 +136,12 @@ def _exempt_from_garbage_collection() -> None:
 
 @contextlib.contextmanager
 def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager) -> Iterator[None]:
-    """Check for a new version when Redis announces one."""
+    """Read the activation record when Redis announces an activation."""
     if redis is None:
         yield
         return
     stopped = threading.Event()
-    arguments = (Announcements(redis).channel, model_manager.wake, stopped.is_set)
+    arguments = (activation_channel(redis), model_manager.wake, stopped.is_set)
     thread = threading.Thread(target=redis.listen, args=arguments, name="redis-listener", daemon=True)
     thread.start()
     try:

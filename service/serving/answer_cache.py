@@ -23,7 +23,7 @@ from recollect.service.telemetry.metrics import Metrics
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
 # Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
-_FORMAT = 4
+_FORMAT = 5
 # Maximum number of labels in the filters of a cached request. With more labels, hashing the filters costs more than the
 # cache saves.
 _MAX_FILTER_LABELS = 1_000
@@ -114,11 +114,8 @@ class LocalAnswerCache:
 class RedisAnswerCache:
     """Answers in Redis, which replicas share. Redis's setting `maxmemory` limits their size.
 
-    Only an answer that a replica with the same secret wrote under the same cache key is found: a user of Redis can
-    remove answers, but cannot change or exchange them.
-
     Args:
-        redis: The client, with the secret of the replicas.
+        redis: The client.
         seconds: Maximum age of an answer.
         metrics: Records hits and misses.
     """
@@ -130,13 +127,9 @@ class RedisAnswerCache:
         """Look up answers. While Redis does not answer, no answers are found."""
         names = [self._name(key) for key in keys]
         try:
-            values: list[bytes | None] = await self._redis.execute_async(lambda client: client.mget(names))
+            found: list[bytes | None] = await self._redis.execute_async(lambda client: client.mget(names))
         except RedisError:
             return [None] * len(keys)
-        found = [
-            None if value is None else self._redis.open(name, value, "cached_answer")
-            for name, value in zip(names, values, strict=True)
-        ]
         _count_look_ups(self._metrics, "redis", found)
         return found
 
@@ -144,8 +137,7 @@ class RedisAnswerCache:
         def write(client: Any) -> Any:
             pipeline = client.pipeline(transaction=False)
             for key, answer in answers.items():
-                name = self._name(key)
-                pipeline.set(name, self._redis.seal(name, answer), ex=self._seconds)
+                pipeline.set(self._name(key), answer, ex=self._seconds)
             return pipeline.execute()
 
         try:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from prometheus_client import Counter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
@@ -34,7 +32,6 @@ from recollect.service.predictor.predictor import Predictor
 from recollect.service.serving.answer_cache import AnswerCache, answer_keys
 from recollect.service.serving.batcher import Batcher
 from recollect.service.serving.rate_limit import Quota, RateLimits
-from recollect.service.serving.shadow import Shadow
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import Tracer
 from recollect.service.versions.open_versions import Lease, OpenVersions
@@ -49,8 +46,6 @@ _MAX_EXPLAINED_KEYS = 2_000
 _WATCH_AFTER_SECONDS = 0.1
 # Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
 _FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
-# Fields in JSON. In a text, their second quotation mark would be escaped.
-_SCORE, _PROBABILITY = (re.compile(rb'"%b":([^,}]+)' % name) for name in (b"score", b"probability"))
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class AnswerRequest:
 
     Attributes:
         queries: One query, or a batch. The same version answers all queries of a batch.
-        key: Text that decides whether a canary answers the request: equal keys get the same version.
+        version: The open version that answers; None means the current version.
         chosen: Arguments of `resolve_options` that the caller chose.
         timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
         min_sequence: Sequence number of the last change that the answer must know.
@@ -68,7 +63,7 @@ class AnswerRequest:
     """
 
     queries: list[str]
-    key: str
+    version: str | None
     chosen: Mapping[str, Any]
     timeout_ms: int | None
     min_sequence: int
@@ -90,11 +85,6 @@ class JsonAnswers:
     milliseconds: Mapping[str, float]
     sequence: int
 
-    @property
-    def all_cached(self) -> bool:
-        """Whether all answers were taken from the cache."""
-        return "cache" in self.milliseconds
-
 
 @dataclass(frozen=True)
 class AnswerPipeline:
@@ -103,7 +93,6 @@ class AnswerPipeline:
     Attributes:
         versions: The open versions.
         batcher: Computes answers on its own threads.
-        shadow: Compares the answers of a shadow.
         cache: Cached answers; None disables the cache.
         rate_limits: Counts the cost of the requests of each API key.
         metrics: Counts dropped requests, rate limits and stages.
@@ -116,7 +105,6 @@ class AnswerPipeline:
 
     versions: OpenVersions
     batcher: Batcher
-    shadow: Shadow
     cache: AnswerCache | None
     rate_limits: RateLimits
     metrics: Metrics
@@ -127,7 +115,7 @@ class AnswerPipeline:
     follow_log: Callable[[], None]
 
     async def answer(self, request: AnswerRequest) -> tuple[str, JsonAnswers]:
-        """Answer a request with the current version, or with the canary if the request belongs to its share.
+        """Answer a request with the version that it names, otherwise with the current version.
 
         Returns:
             The version, and its answers.
@@ -135,6 +123,7 @@ class AnswerPipeline:
         Raises:
             QueryTooLargeError: If a query has too many bytes.
             NotReadyError: If no bundle is loaded.
+            VersionNotOpenError: If the request names a version that is not open.
             QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
             RateLimitError: If the API key exceeds its rate.
             SequenceError: If this process does not know the required change of the memory yet.
@@ -145,7 +134,7 @@ class AnswerPipeline:
         """
         self._check_sizes(request.queries)
         seconds = self.max_seconds if request.timeout_ms is None else min(request.timeout_ms / 1000, self.max_seconds)
-        lease = self.versions.lease(request.key)  # one version answers the whole request
+        lease = self.versions.lease(request.version)  # one version answers the whole request
         with lease as predictor:
             options = predictor.resolve(**request.chosen)
             _check_explained_keys(options, len(request.queries))
@@ -158,7 +147,7 @@ class AnswerPipeline:
                     found = await self._look_up_or_compute(lease, options, request)
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
-                _record_failure(lease, lease.metrics.deadline)
+                self.metrics.version_requests.labels(predictor.version, "deadline").inc()
                 longer = f"increase timeout_ms (at most {1e3 * self.max_seconds:.0f}), or "
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; "
@@ -167,9 +156,10 @@ class AnswerPipeline:
             except (ServiceError, ClientDisconnect):  # not a fault of the version
                 raise
             except Exception:
-                _record_failure(lease, lease.metrics.failed)
+                self.metrics.version_requests.labels(predictor.version, "failed").inc()
                 raise
-            self._record(lease, request, options, found, time.perf_counter() - start)
+            self.metrics.version_requests.labels(predictor.version, "answered").inc()
+            self.metrics.version_seconds.labels(predictor.version).observe(time.perf_counter() - start)
             if self.log_queries:
                 self._log_sample(predictor.version, request.queries, found.answers)
             return predictor.version, found
@@ -293,27 +283,6 @@ class AnswerPipeline:
             self.metrics.dropped.labels("gone").inc()
             future.set_exception(ClientDisconnect())
 
-    def _record(
-        self, lease: Lease, request: AnswerRequest, options: AnswerOptions, found: JsonAnswers, seconds: float
-    ) -> None:
-        """Record latency and quality of an answer by version. If there is a shadow, let it answer the request too."""
-        metrics, trial = lease.metrics, lease.trial
-        metrics.answered.inc()
-        metrics.seconds.observe(seconds)
-        for answer in found.answers:
-            if (score := _first(_SCORE, answer)) is None:
-                metrics.empty_answers.inc()
-            else:
-                metrics.top_score.observe(score)
-            # Other answers need not begin with the most probable label.
-            typical = options.order == lease.predictor.defaults.order and not options.restricted
-            if typical and (probability := _first(_PROBABILITY, answer)) is not None:
-                metrics.top_probability.observe(probability)
-        if trial is not None and not found.all_cached:  # a new version has few cached answers
-            trial.record(lease.predictor.version, seconds)
-            if trial.shadow and trial.includes(request.key):
-                self.shadow.compare_later(trial, request.queries, request.chosen, found.answers)
-
     def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[bytes]) -> None:
         """Log a random sample of queries.
 
@@ -331,15 +300,3 @@ def _check_explained_keys(options: AnswerOptions, queries: int) -> None:
             f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
             f"{options.top_b:,}; reduce top_b or the number of queries"
         )
-
-
-def _record_failure(lease: Lease, outcome: Counter) -> None:
-    outcome.inc()
-    if lease.trial is not None:
-        lease.trial.record(lease.predictor.version, None)
-
-
-def _first(field: re.Pattern[bytes], answer: bytes) -> float | None:
-    """A number of the first label, without parsing the whole answer; None without it."""
-    found = field.search(answer)
-    return float(found[1]) if found else None

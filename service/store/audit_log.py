@@ -1,4 +1,4 @@
-"""The audit log of a store: the file LOG with one JSON line for each activation, promotion and rollback.
+"""The audit log of a store: the file LOG with one JSON line for each activation and rollback.
 
 The line of an action is appended after its activation record is written. If the process is killed between the two
 steps, the next action first appends the missing line.
@@ -11,13 +11,13 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recollect.service.store.activation_record import MAX_GENERATION, ActivationRecord, Canary, Version
+from recollect.service.store.activation_record import MAX_GENERATION, ActivationRecord, Version
 
 LOG = "LOG"
 
 
 class LogEntry(BaseModel):
-    """One activation, promotion or rollback."""
+    """One activation or rollback."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
@@ -26,7 +26,7 @@ class LogEntry(BaseModel):
     action: str
     from_: Version | None = Field(alias="from", description="the version that was current before")
     to: Version = Field(description="the version that became current")
-    canary: Canary | None = Field(None, description="the canary that the action started")
+    candidate: Version | None = Field(None, description="the candidate that the action added")
     by: str = Field(description="the user who started the action")
     why: str = Field(description="the reason that the user gave")
 
@@ -64,14 +64,16 @@ def missing_line(content: bytes | None, record: ActivationRecord) -> bytes:
     if entry is None or entry.generation <= last_generation(parse_log(content)):
         return b""
     line = (
-        json.dumps(entry.model_dump(mode="json", by_alias=True, exclude=None if entry.canary else {"canary"})).encode()
+        json.dumps(
+            entry.model_dump(mode="json", by_alias=True, exclude=None if entry.candidate else {"candidate"})
+        ).encode()
         + b"\n"
     )
     return line if not content or content.endswith(b"\n") else b"\n" + line
 
 
 def _entry_of(record: ActivationRecord) -> LogEntry | None:
-    """The log entry of a record; None for generation 0, which no action wrote."""
+    """The log entry of a record; None if no action wrote the record."""
     if record.at is None or record.generation == 0:
         return None
     return LogEntry(
@@ -80,7 +82,7 @@ def _entry_of(record: ActivationRecord) -> LogEntry | None:
         action=record.action,
         from_=record.replaced,
         to=record.version,
-        canary=record.canary,
+        candidate=record.candidate,
         by=record.by,
         why=record.why,
     )

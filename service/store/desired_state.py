@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recollect.service.bundle.signing_key import SigningKey
-from recollect.service.errors import ActivationConflictError, CanaryError, StoreError, UnknownVersionError
+from recollect.service.errors import ActivationConflictError, ActivationRefusedError, StoreError
 from recollect.service.storage.control_files import MAX_LOG_BYTES, ControlFiles
-from recollect.service.store.activation_check import is_signed, sign_record
 from recollect.service.store.activation_record import (
     ACTIVATION,
     CURRENT,
-    HISTORY,
     ActivationRecord,
-    Canary,
     activated,
-    canary_removed,
-    canary_started,
+    candidate_added,
+    candidate_removed,
     parse_activation,
-    promoted,
-    record_without_file,
     rolled_back,
 )
 from recollect.service.store.audit_log import LOG, LogEntry, last_generation, missing_line, parse_log
@@ -34,14 +28,10 @@ class DesiredState:
 
     Args:
         files: The store's small files.
-
-    Attributes:
-        signing_key: Private key that signs new records; None: new records are not signed.
     """
 
     def __init__(self, files: ControlFiles) -> None:
         self._files = files
-        self.signing_key: SigningKey | None = None
 
     def record(self) -> ActivationRecord | None:
         """The activation record; None if no version is current.
@@ -76,64 +66,44 @@ class DesiredState:
             require_published(version)
             before = self._before(content, or_from_log=True)
             self._require_generation(before, expected_generation)
-            record = activated(before, version, by, why)
-            # A signature must not cover a history that another program may have written.
-            return record if self._trusts(before) else record.model_copy(update={"previous": ()})
+            return activated(before, version, by, why)
 
         return self._replace(choose)
 
-    def start_canary(
-        self, canary: Canary, require_published: Callable[[str], object], by: str, why: str
+    def add_candidate(
+        self, version: str, require_published: Callable[[str], object], by: str, why: str
     ) -> ActivationRecord:
-        """Try a version on a share of the requests; see `Store.start_canary`."""
+        """Let replicas open a version beside the current one; see `Store.add_candidate`."""
 
         def choose(content: bytes | None) -> ActivationRecord:
-            require_published(canary.version)
-            before = self._trusted(content)
+            require_published(version)
+            before = self._before(content)
             if before is None:
-                raise CanaryError(
-                    f"{self._files.name}: a canary needs a current version, and no version is current; "
-                    f"run `recollect activate {canary.version}`"
+                raise ActivationRefusedError(
+                    f"{self._files.name}: a candidate needs a current version, and no version is current; "
+                    f"run `recollect activate {version}`"
                 )
-            if before.version == canary.version:
-                raise CanaryError(
-                    f"{self._files.name}: the canary must differ from the current version, found {canary.version} for "
+            if before.version == version:
+                raise ActivationRefusedError(
+                    f"{self._files.name}: the candidate must differ from the current version, found {version} for "
                     "both; choose another version"
                 )
-            return canary_started(before, canary, by, why)
-
-        return self._replace(choose)
-
-    def promote(
-        self, require_published: Callable[[str], object], by: str, why: str, expected_generation: int | None
-    ) -> ActivationRecord:
-        """Make the canary current; see `Store.promote`."""
-
-        def choose(content: bytes | None) -> ActivationRecord:
-            before = self._trusted(content)
-            self._require_generation(before, expected_generation)
-            if before is None or before.canary is None:
-                raise CanaryError(
-                    f"{self._files.name}: expected a canary, found none; "
-                    "start one with `recollect activate VERSION --canary 5%`"
-                )
-            require_published(before.canary.version)
-            return promoted(before, before.canary, by, why)
+            return candidate_added(before, version, by, why)
 
         return self._replace(choose)
 
     def rollback(self, is_published: Callable[[str], bool], by: str, why: str) -> ActivationRecord:
-        """Remove the canary, or make the previous version current that is still published; see `Store.rollback`."""
+        """Remove the candidate, or make the previous version current that is still published; see `Store.rollback`."""
 
         def choose(content: bytes | None) -> ActivationRecord:
-            before = self._trusted(content)
-            if before is not None and before.canary is not None:
-                return canary_removed(before, by, why)
+            before = self._before(content)
+            if before is not None and before.candidate is not None:
+                return candidate_removed(before, by, why)
             if before is not None:
                 for target, version in reversed(list(enumerate(before.previous))):
                     if version != before.version and is_published(version):
                         return rolled_back(before, target, by, why)
-            raise UnknownVersionError(
+            raise ActivationRefusedError(
                 f"{self._files.name}: no version was current before; choose one with `recollect activate`"
             )
 
@@ -164,8 +134,7 @@ class DesiredState:
         records: list[ActivationRecord] = []
 
         def change(content: bytes | None) -> bytes:
-            record = choose(content)
-            records.append(sign_record(record, self.signing_key) if self.signing_key else record)
+            records.append(choose(content))
             return records[-1].file_content()
 
         self._files.update(ACTIVATION, change)
@@ -176,24 +145,6 @@ class DesiredState:
                 f"activation of {written.version}; see `recollect log`"
             )
         return written
-
-    def _trusts(self, before: ActivationRecord | None) -> bool:
-        """Whether the next record may continue the history of a record: if it is not signed, or this one is too."""
-        return self.signing_key is None or before is None or is_signed(before, self.signing_key.verify_keys)
-
-    def _trusted(self, content: bytes | None) -> ActivationRecord | None:
-        """The record that the next record replaces and continues.
-
-        Raises:
-            StoreError: If the next record is signed and this one is not.
-        """
-        before = self._before(content)
-        if before is not None and not self._trusts(before):
-            raise StoreError(
-                f"{self._files.name}/{ACTIVATION}: expected a record that the signing key signed, found another "
-                "one, so its versions are not trusted; run `recollect activate VERSION --sign PRIVATE`"
-            )
-        return before
 
     def _before(self, content: bytes | None, or_from_log: bool = False) -> ActivationRecord | None:
         """The record that the next record replaces, after its line was appended to the log if it was missing.
@@ -219,11 +170,7 @@ class DesiredState:
         return before.model_copy(update={"generation": max(before.generation, last_generation(entries))})
 
     def _parse(self, content: bytes | None) -> ActivationRecord | None:
-        if content is not None:
-            return parse_activation(content, f"{self._files.name}/{ACTIVATION}")
-        return record_without_file(
-            self._files.read(CURRENT), self._files.read(HISTORY), f"{self._files.name}/{CURRENT}"
-        )
+        return None if content is None else parse_activation(content, f"{self._files.name}/{ACTIVATION}")
 
     def _append_to_log(self, record: ActivationRecord) -> None:
         self._files.append(LOG, lambda content: missing_line(content, record))

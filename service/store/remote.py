@@ -24,7 +24,7 @@ from recollect.service.storage.bundle_cache import BundleCache, default_cache
 from recollect.service.storage.bundle_folder import INCOMING, already_published
 from recollect.service.storage.cached_bundles import BundleSource
 from recollect.service.storage.object_folder import ObjectFolder
-from recollect.service.store.activation_record import ACTIVATION, CURRENT
+from recollect.service.store.activation_record import ACTIVATION
 from recollect.service.store.store import Store, copy_manifest
 
 # A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of
@@ -49,7 +49,7 @@ class RemoteStore(Store):
         self.local = self._cache
 
     def require(self) -> None:
-        if self._remote.read(ACTIVATION) is not None or self._remote.read(CURRENT) is not None:
+        if self._remote.read(ACTIVATION) is not None:
             return
         with contextlib.suppress(StoreError):  # plain web servers cannot list folders
             if self.versions():
@@ -122,7 +122,7 @@ class RemoteStore(Store):
         """Remove a published version if it is unused.
 
         An object store has no lock. So the manifest is removed first, which withdraws the version. If another process
-        has activated or protected the version meanwhile, or this cannot be found out, the manifest is written again.
+        has activated the version meanwhile, or this cannot be found out, the manifest is written again.
         """
         folder = f"bundles/{check_version(version)}"
         manifest = self._remote.read(f"{folder}/{MANIFEST}")

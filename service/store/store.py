@@ -23,7 +23,6 @@ from recollect.service.bundle.files import MANIFEST, SIGNATURE
 from recollect.service.bundle.integrity import check_contents, check_sizes
 from recollect.service.bundle.manifest import Manifest, check_version
 from recollect.service.bundle.signing import read_verify_keys
-from recollect.service.bundle.signing_key import SigningKey
 from recollect.service.errors import BundleError, StoreError, UnknownVersionError
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.storage.bundle_cache import BundleCache, default_cache
@@ -32,8 +31,7 @@ from recollect.service.storage.cached_bundles import BundleSource, CachedBundles
 from recollect.service.storage.control_files import ControlFiles, FolderFiles
 from recollect.service.storage.folder_source import FolderSource
 from recollect.service.storage.verification import Verification
-from recollect.service.store.activation_check import ActivationCheck
-from recollect.service.store.activation_record import ACTIVATION, ActivationRecord, Canary, default_author
+from recollect.service.store.activation_record import ActivationRecord, default_author
 from recollect.service.store.audit_log import LogEntry
 from recollect.service.store.desired_state import DesiredState
 
@@ -78,7 +76,6 @@ class Store:
         self.bundles = self.local.bundles
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
         self._state = DesiredState(self.files)
-        self._activation_check: ActivationCheck | None = None
         self._verification = Verification(self.verify_keys)
         self._cache_folder = cache
         self._closed = threading.Event()
@@ -100,37 +97,9 @@ class Store:
         """The activation record; None if no version is current.
 
         Raises:
-            StoreError: If the record is damaged, or `require_signed_activations` was called and the record is refused.
+            StoreError: If the record is damaged.
         """
-        record = self._state.record()
-        if record is None or self._activation_check is None:
-            return record
-        try:
-            self._activation_check.check(record)
-        except StoreError:
-            # Another process of this machine may have seen a newer record between the two steps.
-            record = self._state.record()
-            if record is not None:
-                self._activation_check.check(record)
-        return record
-
-    def require_signed_activations(self) -> None:
-        """From now on, refuse an activation record that is not signed, or is older than one that was seen before.
-
-        The store must have public keys.
-        """
-        assert self.verify_keys is not None
-        self._activation_check = ActivationCheck(self.verify_keys, self._open_cache()[1], f"{self.name}/{ACTIVATION}")
-
-    def sign_activations(self, key: SigningKey) -> None:
-        """From now on, sign the records of activations and rollbacks.
-
-        Raises:
-            KeyFileError: If the store has public keys, and none of them matches the private key.
-        """
-        if self.verify_keys is not None:
-            key.require_match(self.verify_keys.content)
-        self._state.signing_key = key
+        return self._state.record()
 
     def current(self) -> str | None:
         """The version that replicas must serve; None if no version is current.
@@ -243,33 +212,25 @@ class Store:
         self.manifest(version)
         return self._state.activate(version, self.manifest, by or default_author(), why, expected_generation)
 
-    def start_canary(self, canary: Canary, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Try a version on a share of the requests, and return the new activation record. It replaces another canary.
+    def add_candidate(self, version: str, by: str | None = None, why: str = "") -> ActivationRecord:
+        """Let replicas open a version beside the current one, and return the new activation record.
+
+        It replaces another candidate.
 
         Raises:
-            CanaryError: If the version is already current, or no version is current.
+            ActivationRefusedError: If the version is already current, or no version is current.
             StoreError, BundleError, ActivationConflictError: As in `activate`.
         """
-        self.manifest(canary.version)
-        return self._state.start_canary(canary, self.manifest, by or default_author(), why)
-
-    def promote(self, by: str | None = None, why: str = "", expected_generation: int | None = None) -> ActivationRecord:
-        """Make the canary the current version, and return the new activation record.
-
-        Raises:
-            CanaryError: If there is no canary.
-            StoreError, BundleError, ActivationConflictError: As in `activate`.
-        """
-        self.require()
-        return self._state.promote(self.manifest, by or default_author(), why, expected_generation)
+        self.manifest(version)
+        return self._state.add_candidate(version, self.manifest, by or default_author(), why)
 
     def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Remove the canary, and return the new activation record.
+        """Remove the candidate, and return the new activation record.
 
-        If there is no canary, make the previous current version current again.
+        If there is no candidate, make the previous current version current again.
 
         Raises:
-            StoreError: If there is neither a canary nor a previous version.
+            ActivationRefusedError: If there is neither a candidate nor a previous version.
             BundleError: If the manifest of the previous version is broken.
             ActivationConflictError: If another process activates a version at the same time.
         """

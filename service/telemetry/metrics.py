@@ -6,21 +6,18 @@ request for `/metrics` combines all files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from recollect.service.memory_use import process_memory
 from recollect.service.settings import SHARED_METRICS
 from recollect.service.telemetry.engine_metrics import EngineMetrics
-from recollect.service.telemetry.version_metrics import MetricsByVersion
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,6 +27,8 @@ Combination = Literal["livesum", "livemin", "livemax"]
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STAGE_SECONDS = (0.0001, 0.0002, 0.0005, *_SECONDS[:-2])
 _SWAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+# How a request ends that a version has tried to answer.
+_OUTCOMES = ("answered", "deadline", "failed")
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -92,16 +91,22 @@ class Metrics:
         )
         self.generation = gauge(
             "generation",
-            "Generation of the current version: in the store, announced in Redis, and served. With several workers, "
-            "the lowest.",
+            "Generation of the activation record in the store, and of the record that the service has carried out. "
+            "With several workers, the lowest.",
             "livemin",
             "source",
         )
-        self.replica_state = gauge("replica_state", "Number of workers in each state.", "livesum", "state")
-        self.canary_stopped = gauge(
-            "canary_stopped",
-            "Number of workers that stopped the canary because of its errors or its latency.",
-            "livesum",
+        self.version_requests = counter(
+            "version_requests_total",
+            "Number of requests that the version answered or failed to answer.",
+            "version",
+            "outcome",
+        )
+        self.version_seconds = histogram(
+            "version_request_seconds",
+            "Time in which the version answered a request, with the time in the queue.",
+            _SECONDS,
+            "version",
         )
         self.memory_sequence = gauge(
             "memory_sequence",
@@ -119,13 +124,6 @@ class Metrics:
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
             self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
-            self.redis_refused = counter(
-                "redis_refused_total",
-                "Number of values in Redis that were ignored, because no replica with the same secret wrote them.",
-                "content",
-            )
-            for content in ("cached_answer", "replica_report"):  # as above
-                self.redis_refused.labels(content)
         self.engine: EngineMetrics | None = None
         if with_engine:
             self.engine = EngineMetrics(
@@ -139,7 +137,6 @@ class Metrics:
                     "engine_errors_total", "Number of calls that Milvus refused or did not answer.", "method", "reason"
                 ),
             )
-        self.by_version = MetricsByVersion(registry)
         self._created: datetime | None = None
 
     def exposition(self) -> bytes:
@@ -148,7 +145,7 @@ class Metrics:
             return generate_latest(self._registry)
         _forget_exited_workers()
         registry = CollectorRegistry()
-        registry.register(_OpenVersionsCollector(self.by_version))
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
     def swapped(self, seconds: float) -> None:
@@ -168,6 +165,19 @@ class Metrics:
         self._created = created
         self.refresh()
 
+    def forget_version(self, version: str) -> None:
+        """Remove the metrics of a version that is closed, so that their number stays small.
+
+        The files of shared metrics keep them until the service ends.
+        """
+        if self._shared:
+            return
+        for outcome in _OUTCOMES:
+            with contextlib.suppress(KeyError):
+                self.version_requests.remove(version, outcome)
+        with contextlib.suppress(KeyError):
+            self.version_seconds.remove(version)
+
     def refresh(self) -> None:
         """Set the values that change with time: the age of the bundle and the size of the process."""
         if self._created is not None:
@@ -180,17 +190,6 @@ class Metrics:
         self._redis_up.set(up)
         if not up:
             self.redis_errors.inc()
-
-
-class _OpenVersionsCollector(Collector):
-    """Combines the metrics of all workers, without those of versions that are closed."""
-
-    def __init__(self, by_version: MetricsByVersion) -> None:
-        self._by_version = by_version
-        self._workers = multiprocess.MultiProcessCollector(None)  # type: ignore[no-untyped-call]
-
-    def collect(self) -> Iterator[Metric]:
-        return self._by_version.without_closed(self._workers.collect())  # type: ignore[no-untyped-call]
 
 
 def _forget_exited_workers() -> None:

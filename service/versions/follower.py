@@ -1,14 +1,14 @@
-"""Brings a process to the desired version, while the current version answers requests.
+"""Brings a process to the desired versions, while the current version answers requests.
 
-One thread reads the desired version regularly. Another thread opens versions. If the desired version changes while a
-version opens, the opening is abandoned. The desired version is read again right before the swap, so a version that was
-rolled back is never served afterwards. The previous version stays open as the standby while memory permits, so a
-rollback swaps at once.
+The desired versions are those of the activation record of the store. One thread reads the record regularly. Another
+thread opens versions. If the record changes while a version opens that it does not name any more, the opening is
+abandoned. The record is read again right before a swap, so a version that was rolled back is never served afterwards.
+The previous version stays open as the standby while memory permits, so a rollback swaps at once.
+
+A candidate is opened beside the current version. If it becomes current, the swap is at once.
 
 If a version cannot be served, it is refused: the refusal is logged and reported, and the service keeps the current
 version. A refused version is tried again later, or at once after a new activation.
-
-A canary is opened beside the current version, in the same way. If it becomes the desired version, the swap is at once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ import structlog
 from recollect.service.errors import InsufficientMemoryError, StoreError
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.versions.announcements import Announcements
 from recollect.service.versions.background import BackgroundThread
-from recollect.service.versions.canary import CanaryController
-from recollect.service.versions.desired_version import DesiredVersion
 from recollect.service.versions.memory_check import require_memory
-from recollect.service.versions.open_versions import OpenVersions
-from recollect.service.versions.opening import Opener
-from recollect.service.versions.reporter import Reporter
-from recollect.service.versions.throttle import CancelledWorkError, Throttle
+from recollect.service.versions.open_versions import OpenVersion, OpenVersions
+from recollect.service.versions.opening import CancelledWorkError, Opener, Throttle
+from recollect.service.versions.reports import Reporter
 
 log = structlog.get_logger(__name__)
 
@@ -48,29 +45,17 @@ class Follower:
 
     Args:
         opener: Opens versions.
-        desired: Reads the desired version.
         versions: The open versions.
         reporter: Reports the state of this replica.
         metrics: Records the swaps.
-        announcements: The generation that Redis announces, or None.
-        poll_seconds: Seconds between two checks of `desired`.
-        canary: Runs the trial of the canary.
+        poll_seconds: Seconds between two checks of the activation record.
     """
 
     def __init__(
-        self,
-        opener: Opener,
-        desired: DesiredVersion,
-        versions: OpenVersions,
-        reporter: Reporter,
-        metrics: Metrics,
-        announcements: Announcements | None,
-        poll_seconds: float,
-        canary: CanaryController,
+        self, opener: Opener, versions: OpenVersions, reporter: Reporter, metrics: Metrics, poll_seconds: float
     ) -> None:
-        self._canary = canary
-        self._opener, self._desired, self._versions, self._reporter = opener, desired, versions, reporter
-        self._metrics, self._announcements = metrics, announcements
+        self._opener, self._versions, self._reporter, self._metrics = opener, versions, reporter, metrics
+        self._desired = _DesiredVersions(opener.store)
         self._load: Callable[[], float] = lambda: 0.0
         self._lock = threading.Lock()
         self._target: ActivationRecord | None = None
@@ -90,27 +75,27 @@ class Follower:
         self._swapper = BackgroundThread("follow-swap", self._follow, _CLOSE_SECONDS, "swap_failed")
 
     def open_first(self) -> None:
-        """Open the desired version in the calling thread, at the start of the process.
+        """Open the current version in the calling thread, at the start of the process. A candidate is opened later.
 
         Raises:
             StoreError: If no version is current.
             ServiceError: If the version may not be served; see `Opener.open`.
         """
-        while self._served is None:
+        while self._versions.current is None:
             record = self._desired.require()
             self._set_target(record)
             self._reporter.start()
             with contextlib.suppress(CancelledWorkError):  # another version was activated meanwhile
-                self._serve(record)
+                self._serve(record, with_candidate=False)
 
     def start(self, load: Callable[[], float]) -> None:
-        """Follow the desired version until `stop`; `load` is the share of the computing threads that are busy."""
+        """Follow the activation record until `stop`; `load` is the share of the computing threads that are busy."""
         self._load = load
         self._reader.start()
         self._swapper.start()
 
     def wake(self) -> None:
-        """Read the desired version now."""
+        """Read the activation record now."""
         self._reader.wake()
 
     def drain(self) -> None:
@@ -126,75 +111,79 @@ class Follower:
         self._swapper.stop()
 
     def _read_desired(self) -> None:
-        record = self._desired.read()
-        if record is None:
-            return
-        self._set_target(record)
-        if self._announcements is not None:
-            self._announcements.compare(record.generation, self._metrics)
+        if (record := self._desired.read()) is not None:
+            self._set_target(record)
 
     def _set_target(self, record: ActivationRecord) -> None:
-        """Set the desired version. If another version opens at the moment, its opening is abandoned."""
+        """Set the desired versions. If another version opens at the moment, its opening is abandoned."""
         self._metrics.generation.labels("store").set(record.generation)
         with self._lock:
             if record == self._target:
                 return
             self._target = record
-            if self._opening is not None and not _names(record, self._opening):
+            if self._opening is not None and self._opening not in record.to_open:
                 self._cancelled.set()
         self._swapper.wake()
 
     def _follow(self) -> None:
-        """Bring this process to the desired version, and close versions that are no longer used."""
+        """Bring this process to the desired versions, and close versions that are no longer used."""
         target = self._target
         if target is not None and not self._draining:
-            self._canary.end_unless_desired(target)
+            self._end_candidate(target)
             is_refused = target == self._refused and time.monotonic() < self._retry_at
             if target != self._served and not is_refused:
                 self._try_to_serve(target)
-            if self._served is not None and self._served == self._target:
-                self._canary.follow(self._served, self._open_canary)
         self._close_versions()
         self._metrics.refresh()
+
+    def _end_candidate(self, record: ActivationRecord) -> None:
+        """Retire the candidate if a record does not name it any more."""
+        candidate = self._versions.candidate
+        if candidate is not None and candidate.predictor.version not in record.to_open:
+            self._versions.retire_candidate()
+            log.info("candidate_ended", version=candidate.predictor.version, generation=record.generation)
 
     def _try_to_serve(self, record: ActivationRecord) -> None:
         try:
             self._serve(record)
         except CancelledWorkError:
             log.info("opening_abandoned", version=record.version, generation=record.generation)
-            if self._served is not None:
-                self._reporter.serving(self._served)
-        except Exception as error:  # any error: the version in use stays
+        except Exception as error:  # any error: the versions in use stay
+            serving = self._versions.require_current().predictor.version
+            version = record.candidate if serving == record.version else record.version
             self._refused, self._retry_at = record, time.monotonic() + _RETRY_SECONDS
             self._metrics.refused()
-            self._reporter.failed(record, str(error) or repr(error))
-            serving = self._versions.require_current().predictor.version
-            log.error("bundle_refused", version=record.version, error=str(error), serving=serving)
+            self._reporter.refused(record.generation, str(error) or repr(error))
+            log.error("bundle_refused", version=version, error=str(error), serving=serving)
 
-    def _serve(self, record: ActivationRecord) -> None:
-        """Swap to the version of a record.
+    def _serve(self, record: ActivationRecord, with_candidate: bool = True) -> None:
+        """Swap to the current version of a record, then open its candidate.
 
         Raises:
-            CancelledWorkError: If another version was activated meanwhile, or the process drains.
-            ServiceError: If the version may not be served.
+            CancelledWorkError: If there was another activation meanwhile, or the process drains.
+            ServiceError: If a version may not be served.
         """
-        with self._abandonable(record.version):
-            before = self._versions.current
-            if before is None or before.predictor.version != record.version:
-                self._reporter.opening(record)
-                start = time.monotonic()
+        before = self._versions.version()
+        if before != record.version:
+            start = time.monotonic()
+            with self._abandonable(record.version):
                 record = self._swap(record)
-                self._record_swap(record, before.predictor.version if before else None, time.monotonic() - start)
-            self._served, self._refused = record, None
-            self._reporter.serving(record)
+            self._record_swap(record, before, time.monotonic() - start)
+        if record.candidate is not None:
+            if not with_candidate:
+                return
+            self._open_candidate(record.candidate, record.generation)
+        self._served, self._refused = record, None
+        self._metrics.generation.labels("served").set(record.generation)
+        self._reporter.carried_out(record.generation)
 
     def _swap(self, record: ActivationRecord) -> ActivationRecord:
-        """Make the version of a record current, and return the newest record. The canary and the standby are open."""
+        """Make the version of a record current, and return the newest record."""
         for opened, make_current in (
-            (self._versions.canary, self._versions.promote),
+            (self._versions.candidate, self._versions.make_candidate_current),
             (self._versions.standby, self._versions.exchange_with_standby),
         ):
-            if opened is not None and self._may_serve(opened.predictor, record.version):
+            if opened is not None and self._may_serve(opened, record.version):
                 record = self._require_still_desired(record)
                 _catch_up(opened.predictor)
                 make_current()
@@ -209,25 +198,27 @@ class Follower:
         self._versions.replace(predictor)
         return record
 
-    def _open_canary(self, version: str) -> Predictor:
-        """Open a version beside the current one.
-
-        Raises:
-            CancelledWorkError: If the canary was removed meanwhile, or the process drains.
-            ServiceError: If the version may not be served.
-        """
+    def _open_candidate(self, version: str, generation: int) -> None:
+        """Open the candidate beside the current version, unless it is open."""
+        candidate, standby = self._versions.candidate, self._versions.standby
+        if candidate is not None and candidate.predictor.version == version:
+            return
         with self._abandonable(version):
-            predictor = self._open(version)
-            if self._cancelled.is_set():
-                predictor.close()
-                raise CancelledWorkError
-            return predictor
+            if standby is not None and self._may_serve(standby, version):
+                predictor = standby.predictor
+            else:
+                predictor = self._open(version)
+                if self._cancelled.is_set():
+                    predictor.close()
+                    raise CancelledWorkError
+            self._versions.add_candidate(predictor)
+        log.info("candidate_opened", version=version, generation=generation)
 
     @contextlib.contextmanager
     def _abandonable(self, version: str) -> Iterator[None]:
-        """Abandon the opening of a version, with a CancelledWorkError, if the desired record does not name it."""
+        """Abandon the opening of a version, with a CancelledWorkError, if the record does not name it any more."""
         with self._lock:
-            if self._draining or self._target is None or not _names(self._target, version):
+            if self._draining or self._target is None or version not in self._target.to_open:
                 raise CancelledWorkError
             self._opening, self._cancelled = version, threading.Event()
         try:
@@ -236,9 +227,10 @@ class Follower:
             with self._lock:
                 self._opening = None
 
-    def _may_serve(self, opened: Predictor, version: str) -> bool:
-        """Whether a predictor is of a version whose signature is still accepted: the public keys may have changed."""
-        return opened.version == version and self._opener.store.accepts(opened.bundle)
+    def _may_serve(self, opened: OpenVersion, version: str) -> bool:
+        """Whether an open version is this one, and the present public keys still accept its signature."""
+        predictor = opened.predictor
+        return predictor.version == version and self._opener.store.accepts(predictor.bundle)
 
     def _open(self, version: str) -> Predictor:
         """Open a version. If the free memory does not suffice, close the standby first."""
@@ -260,7 +252,7 @@ class Follower:
             return open_version()
 
     def _require_still_desired(self, record: ActivationRecord) -> ActivationRecord:
-        """Read the desired version again. Return the newest record if it names the same version.
+        """Read the activation record again. Return the newest record if it names the same current version.
 
         If the store cannot be read, the record that was read last counts.
 
@@ -297,13 +289,58 @@ class Follower:
         self._close_unused()
 
     def _close_unused(self) -> None:
-        if self._versions.close_unused():
+        closed = self._versions.close_unused()
+        for version in set(closed).difference(self._versions.names()):
+            self._metrics.forget_version(version)
+        if closed:
             _return_freed_memory()
 
 
-def _names(record: ActivationRecord, version: str) -> bool:
-    """Whether a record makes a version current, or tries it as a canary."""
-    return version == record.version or (record.canary is not None and version == record.canary.version)
+class _DesiredVersions:
+    """Reads the activation record, and refuses a record that is older than the record read before; thread-safe.
+
+    No other source can change the versions. Redis only announces that there is a new record.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._last: ActivationRecord | None = None
+
+    def read(self) -> ActivationRecord | None:
+        """The activation record. If the store has none, the record read last, or None.
+
+        Raises:
+            StoreError: If the record is damaged, or older than the record read before.
+            OSError: If the store cannot be read.
+        """
+        with self._lock:  # also while the store is read, otherwise a slow thread would compare an outdated record
+            record, last = self._store.activation(), self._last
+            if record is None:
+                return last
+            if last is not None and (
+                record.generation < last.generation
+                or (record.generation == last.generation and record.version != last.version)
+            ):
+                raise StoreError(
+                    f"{self._store.name}: expected generation {last.generation} ({last.version}) or a later one, found "
+                    f"generation {record.generation} ({record.version}); run `recollect activate`, or restart the "
+                    "replicas if the store was restored from a backup"
+                )
+            self._last = record
+            return record
+
+    def require(self) -> ActivationRecord:
+        """The activation record.
+
+        Raises:
+            StoreError: If there is no store or no version is current, or as in `read`.
+        """
+        record = self.read()
+        if record is None:
+            self._store.require_current()  # raises the error that names the next step
+            raise StoreError(f"{self._store.name}: the current version changed while it was read; try again")
+        return record
 
 
 def _catch_up(predictor: Predictor) -> None:

@@ -4,56 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recollect.service.canary.breaker import BreakerLimits
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.versions.announcements import Announcements
-from recollect.service.versions.canary import CanaryController
-from recollect.service.versions.desired_version import DesiredVersion
+from recollect.service.versions.background import BackgroundThread
 from recollect.service.versions.follower import Follower
-from recollect.service.versions.log_follower import LogFollower
 from recollect.service.versions.open_versions import OpenVersions
 from recollect.service.versions.opening import Opener
-from recollect.service.versions.replicas import Replicas
-from recollect.service.versions.reporter import Reporter
+from recollect.service.versions.reports import Reporter, Reports
+
+# A change of the live memory is visible in every replica after at most about this time. Without news, a check costs two
+# `stat` calls.
+_LOG_SECONDS = 0.5
 
 
 class ModelManager:
-    """Starts and stops the followers and the reporter of a process.
+    """Starts and stops the threads of a process that follow the store.
 
     Args:
         opener: Opens versions.
-        replicas: The registry to which this replica reports.
-        metrics: Records the swaps.
-        poll_seconds: Seconds between two checks of the desired version; `wake` starts a check at once.
-        announcements: The generation that Redis announces, if the replicas share a Redis.
-        canary_limits: When a canary is stopped; None means the default limits.
+        reports: The reports of all replicas.
+        metrics: Records the swaps, and the live memory of the current version.
+        poll_seconds: Seconds between two checks of the activation record; `wake` starts a check at once.
 
     Attributes:
         versions: The open versions, from which requests take leases.
     """
 
-    def __init__(
-        self,
-        opener: Opener,
-        replicas: Replicas,
-        metrics: Metrics,
-        poll_seconds: float,
-        announcements: Announcements | None = None,
-        canary_limits: BreakerLimits | None = None,
-    ) -> None:
+    def __init__(self, opener: Opener, reports: Reports, metrics: Metrics, poll_seconds: float) -> None:
         self._metrics = metrics
-        self.versions = OpenVersions(metrics.by_version)
-        self._reporter = Reporter(replicas, self.versions, metrics)
-        self._log_follower = LogFollower(self.versions, metrics)
-        self._follower = Follower(
-            opener,
-            DesiredVersion(opener.store),
-            self.versions,
-            self._reporter,
-            metrics,
-            announcements,
-            poll_seconds,
-            CanaryController(self.versions, replicas, self._reporter, metrics, canary_limits or BreakerLimits()),
+        self.versions = OpenVersions()
+        self._reporter = Reporter(reports, self.versions)
+        self._follower = Follower(opener, self.versions, self._reporter, metrics, poll_seconds)
+        self._log_reader = BackgroundThread(
+            "follow-log", self._read_log, _LOG_SECONDS, "log_unreadable", lambda: {"serving": self.versions.version()}
         )
 
     def open_current(self) -> None:
@@ -70,39 +52,58 @@ class ModelManager:
             raise
 
     def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
-        """Follow the desired version in background threads, until `close`.
+        """Follow the store in background threads, until `close`.
 
         Args:
             load: Function that returns the share of the computing threads that are busy; it paces the opening.
         """
         self._follower.start(load)
-        self._log_follower.start()
+        self._log_reader.start()
 
     def wake(self) -> None:
-        """Check the desired version now."""
+        """Read the activation record now."""
         self._follower.wake()
 
     def follow_log(self) -> None:
         """Read the log of the live memory now."""
-        self._log_follower.wake()
+        self._log_reader.wake()
 
     def drain(self) -> None:
         """Report "not ready" and stop swapping versions; requests are still answered."""
         self.versions.draining = True
         self._follower.drain()
         self._metrics.ready.set(0)
-        self._reporter.draining()
+        self._reporter.leave()
 
     def withdraw(self, seconds: float) -> None:
-        """Remove this replica from the registry within this time, before the process ends at once.
+        """Remove the report of this replica within this time, before the process ends at once.
 
         Otherwise `activate --wait` would count this replica as killed.
         """
         self._reporter.withdraw(seconds)
 
     def close(self) -> None:
-        """Stop the background threads, and remove this replica from the registry."""
+        """Stop the background threads, and remove the report of this replica."""
         self.drain()
         self._follower.stop()
-        self._log_follower.stop()
+        self._log_reader.stop()
         self._reporter.stop()
+
+    def _read_log(self) -> None:
+        """Apply the changes of other processes to all open versions.
+
+        A version that cannot read the log does not keep the others from reading it.
+        """
+        failures: list[Exception] = []
+        for lease in self.versions.lease_open():
+            with lease as predictor:
+                try:
+                    predictor.catch_up()
+                except Exception as error:
+                    failures.append(error)
+        with self.versions.lease() as current:
+            memory = current.memory
+            self._metrics.memory_sequence.set(memory.sequence)
+            self._metrics.memory_live_keys.set(0 if memory.view is None else memory.view.status.live_keys)
+        if failures:
+            raise failures[0]

@@ -4,7 +4,7 @@ A request takes one lease of one version, so this version gives the whole answer
 because it can run longer than a cancelled request. After a swap the previous version stays open as the standby, so that
 a rollback needs no opening. A retired version is closed when its last lease is released.
 
-A canary is open beside the current version, and the requests of its share take leases of the canary.
+A candidate is open beside the current version. A request may name any of the open versions.
 
 Closing a version unmaps gigabytes, so the follower's thread closes versions. If Python's reference counts decided, the
 thread that drops the last reference would unmap the files, perhaps a thread that answers requests.
@@ -17,18 +17,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from recollect.service.bundle.manifest import Manifest
-from recollect.service.canary.trial import Trial
-from recollect.service.errors import NotReadyError
+from recollect.service.errors import NotReadyError, VersionNotOpenError
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.telemetry.version_metrics import MetricsByVersion, RequestMetrics
 
 
 @dataclass(eq=False)
 class OpenVersion:
-    """A predictor, its metrics, the time when it became current, and the number of its leases."""
+    """A predictor, the time when it became current, and the number of its leases."""
 
     predictor: Predictor
-    metrics: RequestMetrics
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     leases: int = 0
 
@@ -38,16 +35,14 @@ class Lease:
 
     Attributes:
         predictor: The version's predictor; usable until the lease is released.
-        metrics: The version's metrics.
-        trial: The trial of a canary, if there was one when the lease was taken.
     """
 
-    __slots__ = ("_lock", "_version", "metrics", "predictor", "trial")
+    __slots__ = ("_lock", "_version", "predictor")
 
-    def __init__(self, version: OpenVersion, lock: threading.Lock, trial: Trial | None = None) -> None:
+    def __init__(self, version: OpenVersion, lock: threading.Lock) -> None:
         """Count the lease; the caller holds `lock`."""
         version.leases += 1
-        self.predictor, self.metrics, self.trial = version.predictor, version.metrics, trial
+        self.predictor = version.predictor
         self._version: OpenVersion | None = version
         self._lock = lock
 
@@ -56,7 +51,7 @@ class Lease:
         with self._lock:
             if self._version is None:
                 raise ValueError("expected a lease in use, found a released lease")
-            return Lease(self._version, self._lock, self.trial)
+            return Lease(self._version, self._lock)
 
     def release(self) -> None:
         """Release the lease; a second call does nothing."""
@@ -73,49 +68,40 @@ class Lease:
 
 
 class OpenVersions:
-    """The current version, the standby, the canary, and retired versions in use; thread-safe.
+    """The current version, the candidate, the standby, and retired versions in use; thread-safe.
 
     Requests take leases here. The follower opens, replaces and closes the versions.
 
-    Args:
-        metrics: The metrics of the open versions.
-
     Attributes:
-        current: The version that answers new requests; None before the first version is open.
+        current: The version that answers requests that name no version; None before the first version is open.
+        candidate: The version that the store names beside the current one, if it is open.
         standby: The version that was current before, if it is still open.
-        canary: The version that is tried beside the current version, if there is one.
-        trial: The trial of this version.
         draining: Whether this process stops; requests in progress are still answered.
     """
 
-    def __init__(self, metrics: MetricsByVersion) -> None:
+    def __init__(self) -> None:
         self.draining = False
-        self._metrics = metrics
         self._lock = threading.Lock()
         self._retired: list[OpenVersion] = []
         self.current: OpenVersion | None = None
+        self.candidate: OpenVersion | None = None
         self.standby: OpenVersion | None = None
-        self.canary: OpenVersion | None = None
-        self.trial: Trial | None = None
 
-    def lease(self, key: str | None = None) -> Lease:
-        """Take a lease of the current version, or of the canary if a request with this key belongs to its share.
+    def lease(self, version: str | None = None) -> Lease:
+        """Take a lease of the open version with this name; None means the current version.
 
         Raises:
             NotReadyError: If no version is open yet.
+            VersionNotOpenError: If the version is not open.
         """
         with self._lock:
-            version, trial = self.require_current(), self.trial
-            if trial is not None and self.canary and key is not None and not trial.shadow and trial.includes(key):
-                version = self.canary
-            return Lease(version, self._lock, trial)
-
-    def lease_canary(self, trial: Trial) -> Lease | None:
-        """Take a lease of the canary; None if its trial has ended."""
-        with self._lock:
-            if self.canary is None or self.trial is not trial or trial.breaker.stopped is not None:
-                return None
-            return Lease(self.canary, self._lock, trial)
+            opened = self.require_current()
+            if version is not None and version != opened.predictor.version:
+                others = {each.predictor.version: each for each in self._open()}
+                if version not in others:
+                    raise VersionNotOpenError(version, [*others])
+                opened = others[version]
+            return Lease(opened, self._lock)
 
     def require_current(self) -> OpenVersion:
         """The current version, for reading facts about it without a lease.
@@ -147,11 +133,24 @@ class OpenVersions:
         keys = None if current is None else current.predictor.keys
         return None if keys is None else keys.problem
 
+    def names(self) -> list[str]:
+        """The names of the open versions, the current one first."""
+        with self._lock:
+            return [version.predictor.version for version in self._open()]
+
     def replace(self, predictor: Predictor) -> None:
         """Make a predictor current. The previous version becomes the standby, and the previous standby is retired."""
-        opened = self._open_version(predictor)
         with self._lock:
-            self._make_current(opened)
+            self._make_current(OpenVersion(predictor))
+
+    def make_candidate_current(self) -> None:
+        """Make the candidate current. The previous version becomes the standby, and the previous standby is retired."""
+        with self._lock:
+            if self.candidate is None:
+                raise ValueError("expected a candidate, found none")
+            self.candidate.since = datetime.now(UTC)
+            self._make_current(self.candidate)
+            self.candidate = None
 
     def exchange_with_standby(self) -> None:
         """Make the standby current, and the current version the standby."""
@@ -161,29 +160,22 @@ class OpenVersions:
             self.standby.since = datetime.now(UTC)
             self.current, self.standby = self.standby, self.current
 
-    def start_trial(self, trial: Trial, predictor: Predictor | None = None) -> None:
-        """Start the trial of a canary. Without a predictor, the open canary continues with the new trial."""
-        opened = self._open_version(predictor) if predictor else self.canary
+    def add_candidate(self, predictor: Predictor) -> None:
+        """Make a predictor the candidate. It can be the predictor of the standby."""
         with self._lock:
-            if self.canary is not None and self.canary is not opened:
-                self._retired.append(self.canary)
-            self.canary, self.trial = opened, trial
+            standby = self.standby
+            if standby is not None and standby.predictor is predictor:
+                self.candidate, self.standby = standby, None
+            else:
+                self.candidate = OpenVersion(predictor)
 
-    def end_trial(self) -> None:
-        """Retire the canary."""
+    def retire_candidate(self) -> bool:
+        """Retire the candidate, and return whether there was one."""
         with self._lock:
-            if self.canary is not None:
-                self._retired.append(self.canary)
-            self.canary = self.trial = None
-
-    def promote(self) -> None:
-        """Make the canary current. The previous version becomes the standby, and the previous standby is retired."""
-        with self._lock:
-            if self.canary is None:
-                raise ValueError("expected a canary, found none")
-            self.canary.since = datetime.now(UTC)
-            self._make_current(self.canary)
-            self.canary = self.trial = None
+            candidate, self.candidate = self.candidate, None
+            if candidate is not None:
+                self._retired.append(candidate)
+        return candidate is not None
 
     def retire_standby(self) -> bool:
         """Retire the standby, and return whether there was one."""
@@ -194,33 +186,27 @@ class OpenVersions:
         return standby is not None
 
     def open_predictors(self) -> list[Predictor]:
-        """The predictors of the current version, the standby and the canary."""
+        """The predictors of the open versions."""
         with self._lock:
-            opened = (self.current, self.standby, self.canary)
-            return [version.predictor for version in opened if version is not None]
+            return [version.predictor for version in self._open()]
 
     def lease_open(self, standby: bool = True) -> list[Lease]:
-        """Take leases of the current version and the canary, and of the standby."""
+        """Take leases of the current version and the candidate, and of the standby."""
         with self._lock:
-            opened = (self.current, self.canary, self.standby if standby else None)
-            return [Lease(version, self._lock) for version in opened if version is not None]
+            return [Lease(version, self._lock) for version in self._open() if standby or version is not self.standby]
 
-    def close_unused(self) -> int:
-        """Close the retired versions without leases, and return their number."""
+    def close_unused(self) -> list[str]:
+        """Close the retired versions without leases, and return their names."""
         with self._lock:
             unused = [version for version in self._retired if version.leases == 0]
             self._retired = [version for version in self._retired if version.leases > 0]
-            still_open = [self.current, self.standby, self.canary, *self._retired]
         for version in unused:
             version.predictor.close()
-        if unused:
-            self._metrics.keep_only({version.predictor.version for version in still_open if version is not None})
-        return len(unused)
+        return [version.predictor.version for version in unused]
 
-    def _open_version(self, predictor: Predictor) -> OpenVersion:
-        info = predictor.manifest.probabilities
-        expected = None if info is None else info.mean_top_probability
-        return OpenVersion(predictor, self._metrics.requests_of(predictor.version, expected))
+    def _open(self) -> list[OpenVersion]:
+        """The versions that a request may name; the caller holds the lock."""
+        return [version for version in (self.current, self.candidate, self.standby) if version is not None]
 
     def _make_current(self, version: OpenVersion) -> None:
         if self.standby is not None:

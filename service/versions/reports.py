@@ -1,54 +1,40 @@
-"""The report of a replica: its state, its version and its generation. `activate --wait` reads the reports."""
+"""Reports of the replicas: each replica writes its open versions regularly, and `activate --wait` reads the reports.
+
+A report is a small file in the folder `replicas` of the store. Replicas that share a Redis server write their reports
+to one hash of this server instead. A replica that stops removes its report. The report of a replica that was killed
+becomes stale, and is removed a minute later.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import secrets
 import socket
-from datetime import datetime
-from typing import Annotated, Literal
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from recollect.service.errors import RedisError
 from recollect.service.printable import printable
+from recollect.service.redis_client import RedisClient
 from recollect.service.store.activation_record import Version
+from recollect.service.store.store import Store
+from recollect.service.versions.background import BackgroundThread
+from recollect.service.versions.open_versions import OpenVersions
 
+# Maximum time between two reports of a replica.
+_REPORT_SECONDS = 1.0
+# Age from which on a report is stale, and age from which on it is removed.
+_STALE_SECONDS, _KEPT_SECONDS = 10.0, 60.0
 _MAX_REASON_CHARACTERS = 1_000
+_MAX_FILE_BYTES = 16_384
 _REPLICA_NAME = re.compile(r"[0-9A-Za-z.-]{1,160}")
-
-State = Literal["opening", "serving", "failed", "draining"]
-
-
-CanaryState = Literal["opening", "open", "failed", "stopped"]
-
-
-class CanaryReport(BaseModel):
-    """The state of the canary in one replica."""
-
-    model_config = ConfigDict(frozen=True)
-
-    version: Version
-    generation: int = Field(description="generation of the activation record that started the canary")
-    state: CanaryState = Field(
-        description="opening; open: it answers its share of the requests; failed: the replica refused to open it; "
-        "stopped: a circuit breaker stopped it"
-    )
-    error: str | None = Field(None, description="the reason if the canary is failed or stopped")
-    stopped_by: str | None = Field(None, description="the replica whose circuit breaker stopped the canary")
-
-    def stops(self, version: str, generation: int) -> bool:
-        """Whether this report stops the canary of a generation."""
-        return (self.state, self.version, self.generation) == ("stopped", version, generation)
-
-
-class Refusal(BaseModel):
-    """A version that a replica refused to serve, and the reason."""
-
-    version: Version
-    error: Annotated[str, AfterValidator(printable)]
-    at: datetime
 
 
 class Report(BaseModel):
@@ -57,28 +43,196 @@ class Report(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     replica: str = Field(description="name of the replica: host name, process id and random digits")
-    state: State = Field(
-        description="opening: it opens the desired version; serving: it serves the desired version; "
-        "failed: it refused the desired version; draining: it stops"
-    )
-    version: Version | None = Field(description="the version that the replica serves; null if it opens its first one")
-    generation: int | None = Field(
-        None, description="generation of the activation record that the replica serves, opens or refused"
-    )
-    since: datetime | None = Field(description="the time since which the replica serves the version")
-    refused: Refusal | None = Field(
-        None, description="the current version, if the replica refused to serve it, with the reason"
-    )
-    canary: CanaryReport | None = Field(None, description="the canary, if there is one")
+    version: Version | None = Field(None, description="the version that the replica serves; null if it opens its first")
+    open: tuple[Version, ...] = Field((), description="all versions that a request may name: the served version first")
+    generation: int | None = Field(None, description="generation of the activation that the replica has carried out")
+    refused: int | None = Field(None, description="generation of the activation that the replica cannot carry out")
+    problem: Annotated[str, AfterValidator(printable)] | None = Field(None, description="the reason, if there is one")
 
 
-def parse_report(content: bytes, replica: str) -> Report | None:
-    """The report of a replica; None if the content is not its report. The content can come from an untrusted source."""
-    try:
-        report = Report.model_validate_json(content)
-    except ValidationError:
+class Seen(NamedTuple):
+    """A report, and whether its replica has renewed it in the last seconds."""
+
+    report: Report
+    fresh: bool
+
+
+class Reports(Protocol):
+    """The reports of the replicas of a store."""
+
+    def write(self, report: Report) -> None:
+        """Write the report of this replica; it replaces the previous report.
+
+        Raises:
+            OSError, RedisError: If the report cannot be written.
+        """
+
+    def remove(self) -> None:
+        """Remove the report of this replica, because it stops."""
+
+    def read(self) -> list[Seen]:
+        """All reports of the last minute, sorted by replica. Content that is not a report is ignored.
+
+        Raises:
+            RedisError: If Redis does not answer.
+        """
+
+
+def reports_of(store: Store, redis_client: RedisClient | None) -> Reports:
+    """The reports of a store's replicas: in Redis if the replicas share one, otherwise in the store's folder."""
+    return RedisReports(redis_client) if redis_client else FolderReports(store.root / "replicas")
+
+
+def versions_in_use(reports: Reports) -> set[str]:
+    """The versions that replicas have open.
+
+    Raises:
+        RedisError: If Redis does not answer.
+    """
+    return {version for seen in reports.read() for version in seen.report.open}
+
+
+class FolderReports:
+    """Reports as files. The time of a file is the time of its report."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, report: Report) -> None:
+        self._folder.mkdir(exist_ok=True)
+        temporary = self._folder / f".{report.replica}"
+        temporary.write_text(report.model_dump_json(), encoding="utf-8")
+        temporary.replace(self._path(report.replica))
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path(replica_name()).unlink()
+
+    def read(self) -> list[Seen]:
+        found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
+        return [seen for seen in found if seen is not None]
+
+    def _path(self, replica: str) -> Path:
+        return self._folder / f"{replica}.json"
+
+    def _read(self, path: Path) -> Seen | None:
+        with contextlib.suppress(OSError):  # the replica stops at this moment
+            with path.open("rb") as file:
+                age, content = time.time() - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
+            if abs(age) > _KEPT_SECONDS:
+                path.unlink()
+            else:
+                return _seen(path.stem, content, age)
         return None
-    return report if report.replica == replica else None
+
+
+class RedisReports:
+    """Reports in a hash in Redis. Their times are those of the Redis server: the clocks of the replicas can differ."""
+
+    def __init__(self, redis_client: RedisClient) -> None:
+        self._redis, self._key = redis_client, redis_client.key("reports")
+
+    def write(self, report: Report) -> None:
+        def write(client: Any) -> None:
+            content = f"{_redis_seconds(client):.3f} {report.model_dump_json()}"
+            client.pipeline().hset(self._key, report.replica, content).expire(self._key, round(_KEPT_SECONDS)).execute()
+
+        self._redis.execute(write)
+
+    def remove(self) -> None:
+        with contextlib.suppress(RedisError):
+            self._redis.execute(lambda client: client.hdel(self._key, replica_name()))
+
+    def read(self) -> list[Seen]:
+        def read(client: Any) -> tuple[dict[bytes, bytes], float]:
+            return client.hgetall(self._key), _redis_seconds(client)
+
+        contents, now = self._redis.execute(read)
+        found, outdated = list[Seen](), list[bytes]()
+        for name, content in sorted(contents.items()):
+            written, _, text = content.partition(b" ")
+            with contextlib.suppress(ValueError):  # another program has written the value
+                age = now - float(written)
+                if abs(age) > _KEPT_SECONDS:
+                    outdated.append(name)
+                elif (seen := _seen(name.decode(errors="replace"), text, age)) is not None:
+                    found.append(seen)
+        if outdated:
+            self._redis.execute(lambda client: client.hdel(self._key, *outdated))
+        return found
+
+
+class Reporter:
+    """Writes the report of this replica at once when it changes, and every second.
+
+    It has a thread of its own, so that the reports continue while a version opens.
+
+    Args:
+        reports: The reports of all replicas.
+        versions: The open versions of this process.
+    """
+
+    def __init__(self, reports: Reports, versions: OpenVersions) -> None:
+        self._reports, self._versions = reports, versions
+        self._lock = threading.Lock()
+        self._generation: int | None = None
+        self._refused: int | None = None
+        self._problem: str | None = None
+        self._left = False
+        self._thread = BackgroundThread("report", self._report, _REPORT_SECONDS, "report_unwritable")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def carried_out(self, generation: int) -> None:
+        """This process has opened the versions of an activation."""
+        self._change(generation, None, None)
+
+    def refused(self, generation: int, problem: str) -> None:
+        """This process cannot open a version of an activation."""
+        if len(problem) > _MAX_REASON_CHARACTERS:
+            problem = problem[:_MAX_REASON_CHARACTERS] + "..."
+        self._change(self._generation, generation, problem)
+
+    def leave(self) -> None:
+        """Remove the report soon, because this process begins to stop."""
+        self._left = True
+        self._thread.wake()
+
+    def stop(self) -> None:
+        """Stop the thread, and remove the report."""
+        self._thread.stop()
+        with contextlib.suppress(OSError):
+            self._reports.remove()
+
+    def withdraw(self, seconds: float) -> None:
+        """As `stop`, but wait at most this time, because the process ends at once."""
+        stopping = threading.Thread(target=self.stop, name="report-withdraw", daemon=True)
+        stopping.start()
+        stopping.join(seconds)
+
+    def _change(self, generation: int | None, refused: int | None, problem: str | None) -> None:
+        with self._lock:
+            self._generation, self._refused, self._problem = generation, refused, problem
+        self._thread.wake()
+
+    def _report(self) -> None:
+        if self._left:
+            self._reports.remove()
+            return
+        with self._lock:
+            generation, refused, problem = self._generation, self._refused, self._problem
+            names = tuple(self._versions.names())
+        self._reports.write(
+            Report(
+                replica=replica_name(),
+                version=names[0] if names else None,
+                open=names,
+                generation=generation,
+                refused=refused,
+                problem=problem,
+            )
+        )
 
 
 def replica_name() -> str:
@@ -86,17 +240,23 @@ def replica_name() -> str:
     return _name_of(os.getpid())
 
 
-def is_replica_name(name: str) -> bool:
-    return _REPLICA_NAME.fullmatch(name) is not None
-
-
-def shorten(reason: str) -> str:
-    """Shorten a reason to a length that fits into a report."""
-    return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + "..."
-
-
 @functools.cache
 def _name_of(process: int) -> str:
     """Host name, process id and random digits: containers can have equal host names and process ids."""
     host = re.sub(r"[^0-9A-Za-z.-]", "-", socket.gethostname())[:128]
     return f"{host}-{process}-{secrets.token_hex(2)}"
+
+
+def _seen(name: str, content: bytes, age: float) -> Seen | None:
+    """The report of a replica; None if the content is not its report."""
+    try:
+        report = Report.model_validate_json(content)
+    except ValidationError:
+        return None
+    is_own = report.replica == name and _REPLICA_NAME.fullmatch(name) is not None
+    return Seen(report, abs(age) <= _STALE_SECONDS) if is_own else None
+
+
+def _redis_seconds(client: Any) -> float:
+    seconds, microseconds = client.time()
+    return float(seconds + microseconds / 1e6)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import recollect
-from recollect.service.command_settings import ActivateSettings, PromoteSettings
+from recollect.service.command_settings import ActivateSettings
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.settings import ENV_PREFIX
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
@@ -62,7 +62,7 @@ def test_every_setting_named_in_a_deploy_file_exists(path: Path) -> None:
 def test_every_flag_named_in_the_runbook_exists() -> None:
     flags = set(re.findall(r"`--([a-z-]+)", RUNBOOK))
     assert flags
-    known = ServeSettings.model_fields | ActivateSettings.model_fields | PromoteSettings.model_fields
+    known = ServeSettings.model_fields | ActivateSettings.model_fields
     assert flags <= {name.replace("_", "-") for name in known}
 
 
@@ -157,7 +157,6 @@ def test_only_the_replicas_can_reach_redis_and_redis_requires_a_password() -> No
     assert services["redis"]["environment"]["REDISCLI_AUTH"] == "$REDIS_PASSWORD"
     for name in ("replica-1", "replica-2"):
         assert "${REDIS_PASSWORD:?" in services[name]["environment"]["RECOLLECT_REDIS_URL"]
-        assert "${REDIS_SECRET:?" in services[name]["environment"]["RECOLLECT_REDIS_SECRET"]
 
 
 def test_containers_run_without_privileges() -> None:

@@ -88,9 +88,9 @@ def test_copies_of_bundles_are_in_a_folder_that_the_service_creates(container: d
     assert Path(cache).parent == Path(mounted)
 
 
-def test_example_secret_has_the_secrets_of_redis() -> None:
+def test_example_secret_has_the_address_of_redis() -> None:
     environment, _ = yaml.safe_load_all((FOLDER / "secret.example.yaml").read_text(encoding="utf-8"))
-    assert set(environment["stringData"]) == {"RECOLLECT_REDIS_URL", "RECOLLECT_REDIS_SECRET"}
+    assert set(environment["stringData"]) == {"RECOLLECT_REDIS_URL"}
 
 
 def test_kustomization_applies_all_manifests_except_the_example_secret() -> None:
@@ -152,4 +152,3 @@ def test_every_mounted_volume_is_defined(pod: dict[str, Any], container: dict[st
 
 def test_pods_expose_only_the_public_port(container: dict[str, Any]) -> None:
     assert [each["containerPort"] for each in container["ports"]] == [ServeSettings.model_fields["port"].default]
-    assert "RECOLLECT_ADMIN_HOST" not in (FOLDER / "settings.env").read_text(encoding="utf-8")

@@ -93,7 +93,7 @@ def add_version(store: Path, source: str, version: str, change: Callable[[Path, 
 
 def make_first(store: Path, version: str) -> None:
     """Make a version current as if no other version had been current before."""
-    for name in ("ACTIVATION", "CURRENT", "HISTORY", "LOG"):
+    for name in ("ACTIVATION", "CURRENT", "LOG"):
         (store / name).unlink(missing_ok=True)
     Store(store).activate(version)
 

@@ -20,8 +20,6 @@ from tests.service.certificates import Certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 
 PASSWORD = "correct-horse-battery"
-# The replicas share this secret. Redis does not know it.
-SECRET = "not-known-to-redis"
 
 # With this setting, a replica reads the store only at its start and after an announcement in Redis.
 NEVER_POLLS = ("--poll-seconds", "600")
@@ -94,9 +92,8 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
 def replica(
     store: Path, redis_server: RedisServer, *flags: str, prelude: str = ""
 ) -> Iterator[tuple[Server, httpx.Client]]:
-    variables = {"RECOLLECT_REDIS_URL": redis_server.url, "RECOLLECT_REDIS_SECRET": SECRET}
     with (
-        serving(store, *flags, prelude=prelude, **variables) as server,
+        serving(store, *flags, prelude=prelude, RECOLLECT_REDIS_URL=redis_server.url) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
     ):
         yield server, client

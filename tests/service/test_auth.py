@@ -129,16 +129,24 @@ def test_invalid_file_of_api_keys_is_refused_without_printing_its_secrets(
 
 
 @pytest.mark.parametrize(
-    ("rest", "rate", "writes"), [("", 7, False), (" 5", 5, False), (" write", 7, True), (" 5 write", 5, True)]
+    ("rest", "rate", "scopes"),
+    [
+        ("", 7, (False, False)),
+        (" 5", 5, (False, False)),
+        (" write", 7, (True, False)),
+        (" 5 write", 5, (True, False)),
+        (" operate", 7, (False, True)),
+        (" 5 write operate", 5, (True, True)),
+    ],
 )
-def test_line_of_an_api_key_can_state_its_rate_and_allow_writes(
-    tmp_path: Path, rest: str, rate: float, writes: bool
+def test_line_of_an_api_key_can_state_its_rate_and_its_scopes(
+    tmp_path: Path, rest: str, rate: float, scopes: tuple[bool, bool]
 ) -> None:
     path = tmp_path / "keys"
     path.write_text(f"front {FRONT}{rest}\n")
     key = read_api_keys(path, 7).find(FRONT)
     assert key is not None
-    assert (key.rate, key.writes) == (rate, writes)
+    assert (key.rate, (key.writes, key.operates)) == (rate, scopes)
 
 
 def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,20 +248,9 @@ def settings_refused(*flags: str, capsys: Any) -> str:
     ("flags", "found"),
     [
         (("--rate-limit", "5"), "--rate-limit: needs --api-keys"),
-        (("--admin-port", "0", "--admin-token", "too-short"), "expected 16 characters or more, found 9"),
-        (("--admin-token", "0123456789abcdef"), "--admin-token: needs --admin-port"),
-        (("--admin-token-file", "token"), "--admin-token: needs --admin-port"),
-        (
-            ("--admin-port", "0", "--admin-token", "0123456789abcdef", "--admin-token-file", "token"),
-            "--admin-token: expected only one of --admin-token and --admin-token-file, found both",
-        ),
         (("--metrics", "key"), "--metrics key: needs --api-keys, which is not set"),
         (("--docs", "key"), "--docs key: needs --api-keys, which is not set"),
         (("--docs", "private"), "--docs: expected 'public', 'key' or 'off'"),
-        (
-            ("--admin-port", "0", "--admin-host", "0.0.0.0"),
-            "needs --admin-token, which is not set, because other machines can reach this address",
-        ),
         (("--cors-origins", "shop.example"), "expected origins such as https://shop.example, found 'shop.example'"),
         (("--device", "tpu"), "--device: expected"),
         (("--workers", "0"), "--workers: expected"),
@@ -264,4 +261,3 @@ def test_settings_that_contradict_each_other_are_refused_with_a_one_line_error(
 ) -> None:
     message = settings_refused(*flags, capsys=capsys)
     assert found in message
-    assert "too-short" not in message

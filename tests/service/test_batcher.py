@@ -40,7 +40,7 @@ class Gate:
         self.closed = False
         self.checkpoints = 0
         self.started, self.open = threading.Semaphore(0), threading.Event()
-        self.versions = OpenVersions(Metrics().by_version)
+        self.versions = OpenVersions()
         self.versions.replace(cast(Predictor, self))
 
     def lease(self) -> Lease:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from recollect.service.versions.replicas import replicas_of
+from recollect.service.versions.reports import reports_of
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
@@ -166,7 +166,7 @@ def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(s
         assert server.events("requests_aborted")[0]["requests"] == 1
         assert server.events("stopped_during_work")
         assert "Traceback" not in server.log()
-    assert replicas_of(Store(store), None).seen() == []
+    assert reports_of(Store(store), None).read() == []
 
 
 def test_client_that_still_sends_its_request_at_the_end_of_the_drain_gets_503(store: Path) -> None:

@@ -60,7 +60,3 @@ def test_head_of_a_path_without_get_is_refused(client: httpx.Client) -> None:
     assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
 
 
-def test_head_works_on_the_admin_interface(light_versions: Path) -> None:
-    with serving(light_versions, "--poll-seconds", "600", "--admin-port", "0") as server:
-        admin = server.events("serving")[0]["admin"]
-        assert httpx.head(f"{admin}/admin/versions").status_code == 200

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ import httpx
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
-from recollect.service.versions.replicas import replicas_of
+from recollect.service.versions.reports import Report, reports_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, serving, with_changed_files
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
@@ -34,7 +34,7 @@ class Service:
 
     def __init__(self, web: WebServer, cache: Path) -> None:
         self._web, self._cache = web, cache
-        self._replicas = replicas_of(open_store(web.url, None, cache), None)
+        self._reports = reports_of(open_store(web.url, None, cache), None)
 
     @contextlib.contextmanager
     def killed(self, version: str) -> Iterator[Server]:
@@ -42,29 +42,23 @@ class Service:
         flags = ("--bundle-cache", str(self._cache), "--poll-seconds", "0.05")
         with serving(self._web.url, *flags, *LONG_DRAIN) as server:
             try:
-                self.wait_for(server, "serving")
+                self.wait_for(server, lambda report: report.generation is not None)
                 assert httpx.get(f"{server.url}/version").json()["version"] == version
                 yield server
             finally:
                 self._kill(server)
 
-    def wait_for(self, server: Server, state: str) -> None:
-        """Wait until the service reports a state."""
-        until(lambda: self._states(server) == [state])
+    def wait_for(self, server: Server, condition: Callable[[Report], bool]) -> None:
+        """Wait until the report of the service fulfils a condition."""
+        until(lambda: any(condition(report) for report in self._reports_of(server)))
 
     def _kill(self, server: Server) -> None:
-        """Kill the service. Its report then does not count any more."""
         server.process.kill()
         assert server.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
-        until(lambda: not any(self._states(server)))
 
-    def _states(self, server: Server) -> list[str | None]:
-        """The state that the service reports; None if it does not report any more."""
-        return [
-            seen.report and seen.report.state
-            for seen in self._replicas.seen()
-            if int(seen.replica.split("-")[-2]) == server.process.pid
-        ]
+    def _reports_of(self, server: Server) -> list[Report]:
+        reports = [seen.report for seen in self._reports.read()]
+        return [report for report in reports if int(report.replica.split("-")[-2]) == server.process.pid]
 
 
 def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_its_next_start(
@@ -86,18 +80,17 @@ def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_it
             assert other_answers()
         assert other_answers()
 
-        with service.killed("v3") as server:
+        with service.killed("v3"):
             web.paused_file = "instance_keys.faiss"
             published.activate("v5")
             assert web.paused.wait(PATIENCE_SECONDS)  # half of the file has been copied
-            service.wait_for(server, "opening")
         assert other_answers()
         web.paused_file = ""
         web.resumed.set()
 
         with service.killed("v5") as server:
             published.activate("v7")
-            service.wait_for(server, "failed")
+            service.wait_for(server, lambda report: report.refused is not None)
         assert other_answers()
         published.rollback()
 
@@ -105,7 +98,7 @@ def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_it
             connected.sendall(HALF_REQUEST)  # the drain waits for the other half
             httpx.get(f"{server.url}/health/live").raise_for_status()
             server.process.send_signal(signal.SIGTERM)
-            service.wait_for(server, "draining")
+            server.wait_for("draining")
         assert other_answers()
 
         with service.killed("v5"):

@@ -24,7 +24,7 @@ from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
-from recollect.service.versions.replicas import replicas_of
+from recollect.service.versions.reports import reports_of
 from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
@@ -48,7 +48,7 @@ def server(store: Path) -> Iterator[Server]:
 
 def following(root: Path, poll_seconds: float) -> ModelManager:
     store = Store(root)
-    return ModelManager(Opener(store, threads=1), replicas_of(store, None), Metrics(), poll_seconds)
+    return ModelManager(Opener(store, threads=1), reports_of(store, None), Metrics(), poll_seconds)
 
 
 class Load:
@@ -124,13 +124,13 @@ def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_reques
 
 
 FAILING_STORE = """
-from recollect.service.versions import follower
-read, times = follower.DesiredVersion.read, iter(range(5))
+from recollect.service.store.store import Store
+read, times = Store.activation, iter(range(5))
 def failing_read(self):
     if next(times, 0) > 1:  # the first two calls are made at the start
         raise KeyError("an error of a driver")
     return read(self)
-follower.DesiredVersion.read = failing_read
+Store.activation = failing_read
 """
 
 
@@ -182,21 +182,8 @@ def test_server_logs_a_damaged_activation_record_and_keeps_its_version(store: Pa
         until_serves(client, "v5")
 
 
-def test_current_file_may_be_edited_by_hand_if_the_store_has_no_activation_record(store: Path) -> None:
-    (store / "ACTIVATION").unlink()
-    with serving(store, *POLL) as server:
-        (store / "CURRENT").write_text("nowhere\n")
-        assert "nowhere" in server.wait_for("bundle_refused")["error"]
-        (store / "CURRENT").write_text("v5\n")
-        assert server.wait_for("bundle_swapped")["version"] == "v5"
-        (store / "CURRENT").write_bytes(b"\xff")
-        assert "CURRENT: expected a version's name" in server.wait_for("store_unreadable")["error"]
-        assert httpx.get(f"{server.url}/version").json()["version"] == "v5"
-
-
 def test_server_keeps_its_version_if_the_store_no_longer_names_a_version(store: Path, server: Server) -> None:
-    for name in ("ACTIVATION", "CURRENT"):
-        (store / name).unlink()
+    (store / "ACTIVATION").unlink()
     time.sleep(0.3)
     assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
 

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from recollect.service.bundle.manifest import Isotonic, Probabilities
 from recollect.service.errors import QueryError
@@ -146,13 +145,3 @@ def test_service_answers_with_probabilities_and_measures_them(store: Path) -> No
             "assign: probabilities hold only for the bundle's top_b 200, found 3"
         )
         assert client.get("/version").json()["probabilities"] == json.loads(INFO.model_dump_json())
-        found = {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(client.get("/metrics").text)
-            for sample in family.samples
-            if sample.labels.get("version") == "p"
-        }
-        assert found["recollect_version_expected_top_probability"] == INFO.mean_top_probability
-        # The two answers without a minimum probability.
-        assert found["recollect_version_top_probability_count"] == 2
-        assert found["recollect_version_top_probability_sum"] == pytest.approx(2 * top)

@@ -1,4 +1,4 @@
-"""Files of keys are read again when they change: signatures, API keys and the admin token, without a restart."""
+"""Files of keys are read again when they change: signatures and API keys, without a restart."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import structlog
 
 from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
-from recollect.service.errors import KeyFileError, SettingsError
-from recollect.service.http.admin_guard import read_admin_token
+from recollect.service.errors import KeyFileError
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
@@ -103,38 +102,6 @@ def test_all_workers_use_changed_api_keys_and_refuse_a_broken_file(light_version
         server.wait_for("keys_reloaded", count=4)
         assert (status(OLD), status(NEW)) == ({401}, {200})
         assert not any(secret in server.log() for secret in (OLD, NEW, "short"))
-
-
-def test_admin_token_of_a_file_changes_without_a_restart(light_versions: Path, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text(f"{OLD}\n")
-    flags = ("--admin-port", "0", "--admin-host", "0.0.0.0", "--admin-token-file", str(path))
-    with serving(light_versions, *flags) as server:
-        base = server.wait_for("serving")["admin"].replace("0.0.0.0", "127.0.0.1")
-
-        def status(token: str) -> int:
-            return httpx.get(f"{base}/admin/settings", headers={"Authorization": f"Bearer {token}"}).status_code
-
-        assert (status(OLD), status(NEW), status("x")) == (200, 401, 401)
-        path.write_text(f"{NEW}\n")
-        server.wait_for("keys_reloaded")
-        assert (status(OLD), status(NEW)) == (401, 200)
-        path.write_text("")  # an empty file must not switch the check off
-        server.wait_for("keys_refused")
-        assert (status(NEW), status("x")) == (200, 401)
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [(b"", "found 0"), (b"short", "found 5"), (f"{OLD} {NEW}".encode(), "several words"), (b"\xff" * 20, "ASCII")],
-)
-def test_file_without_a_strong_admin_token_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
-    (tmp_path / "token").write_bytes(content)
-    with pytest.raises(SettingsError, match=f"^--admin-token-file .*token: expected .*{found}") as refused:
-        read_admin_token(tmp_path / "token")
-    assert not any(secret in str(refused.value) for secret in (OLD, NEW, "short"))
-    with pytest.raises(SettingsError, match="No such file"):
-        read_admin_token(tmp_path / "nowhere")
 
 
 def test_signing_key_is_replaced_without_a_restart(store: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
-from recollect.service.versions.replicas import replicas_of, reports
+from recollect.service.versions.reports import reports_of
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
@@ -90,11 +90,11 @@ def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_i
     store: Path, tmp_path: Path, number: int, workers: int
 ) -> None:
     with opening(store, tmp_path, workers) as started:
-        replicas = replicas_of(open_store(started._web.url, None, tmp_path / "cache"), None)
-        assert {report.state for report in until(lambda: reports(replicas))} == {"opening"}
+        reports = reports_of(open_store(started._web.url, None, tmp_path / "cache"), None)
+        assert {seen.report.version for seen in until(reports.read)} == {None}
         started.process.send_signal(number)
         assert started.process.wait(timeout=PATIENCE_SECONDS) == 0
-        assert replicas.seen() == []
+        assert reports.read() == []
         assert '"error"' not in started.log.read_text()
         assert "Traceback" not in started.log.read_text()
 
@@ -110,15 +110,14 @@ def test_service_that_cannot_open_its_first_version_ends_with_one_message(store:
     (line,) = failed.stderr.splitlines()
     assert line.startswith("recollect serve: ")
     assert "label_keys.faiss: expected SHA-256" in line
-    assert replicas_of(Store(store), None).seen() == []
+    assert reports_of(Store(store), None).read() == []
 
 
 def test_log_names_the_address_when_the_service_is_ready(store: Path) -> None:
-    with serving(store, "--admin-port", "0") as server:
+    with serving(store) as server:
         (event,) = server.events("serving")
         assert event["url"].startswith("http://127.0.0.1:")
-        assert event["admin"].startswith("http://127.0.0.1:")
-        assert httpx.get(f"{event['admin']}/admin/versions").json()["current"] == "v3"
+        assert httpx.get(f"{event['url']}/version").json()["version"] == "v3"
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", 0), ("0.0.0.0", 1)])

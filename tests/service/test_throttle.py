@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from recollect.service.store.store import Store
-from recollect.service.versions import throttle
-from recollect.service.versions.opening import Opener
-from recollect.service.versions.throttle import CancelledWorkError, Throttle
+from recollect.service.versions import opening
+from recollect.service.versions.opening import CancelledWorkError, Opener, Throttle
 
 
 class Cancelled(threading.Event):
@@ -30,7 +29,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *loads: float) -> None:
         self.cpu_seconds, self.loads, self.cancelled = 100.0, [*loads], Cancelled()
-        monkeypatch.setattr(throttle.time, "thread_time", lambda: self.cpu_seconds)
+        monkeypatch.setattr(opening.time, "thread_time", lambda: self.cpu_seconds)
         self.throttle = Throttle(lambda: self.loads.pop(0) if len(self.loads) > 1 else self.loads[0], self.cancelled)
 
     def step(self, seconds: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""TLS of the public interface, of the admin interface, and of the connections to Redis."""
+"""TLS of the service, and of its connections to Redis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture(scope="module")
 def server(light_versions: Path, certificate: Certificate) -> Iterator[Server]:
-    with serving(light_versions, "--poll-seconds", "600", "--admin-port", "0", *certificate.flags()) as server:
+    with serving(light_versions, "--poll-seconds", "600", *certificate.flags()) as server:
         yield server
 
 
@@ -50,10 +50,6 @@ def test_service_with_a_certificate_answers_over_https(server: Server, certifica
         httpx.get(server.url)  # the certificate is not trusted
 
 
-def test_admin_interface_on_loopback_uses_no_tls(server: Server) -> None:
-    admin = server.events("serving")[0]["admin"]
-    assert admin.startswith("http://127.0.0.1:")
-    assert httpx.get(f"{admin}/admin/versions").status_code == 200
 
 
 def test_connection_without_tls_gets_no_answer_from_a_service_with_tls(

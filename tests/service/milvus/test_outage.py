@@ -24,7 +24,7 @@ from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
-from recollect.service.versions.replicas import replicas_of
+from recollect.service.versions.reports import reports_of
 from tests.service.milvus.milvus_bundles import LiteServer, engine_at, move_to_milvus, write_milvus_bundle
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
@@ -75,7 +75,7 @@ def test_replica_answers_503_while_milvus_is_away_and_recovers_by_itself(
         store.publish(folder / "bundle", "v1")
     store.activate("v1")
     metrics, engine = Metrics(), engine_at(server.uri, engine_seconds=2)
-    manager = ModelManager(Opener(store, threads=1, engine=engine), replicas_of(store, None), metrics, 60)
+    manager = ModelManager(Opener(store, threads=1, engine=engine), reports_of(store, None), metrics, 60)
     manager.open_current()
     batcher = Batcher(1, 256, 32, metrics, hang_seconds=60)
     app = create_app(manager, batcher, ServeSettings(store=store.root, cache_mb=0), metrics, None, None)

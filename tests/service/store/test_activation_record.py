@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.service.errors import ActivationConflictError, StoreError
-from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.errors import ActivationConflictError, ActivationRefusedError, BundleError, StoreError
 from recollect.service.store.store import Store
 
 REPOSITORY = Path(__file__).parents[3]
@@ -91,7 +90,6 @@ def test_each_activation_and_rollback_raises_the_generation_by_one(store: Store)
         store.rollback()
     assert state(store) == (5, "A")
     assert (store.root / "CURRENT").read_text() == "A\n"
-    assert not (store.root / "HISTORY").exists()
 
 
 def test_version_that_was_activated_twice_is_in_the_history_twice(store: Store) -> None:
@@ -153,50 +151,6 @@ def test_activation_is_refused_if_the_store_has_another_generation_than_expected
 
 
 @pytest.mark.parametrize(
-    ("lines", "current", "rolled_back"),
-    [
-        ("A B", "B", "A"),
-        ("A B", "A", None),
-        ("A B", "C", "B"),
-        ("B A C", "A", "B"),
-        ("", "C", None),
-        ("A B A", "B", "A"),
-    ],
-    ids=["complete", "activating", "rolling back", "activating after two", "no history", "activating again"],
-)
-def test_store_without_an_activation_record_has_generation_0_and_is_rolled_back_by_its_history(
-    store: Store, lines: str, current: str, rolled_back: str | None
-) -> None:
-    (store.root / "HISTORY").write_text(lines.replace(" ", "\n"))
-    (store.root / "CURRENT").write_text(f"{current}\n")
-    assert (state(store), store.log()) == ((0, current), [])
-    if rolled_back is None:
-        with pytest.raises(StoreError, match="no version was current before"):
-            store.rollback()
-        assert state(store) == (0, current)
-    else:
-        assert store.rollback().version == rolled_back
-        assert state(store) == (1, rolled_back)
-        assert logged(store) == [(1, "rollback", current, rolled_back)]
-    assert (store.root / "HISTORY").read_text() == lines.replace(" ", "\n")
-
-
-def test_current_file_is_ignored_if_there_is_an_activation_record(store: Store) -> None:
-    store.activate("A")
-    (store.root / "CURRENT").write_text("B\n")
-    assert state(store) == (1, "A")
-
-
-@pytest.mark.parametrize("content", [b"", b"../A\n", b"\xff\xfe", b"A\nB\n"])
-def test_damaged_current_file_is_reported_and_the_next_activation_repairs_it(store: Store, content: bytes) -> None:
-    (store.root / "CURRENT").write_bytes(content)
-    with pytest.raises(StoreError, match="CURRENT: expected a version's name; run `recollect activate`"):
-        store.current()
-    store.activate("B")
-    assert store.current() == "B"
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"",
@@ -230,7 +184,7 @@ def test_removed_record_does_not_lower_the_generation_of_the_next_activation(sto
     store.activate("A")
     store.activate("B")
     (store.root / "ACTIVATION").unlink()
-    assert state(store) == (0, "B")
+    assert store.activation() is None
     store.activate("C")
     assert state(store) == (3, "C")
 
@@ -245,16 +199,6 @@ def test_highest_generation_is_reported_and_a_higher_one_in_the_log_is_ignored(s
     with pytest.raises(StoreError, match="ACTIVATION: expected a generation below 9007199254740991, found the highest"):
         store.activate("C")
     assert state(store) == (2**53 - 1, "B")
-
-
-def test_record_keeps_fields_of_a_later_release_and_its_signed_bytes_cover_them() -> None:
-    text = '{"generation": 1, "version": "A", "later": {"b": 1, "a": 2}, "signature": "s"}'
-    record = ActivationRecord.model_validate_json(text)
-    assert ActivationRecord.model_validate_json(record.file_content()) == record
-    assert b'"later":{"a":2,"b":1}' in record.signed_bytes()
-    assert b"signature" not in record.signed_bytes()
-    unsigned = record.model_copy(update={"signature": None})
-    assert unsigned.signed_bytes() == record.signed_bytes()
 
 
 def test_damaged_lines_of_the_log_are_skipped_and_a_missing_line_is_completed(store: Store) -> None:
@@ -320,3 +264,46 @@ for _ in range(10):
     assert [entry.from_ for entry in entries[1:]] == [entry.to for entry in entries[:-1]]
     assert store.current() == entries[-1].to
     assert (store.root / "CURRENT").read_text().strip() == store.current()
+
+
+def test_candidate_keeps_the_current_version_and_a_plain_activation_makes_it_current(store: Store) -> None:
+    store.activate("A")
+    store.add_candidate("B", "ana@host", "new encoder")
+    record = store.activation()
+    assert record is not None
+    assert (record.generation, record.version, record.candidate, record.action) == (2, "A", "B", "candidate")
+    assert (store.root / "CURRENT").read_text() == "A\n"
+    activated = store.activate("B")
+    assert (activated.version, activated.candidate, activated.replaced) == ("B", None, "A")
+    assert store.rollback().version == "A"
+    found = [(entry.action, entry.from_, entry.to, entry.candidate) for entry in store.log()]
+    assert found == [
+        ("activate", None, "A", None),
+        ("candidate", "A", "A", "B"),
+        ("activate", "A", "B", None),
+        ("rollback", "B", "A", None),
+    ]
+
+
+def test_rollback_removes_the_candidate_before_it_changes_the_version(store: Store) -> None:
+    store.activate("A")
+    store.activate("B")
+    store.add_candidate("A")
+    store.add_candidate("C")  # replaces the other candidate
+    removed = store.rollback()
+    assert (removed.version, removed.candidate, removed.generation) == ("B", None, 5)
+    assert store.rollback().version == "A"
+
+
+def test_candidates_that_cannot_be_opened_beside_the_current_version_are_refused(store: Store) -> None:
+    with pytest.raises(ActivationRefusedError, match="no version is current; run `recollect activate B`"):
+        store.add_candidate("B")
+    before = store.activate("A")
+    with pytest.raises(ActivationRefusedError, match="must differ from the current version, found A for both"):
+        store.add_candidate("A")
+    with pytest.raises(StoreError, match="expected a published version, found no 'D'"):
+        store.add_candidate("D")
+    (store.path("B") / "manifest.json").write_text("{}")
+    with pytest.raises(BundleError):
+        store.add_candidate("B")
+    assert store.activation() == before

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,12 @@ import recollect
 from recollect.service.bundle.files import MANIFEST
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import RedisError, StoreError
-from recollect.service.redis_client import RedisClient
 from recollect.service.storage.object_folder import ObjectFolder
 from recollect.service.store import remote
 from recollect.service.store.locations import open_store
-from recollect.service.store.retention import protect, protected, prune, unprotect
+from recollect.service.store.retention import prune
 from recollect.service.store.store import Store
-from recollect.service.versions import replicas as registry
-from recollect.service.versions.replicas import replicas_of, versions_in_use
-from recollect.service.versions.reports import Report, replica_name
 from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
-from tests.service.redis_server import needs_redis, running_redis
 from tests.service.store.servers import publish
 
 REPOSITORY = Path(__file__).parents[3]
@@ -36,9 +30,6 @@ KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
 from recollect.service.store.store import Store
-from recollect.service.versions import replicas as registry
-from recollect.service.versions.replicas import replicas_of, versions_in_use
-from recollect.service.versions.reports import Report, replica_name
 shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 Store(Path(sys.argv[1])).remove("A", lambda: True)
 """
@@ -67,37 +58,20 @@ def pruned(store: Store, keep: int, *in_use: str) -> list[str]:
     return [each.version for each in prune(store, keep, lambda: in_use)]
 
 
-def test_prune_keeps_newest_current_previous_protected_and_used_versions(store: Store) -> None:
-    protect(store, "D")
+def test_prune_keeps_newest_current_previous_candidate_and_used_versions(store: Store) -> None:
+    store.add_candidate("D")
     size_bytes = store.manifest("E").size_bytes
     (removed,) = prune(store, 1, lambda: {"C"})
     assert removed.version == "E"
     assert removed.size_bytes > size_bytes  # the manifest is a file too
     assert store.versions() == ["A", "B", "C", "D", "F"]
-    assert store.rollback().version == "A"
+    assert [store.rollback().version, store.rollback().version] == ["B", "A"]
     assert store.open("A").manifest.version == "A"
 
 
 def test_dry_run_names_the_versions_to_remove_and_removes_nothing(store: Store) -> None:
     assert [each.version for each in prune(store, 2, lambda: (), dry_run=True)] == ["C", "D"]
     assert store.versions() == list(VERSIONS)
-
-
-def test_unprotected_version_is_removed(store: Store) -> None:
-    protect(store, "C")
-    assert pruned(store, 3) == []
-    unprotect(store, "C")
-    assert protected(store) == set()
-    assert pruned(store, 3) == ["C"]
-    with pytest.raises(StoreError, match="expected a protected version, found 'C'; protected: none"):
-        unprotect(store, "C")
-
-
-def test_version_that_is_not_published_cannot_be_protected(store: Store) -> None:
-    for name in ("G", "../D"):
-        with pytest.raises(StoreError):
-            protect(store, name)
-    assert protected(store) == set()
 
 
 def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> None:
@@ -195,33 +169,6 @@ def test_only_old_files_of_interrupted_uploads_are_removed(
     assert store.open("A").manifest.version == "A"
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=needs_redis)], ids=["folder", "redis"])
-def redis_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str | None]:
-    """The URL of the Redis server in which replicas report; None: they report in the store's folder."""
-    if not request.param:
-        yield None
-        return
-    with running_redis(tmp_path) as server:
-        yield server.url
-
-
-def test_versions_that_replicas_serve_and_open_are_in_use(
-    redis_url: str | None, bundles: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "_LIFETIME_SECONDS", 600.0)
-    store = Store(bundles.parent)
-    generations = {version: store.activate(version).generation for version in "ABCD"}
-    replicas = replicas_of(store, RedisClient(redis_url, "recollect") if redis_url else None)
-    assert versions_in_use(replicas, store) == set()
-    now = datetime.now(UTC)
-    replicas.report(
-        Report(replica=replica_name(), state="opening", version="A", generation=generations["B"], since=now)
-    )
-    assert versions_in_use(replicas, store) == {"A", "B"}
-    replicas.report(Report(replica=replica_name(), state="opening", version=None, generation=None, since=None))
-    assert versions_in_use(replicas, store) == set()
-
-
 def test_command_keeps_the_version_that_a_running_replica_serves(
     light_versions: Path, tmp_path: Path, run: Callable[..., str]
 ) -> None:
@@ -232,15 +179,11 @@ def test_command_keeps_the_version_that_a_running_replica_serves(
     with serving(folder, "--poll-seconds", "3600"):  # the replica notices no activation
         Store(folder).activate("v6")
         Store(folder).activate("v7")
-        assert run("protect", "light", "--store", folder) == "light\n"
-        listed = json.loads(run("versions", "--json", "--store", folder))["versions"]
-        assert [row["version"] for row in listed if row["protected"]] == ["light"]
         printed = run("prune", "--keep", "1", "--store", folder)
         assert "v5" in printed
-        assert Store(folder).versions() == ["light", "v3", "v6", "v7", "v8"]
-    assert run("unprotect", "light", "--store", folder) == "light\n"
+        assert Store(folder).versions() == ["v3", "v6", "v7", "v8"]
     printed = run("prune", "--keep", "1", "--store", folder)
-    assert [line.split()[0] for line in printed.splitlines()] == ["light", "v3"]
+    assert [line.split()[0] for line in printed.splitlines()] == ["v3"]
     assert Store(folder).versions() == ["v6", "v7", "v8"]
 
 

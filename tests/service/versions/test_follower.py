@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from recollect.service.errors import InsufficientMemoryError, NotServedError, StoreError
-from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.errors import InsufficientMemoryError, NotServedError
+from recollect.service.memory.changes import NewLabel, added
+from recollect.service.predictor.changing import change
 from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.activation import Activation
-from recollect.service.versions.desired_version import DesiredVersion
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
-from recollect.service.versions.replicas import replicas_of, reports
+from recollect.service.versions.reports import reports_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, answers_with, serving
 from tests.service.light_stores import until_serves
 from tests.service.redis_server import until
@@ -54,7 +54,6 @@ def slow_replica(store: Path, gate: Path, pauses: bool) -> Iterator[tuple[Server
         gate.with_name("gate-reached").unlink()  # from the opening of v3 at the start
         activation = Activation(Store(store), None)
         activation.activate("v5")
-        until(lambda: [(each.state, each.generation) for each in reports(activation.replicas)] == [("opening", 2)])
         until(gate.with_name("gate-reached").exists)
         yield server, activation
 
@@ -116,25 +115,10 @@ def test_wait_does_not_mistake_an_earlier_activation_of_the_same_version_for_thi
     add_version(store, "v3", "v7", answers_with(7))
     with slow_replica(store, tmp_path / "gate", pauses=False) as (_, activation):
         record = activation.activate("v3")  # the replica still serves v3 from generation 1, and opens v5
-        with pytest.raises(NotServedError, match=r"serves v3: it has not opened the new version yet \(generation 2\)"):
+        with pytest.raises(NotServedError, match=r"serves v3: it has not opened the new version yet \(generation 1\)"):
             activation.wait(record, 0.3)
         (tmp_path / "gate").touch()
         assert [report.generation for report in activation.wait(record, PATIENCE_SECONDS)] == [3]
-
-
-def test_replica_reports_that_it_opens_a_version_until_the_version_is_open(store: Path, tmp_path: Path) -> None:
-    shorter = "from recollect.service.versions import reporter\nreporter.REPORT_SECONDS = 0.05\n"
-    slow = SLOW.format(gate=str(tmp_path / "gate"), pauses=False)
-    with serving(store, *POLLS, prelude=shorter + slow):
-        activation = Activation(Store(store), None)
-        record = activation.activate("v5")
-        (report,) = until(lambda: [each for each in reports(activation.replicas) if each.generation == 2])
-        assert (report.version, report.state) == ("v3", "opening")
-        for path in (store / "replicas").iterdir():
-            path.unlink()
-        until(lambda: [each.state for each in reports(activation.replicas)] == ["opening"])  # it reports again
-        (tmp_path / "gate").touch()
-        assert [each.version for each in activation.wait(record, PATIENCE_SECONDS)] == ["v5"]
 
 
 def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(store: Path) -> None:
@@ -157,60 +141,25 @@ def test_replica_refuses_a_generation_that_goes_backwards_and_serves_the_next_ac
         until_serves(client, "v5")
         (store / "old").replace(store / "ACTIVATION")
         refused = server.wait_for("store_unreadable")
-        assert "expected generation 2 or a later one, found generation 1 (v3)" in refused["error"]
+        assert "expected generation 2 (v5) or a later one, found generation 1 (v3)" in refused["error"]
         assert client.get("/version").json()["version"] == "v5"
+        (store / "ACTIVATION").write_text(json.dumps({"generation": 2, "version": "v3"}))
+        refused = server.wait_for("store_unreadable", 2)
+        assert "expected generation 2 (v5) or a later one, found generation 2 (v3)" in refused["error"]
         assert Store(store).activate("v3").generation == 3
         until_serves(client, "v3")
-
-
-def test_record_with_the_same_generation_and_another_version_is_refused(store: Path) -> None:
-    desired = DesiredVersion(Store(store))
-    assert desired.require().version == "v3"
-    path = store / "ACTIVATION"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": "v5"}))
-    with pytest.raises(StoreError, match="expected v3 for generation 1, found v5; run `recollect activate`"):
-        desired.read()
-
-
-def test_record_that_is_read_while_another_thread_reads_a_newer_one_is_no_step_backwards(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = Store(store)
-    desired, read, newer_was_read = DesiredVersion(opened), opened.activation, threading.Event()
-
-    def read_slowly() -> ActivationRecord | None:
-        record = read()
-        if threading.current_thread().name == "slow":
-            started.set()
-            newer_was_read.wait(0.2)
-        return record
-
-    def read_in_thread() -> None:
-        with contextlib.suppress(StoreError):
-            found.append(desired.read())
-
-    started, found = threading.Event(), list[ActivationRecord | None]()
-    monkeypatch.setattr(opened, "activation", read_slowly)
-    thread = threading.Thread(target=read_in_thread, name="slow")
-    thread.start()
-    assert started.wait(PATIENCE_SECONDS)
-    Store(store).activate("v5")
-    newer = desired.read()
-    newer_was_read.set()
-    thread.join()
-    assert [record.version for record in (*found, newer) if record] == ["v3", "v5"]
 
 
 def test_replica_that_cannot_open_the_current_version_does_not_start_and_changes_nothing(store: Path) -> None:
     (store / "bundles" / "v3" / "encoder.onnx").write_bytes(b"no encoder")
     before = (store / "ACTIVATION").read_bytes()
     opened = Store(store)
-    replicas = replicas_of(opened, None)
-    manager = ModelManager(Opener(opened, threads=1), replicas, Metrics(), 60)
+    reports = reports_of(opened, None)
+    manager = ModelManager(Opener(opened, threads=1), reports, Metrics(), 60)
     with pytest.raises(Exception, match="encoder.onnx: expected"):
         manager.open_current()
     assert (store / "ACTIVATION").read_bytes() == before
-    assert replicas.seen() == []
+    assert reports.read() == []
 
 
 def test_standby_is_closed_if_memory_is_short(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +169,7 @@ def test_standby_is_closed_if_memory_is_short(store: Path, monkeypatch: pytest.M
         calls.append(manifest.version)
         raise InsufficientMemoryError("too little memory")
 
-    manager = ModelManager(Opener(Store(store), threads=1), replicas_of(Store(store), None), Metrics(), 0.02)
+    manager = ModelManager(Opener(Store(store), threads=1), reports_of(Store(store), None), Metrics(), 0.02)
     manager.open_current()
     lease = manager.versions.lease()
     manager.follow()
@@ -240,7 +189,7 @@ def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwi
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_version(store, "v3", "v7", answers_with(7))
-    manager = ModelManager(Opener(Store(store), threads=1), replicas_of(Store(store), None), Metrics(), 0.02)
+    manager = ModelManager(Opener(Store(store), threads=1), reports_of(Store(store), None), Metrics(), 0.02)
     manager.open_current()
     with manager.versions.lease() as standby:
         pass
@@ -257,5 +206,24 @@ def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwi
         Store(store).activate("v7")
         until(lambda: manager.versions.version() == "v7")
         assert not hasattr(standby, "bundle")
+    finally:
+        manager.close()
+
+
+def test_rollback_hides_no_acknowledged_change(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.service.versions.model_manager._LOG_SECONDS", 3600.0)  # only the swap reads the log
+    manager = ModelManager(Opener(Store(store), threads=1), reports_of(Store(store), None), Metrics(), 0.02)
+    manager.open_current()
+    manager.follow()
+    try:
+        Store(store).activate("v5")
+        until(lambda: manager.versions.version() == "v5")
+        with manager.versions.lease() as predictor:
+            sequence = change(predictor, lambda view, encode: added(view, encode, [], [NewLabel(uid="a", text="a")]))
+        Store(store).rollback()
+        until(lambda: manager.versions.version() == "v3")
+        with manager.versions.lease() as predictor:
+            assert predictor.memory.sequence == sequence
+            assert predictor.memory.labels.position("a") is not None
     finally:
         manager.close()

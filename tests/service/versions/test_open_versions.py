@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from recollect.service.errors import NotReadyError
+from recollect.service.errors import NotReadyError, VersionNotOpenError
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.store import Store
-from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 from tests.service.http_helpers import copy_store
 
@@ -22,7 +20,6 @@ class Closeable:
     """A predictor that only records whether it was closed."""
 
     closed = False
-    manifest = SimpleNamespace(probabilities=None)
 
     def __init__(self, version: str = "v1") -> None:
         self.version = version
@@ -32,7 +29,7 @@ class Closeable:
 
 
 def versions_of(*predictors: Closeable) -> OpenVersions:
-    versions = OpenVersions(Metrics().by_version)
+    versions = OpenVersions()
     for predictor in predictors:
         versions.replace(cast(Predictor, predictor))
     return versions
@@ -40,29 +37,29 @@ def versions_of(*predictors: Closeable) -> OpenVersions:
 
 def test_no_version_can_be_leased_before_the_first_one_is_open() -> None:
     with pytest.raises(NotReadyError):
-        OpenVersions(Metrics().by_version).lease()
+        OpenVersions().lease()
 
 
 def test_current_version_stays_open_even_without_leases() -> None:
     current = Closeable()
     versions = versions_of(current)
     versions.lease().release()
-    assert versions.close_unused() == 0
+    assert versions.close_unused() == []
     assert not current.closed
 
 
 def test_previous_version_stays_open_as_the_standby_until_the_next_swap() -> None:
     first, second, third = Closeable(), Closeable(), Closeable()
     versions = versions_of(first, second)
-    assert versions.close_unused() == 0
+    assert versions.close_unused() == []
     versions.replace(cast(Predictor, third))
-    assert (versions.close_unused(), first.closed, second.closed) == (1, True, False)
+    assert (len(versions.close_unused()), first.closed, second.closed) == (1, True, False)
     versions.exchange_with_standby()
     assert versions.lease().predictor is second
-    assert (versions.close_unused(), third.closed) == (0, False)
+    assert (len(versions.close_unused()), third.closed) == (0, False)
     assert versions.retire_standby()
     assert not versions.retire_standby()
-    assert (versions.close_unused(), third.closed) == (1, True)
+    assert (len(versions.close_unused()), third.closed) == (1, True)
 
 
 def test_retired_version_is_closed_after_its_last_lease_is_released() -> None:
@@ -73,11 +70,11 @@ def test_retired_version_is_closed_after_its_last_lease_is_released() -> None:
     versions.retire_standby()
     assert versions.lease().predictor is new
     first.release()
-    assert (versions.close_unused(), old.closed) == (0, False)
+    assert (len(versions.close_unused()), old.closed) == (0, False)
     with second as predictor:
         assert predictor is old
-    assert (versions.close_unused(), old.closed, new.closed) == (1, True, False)
-    assert versions.close_unused() == 0
+    assert (len(versions.close_unused()), old.closed, new.closed) == (1, True, False)
+    assert versions.close_unused() == []
 
 
 def test_second_lease_from_share_keeps_the_version_open_after_the_first_is_released() -> None:
@@ -88,10 +85,10 @@ def test_second_lease_from_share_keeps_the_version_open_after_the_first_is_relea
     lease.release()
     versions.replace(cast(Predictor, Closeable()))
     versions.retire_standby()
-    assert versions.close_unused() == 0
+    assert versions.close_unused() == []
     assert shared.predictor is old
     shared.release()
-    assert versions.close_unused() == 1
+    assert len(versions.close_unused()) == 1
 
 
 def test_released_lease_cannot_be_shared_and_its_second_release_does_nothing() -> None:
@@ -104,9 +101,38 @@ def test_released_lease_cannot_be_shared_and_its_second_release_does_nothing() -
         lease.share()
     versions.replace(cast(Predictor, Closeable()))
     versions.retire_standby()
-    assert versions.close_unused() == 0
+    assert versions.close_unused() == []
     other.release()
-    assert versions.close_unused() == 1
+    assert len(versions.close_unused()) == 1
+
+
+def test_any_open_version_can_be_leased_by_its_name() -> None:
+    first, second, third = Closeable("v1"), Closeable("v2"), Closeable("v3")
+    versions = versions_of(first, second)
+    versions.add_candidate(cast(Predictor, third))
+    assert versions.names() == ["v2", "v3", "v1"]
+    assert versions.lease().predictor is second
+    for predictor in (first, second, third):
+        with versions.lease(predictor.version) as found:
+            assert found is predictor
+    with pytest.raises(VersionNotOpenError) as refused:
+        versions.lease("v4")
+    assert refused.value.open_versions == ["v2", "v3", "v1"]
+
+
+def test_candidate_becomes_current_and_a_retired_candidate_is_closed() -> None:
+    first, second, third = Closeable("v1"), Closeable("v2"), Closeable("v3")
+    versions = versions_of(first)
+    versions.add_candidate(cast(Predictor, second))
+    versions.make_candidate_current()
+    assert versions.names() == ["v2", "v1"]
+    versions.add_candidate(cast(Predictor, first))  # the standby
+    assert versions.names() == ["v2", "v1"]
+    assert versions.standby is None
+    assert versions.retire_candidate()
+    assert (versions.close_unused(), first.closed) == (["v1"], True)
+    versions.add_candidate(cast(Predictor, third))
+    assert versions.close_unused() == []
 
 
 def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:

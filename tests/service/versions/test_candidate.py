@@ -1,0 +1,220 @@
+"""A candidate beside the current version: requests choose a version by a header, and API keys operate the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import recollect
+from recollect.service.errors import NotServedError
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, answers_with, flip_bit, serving
+from tests.service.http_helpers import with_changed_files as changed_files
+from tests.service.light_stores import TOP_K, until_serves
+from tests.service.redis_server import until
+
+POLLS = ("--poll-seconds", "0.05")
+OPERATOR, READER = "operator-0123456789", "reader-0123456789"
+
+
+@pytest.fixture
+def activation(store: Path) -> Activation:
+    return Activation(Store(store), None)
+
+
+@pytest.fixture
+def server(store: Path) -> Iterator[Server]:
+    with serving(store, *POLLS) as server:
+        yield server
+
+
+def ask(server: Server, version: str | None = None) -> httpx.Response:
+    headers = {} if version is None else {"X-Index-Version": version}
+    return httpx.post(f"{server.url}/predict", json={"query": "bread"}, headers=headers, timeout=PATIENCE_SECONDS)
+
+
+def answered_by(answer: httpx.Response) -> str:
+    """The version that has answered."""
+    answer.raise_for_status()
+    version: str = answer.json()["version"]
+    assert answer.headers["x-index-version"] == version
+    assert len(answer.json()["labels"]) == TOP_K[version]
+    return version
+
+
+def open_candidate(activation: Activation, version: str = "v5") -> None:
+    activation.wait(activation.activate(version, candidate=True), PATIENCE_SECONDS)
+
+
+def test_header_selects_the_current_version_the_candidate_or_the_standby(
+    server: Server, activation: Activation
+) -> None:
+    open_candidate(activation)
+    for _ in range(2):  # the second answers come from the cache
+        assert answered_by(ask(server)) == "v3"
+        assert answered_by(ask(server, "v3")) == "v3"
+        assert answered_by(ask(server, "v5")) == "v5"
+    assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
+    batch = {"queries": ["bread", "tax"]}
+    headers = {"X-Index-Version": "v5"}
+    assert httpx.post(f"{server.url}/predict/batch", json=batch, headers=headers).json()["version"] == "v5"
+    activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+    assert answered_by(ask(server)) == "v5"
+    assert answered_by(ask(server, "v3")) == "v3"  # the standby
+    assert [event["version"] for event in server.events("candidate_opened")] == ["v5"]
+
+
+def test_version_that_is_not_open_is_a_conflict_that_lists_the_open_versions(
+    server: Server, activation: Activation
+) -> None:
+    open_candidate(activation)
+    refused = ask(server, "v7")
+    assert (refused.status_code, refused.headers["content-type"]) == (409, "application/problem+json")
+    problem = refused.json()
+    assert (problem["code"], problem["open_versions"]) == ("version_not_open", ["v3", "v5"])
+    activation.wait(activation.rollback(), PATIENCE_SECONDS)
+    assert ask(server, "v5").json()["open_versions"] == ["v3"]
+    assert answered_by(ask(server)) == "v3"
+    assert server.wait_for("candidate_ended")["version"] == "v5"
+
+
+def test_candidate_that_becomes_current_is_not_opened_again(
+    store: Path, server: Server, activation: Activation
+) -> None:
+    open_candidate(activation)
+    encoder = store / "bundles" / "v5" / "encoder.onnx"
+    encoder.unlink()
+    encoder.write_bytes(b"no encoder")  # v5 cannot be opened any more
+    activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+    assert answered_by(ask(server)) == "v5"
+    activation.wait(activation.rollback(), PATIENCE_SECONDS)
+    activation.wait(activation.activate("v5", candidate=True), PATIENCE_SECONDS)  # it is open as the standby
+    assert answered_by(ask(server, "v5")) == "v5"
+
+
+def test_candidate_that_cannot_be_opened_is_refused_and_the_current_version_is_not_affected(
+    store: Path, server: Server, activation: Activation
+) -> None:
+    add_version(store, "v3", "v7", changed_files)
+    flip_bit(store / "bundles" / "v7" / "golden.json")
+    with pytest.raises(NotServedError, match=r"v7 is the candidate, but 1 of 1 replicas .*:\n.*golden.json"):
+        open_candidate(activation, "v7")
+    assert answered_by(ask(server)) == "v3"
+    open_candidate(activation)
+    assert answered_by(ask(server, "v5")) == "v5"
+
+
+def test_replica_that_starts_with_a_candidate_opens_both_versions(store: Path, activation: Activation) -> None:
+    record = activation.activate("v5", candidate=True)
+    with serving(store, *POLLS) as server:
+        (report,) = activation.wait(record, PATIENCE_SECONDS)
+        assert (report.version, report.open) == ("v3", ("v3", "v5"))
+        assert answered_by(ask(server, "v5")) == "v5"
+
+
+def test_metrics_count_the_requests_of_each_open_version(server: Server, activation: Activation) -> None:
+    open_candidate(activation)
+    for version in ("v3", "v5", "v5"):
+        ask(server, version)
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert 'recollect_version_requests_total{outcome="answered",version="v3"} 1.0' in metrics
+    assert 'recollect_version_requests_total{outcome="answered",version="v5"} 2.0' in metrics
+    assert 'recollect_version_request_seconds_count{version="v5"} 2.0' in metrics
+    activation.rollback()
+    until(lambda: "version_requests_total{" in (text := httpx.get(f"{server.url}/metrics").text) and "v5" not in text)
+
+
+def test_command_line_shows_the_candidate(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = recollect.main([*arguments, "--store", str(store)])
+        return status, *capsys.readouterr()
+
+    assert run("activate", "v5", "--candidate", "--why", "new labels") == (0, "v5\n", "")
+    assert [line[:4] for line in run("versions")[1].splitlines() if line[0] != " "] == ["* v3", "~ v5"]
+    listed = json.loads(run("versions", "--json")[1])
+    assert (listed["current"], listed["candidate"]) == ("v3", "v5")
+    assert [row["version"] for row in listed["versions"] if row["candidate"]] == ["v5"]
+    assert "v3, v5 as candidate" in run("log")[1]
+    assert run("activate", "v5") == (0, "v5\n", "")
+    assert run("rollback") == (0, "v3\n", "")
+    status, output, error = run("activate", "v3", "--candidate")
+    assert (status, output, error.count("\n")) == (2, "", 1)
+    assert "must differ from the current version" in error
+
+
+@pytest.fixture
+def operated(store: Path, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A server with API keys, and a client with the key of an operator."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"reader {READER} 5 write\noperator {OPERATOR} 0 write operate\n")
+    with (
+        serving(store, *POLLS, "--api-keys", str(keys)) as server,
+        httpx.Client(base_url=server.url, headers={"X-API-Key": OPERATOR}, timeout=PATIENCE_SECONDS) as client,
+    ):
+        yield client
+
+
+def test_operator_activates_and_rolls_back_over_http(store: Path, operated: httpx.Client) -> None:
+    candidate = operated.post("/versions/v5/activate", params={"candidate": "true", "why": "a trial"})
+    assert candidate.json() == {"current": "v3", "candidate": "v5", "generation": 2}
+    until(lambda: operated.get("/versions").json()["replicas"][0]["open"] == ["v3", "v5"])
+    listed = operated.get("/versions").json()
+    assert (listed["current"], listed["candidate"], listed["problem"]) == ("v3", "v5", None)
+    assert {"v3", "v5"} <= {row["version"] for row in listed["versions"]}
+    assert operated.post("/versions/v5/activate").json() == {"current": "v5", "candidate": None, "generation": 3}
+    until_serves(operated, "v5")
+    assert operated.post("/versions/rollback").json()["current"] == "v3"
+    until_serves(operated, "v3")
+    entries = [(entry.action, entry.by, entry.why) for entry in Store(store).log()[1:]]
+    by = "operator (API key)"
+    assert entries == [("candidate", by, "a trial"), ("activate", by, ""), ("rollback", by, "")]
+
+
+def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Path, operated: httpx.Client) -> None:
+    before = Store(store).activation()
+    (store / "bundles" / "v5" / "manifest.json").write_text("{}")
+    for path, status, code in (
+        ("/versions/v9/activate", 404, "unknown_version"),
+        ("/versions/v3/activate?candidate=true", 409, "activation_refused"),
+        ("/versions/v5/activate", 409, "broken_bundle"),
+        ("/versions/rollback", 409, "activation_refused"),
+    ):
+        refused = operated.post(path)
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert operated.get("/versions").json()["versions"][-1]["problem"]
+    assert Store(store).activation() == before
+
+
+def test_versions_need_the_scope_operate(store: Path, operated: httpx.Client) -> None:
+    before = Store(store).activation()
+    for key, status, code in ((READER, 403, "no_operate_scope"), ("unknown", 401, "unauthorized")):
+        for method, path in (("GET", ""), ("POST", "/v5/activate"), ("POST", "/rollback")):
+            refused = operated.request(method, f"/versions{path}", headers={"X-API-Key": key})
+            assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert Store(store).activation() == before
+
+
+def test_without_api_keys_there_are_no_routes_for_operators(server: Server) -> None:
+    assert httpx.get(f"{server.url}/versions").status_code == 404
+    assert httpx.post(f"{server.url}/versions/v5/activate").status_code == 404
+    assert httpx.get(f"{server.url}/admin/versions").status_code == 404
+
+
+def test_candidate_learns_of_changes_of_the_live_memory(store: Path, tmp_path: Path, activation: Activation) -> None:
+    add_version(store, "v3", "v7", answers_with(7))
+    keys = tmp_path / "keys"
+    keys.write_text(f"writer {OPERATOR} 0 write\n")
+    headers = {"X-API-Key": OPERATOR}
+    with serving(store, *POLLS, "--api-keys", str(keys), "--writable") as server:
+        open_candidate(activation, "v7")
+        body = {"instances": [{"uid": "new", "text": "a purple elephant", "labels": ["Law"]}]}
+        written = httpx.post(f"{server.url}/memory/instances", json=body, headers=headers)
+        query = {"query": "a purple elephant", "min_sequence": written.json()["sequence"]}
+        answer = httpx.post(f"{server.url}/predict", json=query, headers={**headers, "X-Index-Version": "v7"})
+        assert (answer.status_code, answer.json()["version"]) == (200, "v7")
+        assert answer.json()["labels"][0]["uid"] == "Law"

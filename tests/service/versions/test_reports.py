@@ -1,0 +1,255 @@
+"""Replicas write reports to their store or to Redis, and `wait` reads the reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import recollect
+from recollect.service.errors import NotServedError
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from recollect.service.versions.reports import (
+    FolderReports,
+    RedisReports,
+    Report,
+    Reports,
+    replica_name,
+    versions_in_use,
+)
+from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, flip_bit, serving
+from tests.service.light_stores import TOP_K
+from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica, running_redis, until
+from tests.service.store.servers import WebServer
+
+POLLS = ("--poll-seconds", "0.05")
+
+
+@pytest.fixture(params=["folder", pytest.param("redis", marks=needs_redis)])
+def reports(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reports]:
+    if request.param == "folder":
+        yield FolderReports(tmp_path / "replicas")
+    else:
+        with running_redis(tmp_path) as server:
+            yield RedisReports(RedisClient(server.url, "recollect"))
+
+
+def report(version: str = "v3", name: str | None = None, generation: int = 1, problem: str | None = None) -> Report:
+    return Report(
+        replica=name or replica_name(), version=version, open=(version,), generation=generation, problem=problem
+    )
+
+
+def found(reports: Reports) -> list[Report]:
+    return [seen.report for seen in reports.read() if seen.fresh]
+
+
+def test_new_report_replaces_the_old_one_until_the_replica_stops(reports: Reports) -> None:
+    assert found(reports) == []
+    for written in (report(problem="x" * 900), report("v5")):
+        reports.write(written)
+        assert found(reports) == [written]
+    reports.write(report("v7", "other-1-ab"))
+    assert versions_in_use(reports) == {"v5", "v7"}
+    reports.remove()
+    assert [each.replica for each in found(reports)] == ["other-1-ab"]
+
+
+def test_report_that_is_not_renewed_becomes_stale_and_is_removed_later(tmp_path: Path) -> None:
+    reports = FolderReports(tmp_path)
+    reports.write(report())
+    (path,) = tmp_path.iterdir()
+    for age in (11, -11):  # in the future, if the clock was set back
+        os.utime(path, (time.time() - age,) * 2)
+        assert [seen.fresh for seen in reports.read()] == [False]
+    os.utime(path, (time.time() - 61,) * 2)
+    assert reports.read() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_content_that_is_no_report_is_ignored(tmp_path: Path) -> None:
+    reports = FolderReports(tmp_path)
+    reports.write(report())
+    (tmp_path / "noise.json").write_text("{")
+    (tmp_path / "another.json").write_text(report().model_dump_json())
+    assert found(reports) == [report()]
+
+
+@needs_redis
+def test_wrong_content_in_redis_is_ignored_and_the_time_of_a_replica_does_not_matter(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = RedisReports(RedisClient(redis_server.url, "recollect"))
+    now = time.time
+    for shift in (-86_400.0, 86_400.0):
+        monkeypatch.setattr("time.time", lambda shift=shift: now() + shift)
+        reports.write(report())
+        for name, content in {"a": "", "b": "x {}", "c": f"{now()} []", "d": f"0 {report().model_dump_json()}"}.items():
+            redis_server.client().hset("recollect:reports", name, content)
+        assert found(reports) == [report()]
+
+
+def wait_for(store: Path, version: str, *written: Report, **arguments: int) -> list[Report]:
+    """Activate a version, let replicas report, and wait."""
+    activation = Activation(Store(store), None)
+    record = activation.activate(version)
+    for each in written:
+        activation.reports.write(each)
+    return activation.wait(record, 1.0, **arguments)
+
+
+def test_wait_expects_every_replica_that_reports_or_a_given_number(store: Path) -> None:
+    first, second = report("v5", "host-1-ab", generation=2), report("v3", "host-2-cd", generation=1)
+    behind = r"1 of 2 replicas have not opened it:\n  host-2-cd serves v3: it has not .* yet \(generation 1\)"
+    with pytest.raises(NotServedError, match=behind):
+        wait_for(store, "v5", first, second)
+    both = [each.model_copy(update={"generation": 3}) for each in (first, second)]
+    assert wait_for(store, "v5", *both) == both
+    with pytest.raises(NotServedError, match="only 2 of 3 replicas report"):
+        wait_for(store, "v5", *[each.model_copy(update={"generation": 4}) for each in both], replicas=3)
+
+
+def test_wait_fails_if_a_replica_is_killed_and_a_stale_report_does_not_count_later(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recollect.service.versions.reports._STALE_SECONDS", 0.2)
+    with pytest.raises(NotServedError, match=r"host-1-ab stopped reporting: it was killed, or it hangs"):
+        wait_for(store, "v5", report("v5", "host-1-ab"))
+    time.sleep(0.3)
+    done = report("v3", "host-2-cd", generation=3)
+    assert wait_for(store, "v3", done) == [done]
+
+
+def test_wait_does_not_expect_a_replica_that_removes_its_report(store: Path) -> None:
+    activation = Activation(Store(store), None)
+    record = activation.activate("v5")
+    activation.reports.write(report("v5", "host-1-ab", generation=2))
+    activation.reports.write(report("v3"))
+    with pytest.raises(NotServedError, match="1 of 2 replicas"):
+        activation.wait(record, 0.2)
+    activation.reports.remove()
+    assert [each.replica for each in activation.wait(record, 5.0)] == ["host-1-ab"]
+
+
+def test_wait_fails_if_another_version_is_activated(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.service.versions.activation._RECORD_SECONDS", 0.1)
+    activation = Activation(Store(store), None)
+    record = activation.activate("v3")
+    activation.activate("v5", by="ann@host")
+    activation.reports.write(report("v5", generation=3))
+    with pytest.raises(NotServedError, match=r"v3 is not current any more: ann@host made v5 current \(generation 3\)"):
+        activation.wait(record, PATIENCE_SECONDS)
+
+
+def test_wait_error_says_that_no_replica_is_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.service.versions.activation._NO_REPLICA_SECONDS", 0.2)
+    with pytest.raises(NotServedError, match="v5 is current, but no replica reports"):
+        wait_for(store, "v5")
+
+
+def test_wait_error_names_the_replica_that_refuses_the_version_and_its_reason(store: Path) -> None:
+    encoder = store / "bundles" / "v5" / "encoder.onnx"
+    content = encoder.read_bytes()
+    flip_bit(encoder)
+    with serving(store, *POLLS) as server:
+        activation = Activation(Store(store), None)
+        record = activation.activate("v5")
+        with pytest.raises(NotServedError, match=r"1 of 1 replicas have not .*:\n  .* serves v3: .*encoder.onnx"):
+            activation.wait(record, PATIENCE_SECONDS)
+        (failed,) = found(activation.reports)
+        assert (failed.version, failed.generation, failed.refused) == ("v3", 1, record.generation)
+        encoder.write_bytes(content)
+        record = activation.activate("v5")  # is tried at once
+        assert [each.version for each in activation.wait(record, PATIENCE_SECONDS)] == ["v5"]
+        back = activation.rollback()
+        assert [(each.version, each.generation) for each in activation.wait(back, PATIENCE_SECONDS)] == [("v3", 4)]
+        assert len(server.events("bundle_refused")) == 1
+
+
+def test_store_is_served_even_if_reports_cannot_be_written_to_it(store: Path) -> None:
+    (store / "replicas").write_text("in the way")
+    with serving(store, *POLLS) as server:
+        assert "replicas" in server.wait_for("report_unwritable")["error"]
+        Store(store).activate("v5")
+        assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+def test_replica_removes_its_report_when_it_stops(store: Path) -> None:
+    with serving(store, *POLLS) as server:
+        until(lambda: FolderReports(store / "replicas").read())
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+    assert list((store / "replicas").iterdir()) == []
+
+
+@needs_redis
+def test_activation_reaches_all_replicas_at_once_through_redis(
+    store: Path, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*command: str) -> int:
+        return recollect.main([*command, "--store", str(store), "--redis-url", redis_server.url, "--wait"])
+
+    with (
+        replica(store, redis_server, *NEVER_POLLS) as (_, first),
+        replica(store, redis_server, *NEVER_POLLS) as (_, second),
+    ):
+        until(lambda: redis_server.client().pubsub_numsub("recollect:activation")[0][1] == 2)
+        assert run("activate", "v5") == 0
+        assert capsys.readouterr().out == "v5\n"
+        for client in (first, second):
+            answer = client.post("/predict", json={"query": "bread"}).json()
+            assert (answer["version"], len(answer["labels"])) == ("v5", TOP_K["v5"])
+        assert run("rollback") == 0
+        assert {client.get("/version").json()["version"] for client in (first, second)} == {"v3"}
+        assert metric(first, 'recollect_generation{source="served"}') == 3
+        assert metric(first, 'recollect_generation{source="store"}') == 3
+
+
+@needs_redis
+def test_wait_names_the_replica_whose_own_copy_of_the_store_lacks_the_version(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    elsewhere = copy_store(store, tmp_path / "elsewhere")
+    with replica(store, redis_server, *POLLS) as (_, near), replica(elsewhere, redis_server, *POLLS) as (_, far):
+        add_version(store, "v3", "v7", answers_with(7))
+        activation = Activation(Store(store), RedisClient(redis_server.url, "recollect"))
+        record = activation.activate("v7")
+        (elsewhere / "ACTIVATION").write_bytes((store / "ACTIVATION").read_bytes())
+        with pytest.raises(NotServedError, match=r"1 of 2 replicas have .*:\n  .* serves v3: .*found no 'v7'"):
+            activation.wait(record, PATIENCE_SECONDS)
+        assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
+
+
+@needs_redis
+def test_content_of_redis_never_changes_the_version(store: Path, redis_server: RedisServer) -> None:
+    hostile: list[Callable[[], object]] = [
+        lambda: redis_server.client().publish("recollect:activation", b"\xff" * 1000),
+        lambda: redis_server.client().pipeline().delete("recollect:reports").lpush("recollect:reports", "v5").execute(),
+        lambda: redis_server.client().flushall(),
+    ]
+    with replica(store, redis_server, *POLLS) as (server, client):
+        for change in hostile:
+            change()
+            time.sleep(0.2)
+            assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        Store(store).activate("v5")
+        assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+@needs_redis
+def test_replica_starts_and_swaps_with_a_store_on_a_web_server_that_cannot_list_folders(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    web = WebServer(store)
+    flags = (*POLLS, "--bundle-cache", str(tmp_path / "cache"))
+    with web.running(), serving(web.url, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server:
+        assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
+        Store(store).activate("v5")
+        assert server.wait_for("bundle_swapped")["version"] == "v5"
