@@ -1,0 +1,123 @@
+"""Runs a real nginx with the canary and the shadow of docs/operating.md, in front of real replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from recollect.service.store.store import Store
+from recollect.service.versions.activation import Activation
+from tests.deploy.helpers import DEPLOY, free_address, run_nginx, write_nginx_conf
+from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.service.light_stores import light_store, until_serves
+from tests.service.redis_server import until
+
+RUNBOOK = (DEPLOY.parent / "docs" / "operating.md").read_text(encoding="utf-8")
+CURRENT, CANDIDATE = "v3", "v5"
+
+
+def block(name: str, place: str) -> str:
+    """A block of nginx's configuration in the runbook."""
+    (found,) = re.findall(rf"<!-- nginx {name}, in {place} -->\n```nginx\n(.*?)```", RUNBOOK, re.DOTALL)
+    return str(found).replace("VERSION", CANDIDATE)
+
+
+@contextlib.contextmanager
+def nginx_with(name: str, folder: Path, server: Server, **replaced: str) -> Iterator[httpx.Client]:
+    """Run nginx with deploy/nginx.conf and the blocks with this name; `replaced` changes texts of the first block."""
+    listen, address = free_address(), server.url.removeprefix("http://")
+    conf = write_nginx_conf(folder, listen, (address, address))
+    in_http = block(name, "http")
+    for old, new in replaced.items():
+        assert old in in_http
+        in_http = in_http.replace(old, new)
+    text = conf.read_text(encoding="utf-8")
+    text = text.replace("    upstream replicas {", f"{in_http}\n    upstream replicas {{", 1)
+    text = text.replace("        location / {", f"{block(name, 'server')}\n        location / {{", 1)
+    conf.write_text(text, encoding="utf-8")
+    with (
+        run_nginx(folder, conf, listen),
+        httpx.Client(base_url=f"http://{listen}", timeout=PATIENCE_SECONDS) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def light(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return light_store(built.store, built.version, tmp_path_factory.mktemp("light") / "store")
+
+
+@pytest.fixture
+def store(light: Path, tmp_path: Path) -> Path:
+    return copy_store(light, tmp_path / "store")
+
+
+@pytest.fixture
+def server(store: Path) -> Iterator[Server]:
+    with serving(store, "--poll-seconds", "0.05", "--cache-mb", "0") as server:
+        activation = Activation(Store(store), None)
+        activation.wait(activation.activate(CANDIDATE, candidate=True), PATIENCE_SECONDS)
+        yield server
+
+
+def ask(client: httpx.Client, number: int = 0, **headers: str) -> str:
+    answer = client.post("/predict", json={"query": f"bread {number}"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    version: str = answer.json()["version"]
+    assert answer.headers["x-index-version"] == version
+    return version
+
+
+def answered(server: Server) -> dict[str, float]:
+    """The number of requests that each version has answered."""
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    return {
+        sample.labels["version"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "recollect_version_requests_total" and sample.labels["outcome"] == "answered"
+    }
+
+
+def test_canary_answers_its_share_of_the_clients_and_a_request_may_name_a_version(
+    server: Server, store: Path, tmp_path: Path
+) -> None:
+    # All clients of this test have one address, so the share is one of the requests.
+    share = {"$remote_addr": "$request_id", "5%": "50%"}
+    with nginx_with("canary", tmp_path, server, **share) as client:
+        versions = Counter(ask(client, number) for number in range(100))
+        assert min(versions[CURRENT], versions[CANDIDATE]) >= 25
+        assert {ask(client, number, **{"X-Index-Version": CURRENT}) for number in range(20)} == {CURRENT}
+        assert client.post("/predict", json={"query": ""}).json()["code"] == "invalid_request"
+        assert client.post("/predict", json={"query": "x"}, headers={"X-Index-Version": "v9"}).status_code == 409
+        Store(store).rollback()  # removes the candidate
+        server.wait_for("candidate_ended")
+        assert {ask(client, number) for number in range(20)} == {CURRENT}
+
+
+def test_canary_stays_with_the_same_clients(server: Server, tmp_path: Path) -> None:
+    with nginx_with("canary", tmp_path, server, **{"5%": "50%"}) as client:
+        assert len({ask(client, number) for number in range(20)}) == 1
+
+
+def test_clients_get_the_answers_of_the_current_version_while_the_shadow_gets_copies(
+    server: Server, store: Path, tmp_path: Path
+) -> None:
+    with nginx_with("shadow", tmp_path, server, **{"10%": "50%"}) as client:
+        assert {ask(client, number) for number in range(60)} == {CURRENT}
+        until(lambda: answered(server).get(CANDIDATE, 0) >= 10)
+        assert answered(server)[CURRENT] == 60
+        assert answered(server)[CANDIDATE] <= 50
+        assert client.get("/shadow").status_code == 404
+        Store(store).activate(CANDIDATE)
+        with httpx.Client(base_url=server.url) as direct:
+            until_serves(direct, CANDIDATE)
+        assert ask(client) == CANDIDATE
