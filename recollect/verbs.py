@@ -55,7 +55,9 @@ VERBS = {
     "compact": Verb("recollect.index_builder.cli", "build", "publish a bundle with the live memory of a store"),
     "versions": Verb("recollect.service.cli", "serve", "list the bundles of a store"),
     "activate": Verb("recollect.service.cli", "serve", "make a version current"),
-    "rollback": Verb("recollect.service.cli", "serve", "remove the candidate, or make the previous version current again"),
+    "rollback": Verb(
+        "recollect.service.cli", "serve", "remove the candidate, or make the previous version current again"
+    ),
     "log": Verb("recollect.service.cli", "serve", "list all activations and rollbacks of a store"),
     "verify": Verb("recollect.service.cli", "serve", "check the files of a version and its golden queries"),
     "export": Verb("recollect.service.cli", "serve", "write the memory of a version as a dataset"),

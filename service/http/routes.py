@@ -44,6 +44,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 # Names the version that answers, and in a response the version that has answered.
 VERSION_HEADER = "X-Index-Version"
 
+_VERSION_PARAMETER = {
+    "name": VERSION_HEADER,
+    "in": "header",
+    "description": "open version that answers: the current version, the candidate or the standby; default: the current "
+    "version",
+    "schema": {"type": "string"},
+}
+
 # Fields of a request body that are arguments of `resolve_options`.
 _OPTIONS = tuple(name for name in AnswerBody.model_fields if name not in ("timeout_ms", "min_sequence"))
 
@@ -82,6 +90,7 @@ class Routes:
                 response_model=response_model,
                 responses=documented(401, 409, 413, 415, 422, 429, 503, 504),
                 route_class_override=JsonRoute,
+                openapi_extra={"parameters": [_VERSION_PARAMETER]},
             )
         router.add_api_route("/version", self.version, responses=documented(401, 503))
         router.add_api_route(

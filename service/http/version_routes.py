@@ -66,7 +66,7 @@ class VersionRoutes:
         try:
             record = self.activation.store.activation()
             replicas = [seen.report for seen in self.activation.reports.read() if seen.fresh]
-        except (StoreError, RedisError) as error:
+        except (StoreError, RedisError, OSError) as error:
             problem = str(error)
         rows = [self._row(version) for version in self.activation.store.versions()]
         return Versions(**_facts(record), versions=rows, replicas=replicas, problem=problem)

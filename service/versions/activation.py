@@ -69,15 +69,16 @@ class Activation:
         Raises:
             NotServedError: If a replica refuses a version, stops to report, or does not open the versions in time, or
                 if there is another activation; names the replicas and the reasons.
-            RedisError: If the reports cannot be read until the time is over.
+            OSError, RedisError: If the reports cannot be read until the time is over.
         """
         start = record_read_at = time.monotonic()
         progress = _Progress(record, replicas)
         while True:
-            waited, error = time.monotonic() - start, None
+            waited = time.monotonic() - start
+            error: Exception | None = None
             try:
                 progress.update(self.reports.read())
-            except RedisError as failure:
+            except (OSError, RedisError) as failure:
                 error = failure
             else:
                 if progress.complete:

@@ -74,7 +74,7 @@ class Reports(Protocol):
         """All reports of the last minute, sorted by replica. Content that is not a report is ignored.
 
         Raises:
-            RedisError: If Redis does not answer.
+            OSError, RedisError: If the reports cannot be read.
         """
 
 
@@ -87,7 +87,7 @@ def versions_in_use(reports: Reports) -> set[str]:
     """The versions that replicas have open.
 
     Raises:
-        RedisError: If Redis does not answer.
+        OSError, RedisError: If the reports cannot be read.
     """
     return {version for seen in reports.read() for version in seen.report.open}
 
@@ -116,14 +116,16 @@ class FolderReports:
         return self._folder / f"{replica}.json"
 
     def _read(self, path: Path) -> Seen | None:
-        with contextlib.suppress(OSError):  # the replica stops at this moment
+        try:
             with path.open("rb") as file:
                 age, content = time.time() - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
-            if abs(age) > _KEPT_SECONDS:
+        except FileNotFoundError:  # the replica stops at this moment
+            return None
+        if abs(age) > _KEPT_SECONDS:
+            with contextlib.suppress(OSError):
                 path.unlink()
-            else:
-                return _seen(path.stem, content, age)
-        return None
+            return None
+        return _seen(path.stem, content, age)
 
 
 class RedisReports:

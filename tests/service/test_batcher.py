@@ -322,9 +322,9 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
         lease.release()
         old.versions.replace(cast(Predictor, new))
         old.versions.retire_standby()
-        assert (old.versions.close_unused(), old.closed) == (0, False)
+        assert (old.versions.close_unused(), old.closed) == ([], False)
         old.open.set()
-        while old.versions.close_unused() == 0:
+        while not old.versions.close_unused():
             await asyncio.sleep(0.01)
         assert old.closed
         assert old.batches == [["cancelled"]]

@@ -58,5 +58,3 @@ def test_head_has_the_status_and_the_headers_of_get_without_a_body(client: httpx
 def test_head_of_a_path_without_get_is_refused(client: httpx.Client) -> None:
     refused = client.head("/predict")
     assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
-
-

@@ -50,8 +50,6 @@ def test_service_with_a_certificate_answers_over_https(server: Server, certifica
         httpx.get(server.url)  # the certificate is not trusted
 
 
-
-
 def test_connection_without_tls_gets_no_answer_from_a_service_with_tls(
     server: Server, certificate: Certificate
 ) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from recollect.service.store.store import Store
 from recollect.service.versions.activation import Activation
-from recollect.service.versions.replicas import reports
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.light_stores import TOP_K
 from tests.service.test_model_manager import Load
@@ -25,8 +24,8 @@ POLLS = ("--workers", "2", "--poll-seconds", "0.05")
 
 
 def serving_processes(store: Path) -> set[int]:
-    found = reports(Activation(Store(store), None).replicas)
-    return {int(report.replica.split("-")[-2]) for report in found if report.state == "serving"}
+    found = [seen.report for seen in Activation(Store(store), None).reports.read() if seen.fresh]
+    return {int(report.replica.split("-")[-2]) for report in found if report.generation is not None}
 
 
 def two_workers(store: Path, killed: int = 0) -> set[int]:
