@@ -4,7 +4,6 @@
              ACTIVATION           the activation record: the current version and its generation
              CURRENT              one line: the current version, for people and scripts
              LOG                  one JSON line for each activation, promotion and rollback
-             PROTECTED            the versions that `recollect prune` must keep, one a line
 
 `remote.py` uses the same file layout at a URL.
 """
