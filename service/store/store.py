@@ -3,7 +3,7 @@
     store/   bundles/<version>/   published bundles
              ACTIVATION           the activation record: the current version and its generation
              CURRENT              one line: the current version, for people and scripts
-             LOG                  one JSON line for each activation, promotion and rollback
+             LOG                  one JSON line for each activation and rollback
 
 `remote.py` uses the same file layout at a URL.
 """
