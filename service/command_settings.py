@@ -87,11 +87,11 @@ class PredictSettings(ServiceSettings):
         False, description="Replace the output, and start an unfinished task again instead of continuing it"
     )
     workers: int = Field(
-        0, ge=0, le=1024, description="Processes or actors that answer --input; 0 means one for each core"
+        0, ge=0, le=1024, description="Processes or tasks of Ray that answer --input; 0 means one for each core"
     )
     ray: str | None = Field(
         None,
-        description="Answer --input with actors of the Ray cluster at HOST:PORT; without a value, start Ray on this "
+        description="Answer --input with tasks of the Ray cluster at HOST:PORT; without a value, start Ray on this "
         "machine; auto: the cluster that runs on this machine (default: no Ray)",
     )
 

@@ -15,7 +15,7 @@ ServiceError
 │   └── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
 ├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
 ├── OutputError               answers cannot be written, or are those of another task
-├── WorkerError               a worker process or an actor ended
+├── WorkerError               a worker process ended, or one of Ray
 ├── ClusterError              Ray does not start, or a cluster of Ray does not accept the program
 ├── AddressError              the service cannot listen on an address
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from recollect.service.bulk.progress import Progress
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.signing_key import SigningKey
 from recollect.service.command_settings import ExtendSettings
@@ -39,6 +38,7 @@ from recollect.service.memory_log.additions import (
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
 from recollect.service.predictor.encoder import QueryEncoder
+from recollect.service.progress import Progress
 from recollect.service.store.locations import open_store
 from recollect.service.threads import threads_or_cores
 

@@ -8,15 +8,15 @@ import dataclasses
 import numpy as np
 import torch
 
+from recollect.service.ray_tasks import check_address
 from recollect.trainer.data.dataset import Dataset, open_named
 from recollect.trainer.data.formats.fields import print_note
 from recollect.trainer.data.split import Split, fingerprint
-from recollect.trainer.distributed import process_group
+from recollect.trainer.distributed import process_group, require_single_process
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, choose_device
 from recollect.trainer.encoding.keys import AdaptedKeys
 from recollect.trainer.encoding.lora import add_lora, require_linear_layers, require_peft
-from recollect.trainer.encoding.remote import Connect
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.adapter import Adapter
@@ -47,19 +47,19 @@ _INPUT_ALPHA = 0.5
 _TEMPERATURES = 0.5, 1.0, 2.0
 
 
-def write_run(settings: TrainSettings, connect: Connect | None = None) -> None:
+def write_run(settings: TrainSettings) -> None:
     """Write a run folder, or continue an interrupted run with the same settings.
-
-    Args:
-        settings: The settings.
-        connect: Starts processes that encode the memory of a run without training; None: this process encodes it.
 
     Raises:
         DatasetError: If the dataset is missing or invalid.
         EncoderError: If the encoder cannot be loaded or the device is absent.
         TrainingError: If the dataset is too small, the loss diverges, or the folder holds another training.
         MemoryFolderError: If the folder holds a memory with another plan.
+        SettingsError, ClusterError: If Ray is not installed, no cluster answers at its address, or it does not start.
     """
+    if settings.ray is not None:
+        require_single_process("train --ray")
+        check_address(settings.ray)
     device = choose_device(settings.device)
     if settings.lora:
         require_peft(settings.lora)
@@ -76,7 +76,7 @@ def write_run(settings: TrainSettings, connect: Connect | None = None) -> None:
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
             check_shared_folder(settings.out, ranks, device)
             if training is None:
-                _run_without_training(run, connect)
+                _run_without_training(run)
             elif settings.trained == "adapter":
                 _train_adapter(run, *training)
             else:
@@ -153,15 +153,15 @@ def _check_head(run: Run, recipe: Recipe) -> None:
         require_memory(head, what, run.encoder.device)
 
 
-def _run_without_training(run: Run, connect: Connect | None) -> None:
+def _run_without_training(run: Run) -> None:
     """Save the pretrained encoder and write its memory."""
-    folder, plan = run.folder, run.plan(run.encoder, run.settings.key_dtype)
+    folder, plan, ray = run.folder, run.plan(run.encoder, run.settings.key_dtype), run.settings.ray
     reusable = run.reusable(run.encoder, plan)
     if run.ranks.first:
         resumed = folder.begin_untrained(plan, run.settings.overwrite)
         if not resumed or not folder.checkpoint.is_dir():
             save_checkpoint(run.encoder, folder.checkpoint)
-    run.write_memory(plan, run.texts(run.encoder, reusable) if connect is None else run.remote_texts(plan, connect))
+    run.write_memory(plan, run.texts(run.encoder, reusable) if ray is None else run.remote_texts(plan, ray))
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.checkpoint import encoder_digest
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.keys import EncodedTexts, KeySource, TextRows
-from recollect.trainer.encoding.remote import Connect, RemoteTexts
+from recollect.trainer.encoding.remote import RemoteTexts
 from recollect.trainer.encoding.shared_tokens import share_tokens
 from recollect.trainer.encoding.tokens import TokenTable
 from recollect.trainer.errors import MemoryFolderError
@@ -53,10 +53,10 @@ class Run:
     def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
         return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
 
-    def remote_texts(self, plan: MemoryPlan, connect: Connect) -> RemoteTexts:
-        """The texts, which other processes encode with the checkpoint of the run."""
+    def remote_texts(self, plan: MemoryPlan, ray: str) -> RemoteTexts:
+        """The texts, which processes of Ray encode with the checkpoint of the run."""
         rows = TextRows(self.encoder.config, self.dataset.labels, self.instances.entries)
-        return RemoteTexts(rows, self.folder.checkpoint, plan.encoder_sha256, plan.dim, self.encoder.device, connect)
+        return RemoteTexts(rows, self.folder.checkpoint, plan.encoder_sha256, self.encoder.device, ray)
 
     def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
         return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)

@@ -25,12 +25,10 @@ def train_and_rank(settings: TrainSettings) -> Ranking | None:
         ServiceError: If Ray does not start.
     """
     _require_packages(settings.rank)
-    from recollect.index_builder.ray_encoding import ray_encoding
     from recollect.trainer.distributed import is_first_rank
     from recollect.trainer.run import write_run
 
-    with ray_encoding(settings.ray) as connect:
-        write_run(settings, connect)
+    write_run(settings)
     return _rank(settings.out, settings, "nDCG@5") if is_first_rank() else None
 
 

@@ -1,117 +1,91 @@
-"""The worker processes. Each one answers one block at a time.
+"""The worker processes of bulk answers.
 
 Processes, because with a static encoder a third of the time of a block passes in Python code, which only one thread of
-a process runs at a time. They are started as programs of their own, not forked: ONNX Runtime and faiss do not survive a
-fork, and `multiprocessing` would run the user's program again to start them.
+a process runs at a time. They are started anew, not forked: ONNX Runtime and faiss do not survive a fork.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import queue
-import subprocess
+import signal
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Pipe
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
+from typing import TypeVar
 
-from recollect.service.bulk.blocks import Answered, Block
-from recollect.service.bulk.task import Task
-from recollect.service.errors import ServiceError, WorkerError
+from recollect.service.bulk.answering import Answered, answer, open_version
+from recollect.service.bulk.reading import Block
+from recollect.service.errors import WorkerError
 
-
-class Worker:
-    """A worker process."""
-
-    def __init__(self, task: Task) -> None:
-        self._connection, other = Pipe()
-        path = [each or os.getcwd() for each in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "recollect.service.bulk.worker", str(other.fileno())],
-            pass_fds=[other.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
-            process_group=0,  # Ctrl-C on the terminal interrupts the main process only, which then ends the workers
-        )
-        other.close()
-        self._connection.send_bytes(task.to_json())
-
-    def wait_until_open(self) -> None:
-        """Wait until the process can answer.
-
-        Raises:
-            ServiceError: If the version does not open.
-        """
-        state = json.loads(self._receive())
-        if state["missing"]:
-            raise ModuleNotFoundError(state["error"], name=state["missing"])
-        if state["error"]:
-            raise ServiceError(state["error"])
-
-    def answer(self, block: Block) -> Answered:
-        try:
-            self._connection.send_bytes(str(block.first).encode())
-            self._connection.send_bytes(block.payload)
-        except ConnectionError:
-            raise self._death() from None
-        state = json.loads(self._receive())
-        return Answered(self._receive(), state["rows"], state["error"])
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _receive(self) -> bytes:
-        try:
-            return self._connection.recv_bytes()
-        except (EOFError, ConnectionError):
-            raise self._death() from None
-
-    def _death(self) -> WorkerError:
-        status = self._process.wait()
-        return WorkerError(
-            f"a worker process ended with status {status}" + ("; is there enough memory?" if status == -9 else "")
-        )
+_Result = TypeVar("_Result")
 
 
 class WorkerPool:
-    """Some worker processes.
+    """Some worker processes for a task. Use it as a context manager: its end kills them.
 
     Raises:
         ServiceError: If the version does not open.
+        WorkerError: If a process ends.
     """
 
-    def __init__(self, task: Task, count: int) -> None:
-        self._idle = queue.SimpleQueue[Worker]()
-        self._workers = list[Worker]()
-        self._threads = ThreadPoolExecutor(count)
+    def __init__(self, task: bytes, count: int) -> None:
+        self._task = task
+        read, self._ours = Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(count, _Workers(), _end_with_main_process, (read,))
         try:
-            self._workers += (Worker(task) for _ in range(count))
-            for worker in self._workers:
-                worker.wait_until_open()
-                self._idle.put(worker)
+            for opened in [self._executor.submit(open_version, task) for _ in range(count)]:
+                self.result(opened)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._ours.close()
+        self._executor.shutdown(cancel_futures=True)
 
     def submit(self, block: Block) -> Future[Answered]:
-        """Let the next idle worker answer a block."""
-        return self._threads.submit(self._answer, block)
+        """Let the next idle process answer a block."""
+        return self._executor.submit(answer, self._task, block)
 
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-        self._threads.shutdown(cancel_futures=True)
-
-    def _answer(self, block: Block) -> Answered:
-        worker = self._idle.get()
+    def result(self, call: Future[_Result]) -> _Result:
+        """Wait for the result of a process."""
         try:
-            return worker.answer(block)
+            return call.result()
+        except (BrokenProcessPool, MemoryError):
+            raise WorkerError("a worker process ended; is there enough memory? Use fewer --workers") from None
+
+
+class _Process(SpawnProcess):
+    def start(self) -> None:
+        """Start a process that does not run the user's program again, and that Ctrl-C on the terminal does not end."""
+        main, mask = sys.modules["__main__"], signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            super().start()
         finally:
-            self._idle.put(worker)
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Workers(SpawnContext):
+    Process = _Process
+
+
+def _end_with_main_process(pipe: Connection) -> None:
+    """End this process when the main process closes its end of a pipe, or dies."""
+
+    def wait() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv_bytes()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -14,13 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import recollect
-from recollect.service.bulk.rows import Rows
-from recollect.service.bulk.task import Task
 from recollect.service.model import Model
 from tests.conftest import TOPICS
 from tests.service.http_helpers import PATIENCE_SECONDS
@@ -29,24 +28,8 @@ TEXTS = [sentence for sentences in TOPICS.values() for sentence in sentences]
 ROWS = [{"id": f"{number:03}", "text": text, "year": 2000 + number} for number, text in enumerate(TEXTS)]
 # Small blocks, so that a file of 35 rows has several.
 SMALL_BLOCKS = "import recollect.service.bulk.reading; recollect.service.bulk.reading.BLOCK_ROWS = 4"
-# Writes the state after every block. After the third block, the process prints its workers, and waits for its end.
-BLOCKED = f"""
-{SMALL_BLOCKS}
-import sys, time
-from recollect.service.bulk import output, pool
-output._SECONDS_BETWEEN_STATES = 0
-write, started = output.FileOutput.write, []
-start = pool.Worker.__init__
-def remember(self, task):
-    start(self, task)
-    started.append(self._process.pid)
-def write_and_block(self, content, rows):
-    write(self, content, rows)
-    if rows >= 12:
-        print(*started, flush=True)
-        time.sleep(1000)
-pool.Worker.__init__, output.FileOutput.write = remember, write_and_block
-"""
+# So many rows that a process does not finish them before a test stops it.
+MANY = [row | {"id": f"{number:03}"} for number, row in enumerate(ROWS * 10)]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +68,23 @@ def run(*arguments: object) -> int:
 def start(*arguments: object, prelude: str = "", **streams: Any) -> subprocess.Popen[bytes]:
     program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
     return subprocess.Popen([sys.executable, "-c", program, "predict", *map(str, arguments)], **streams)
+
+
+def running(*arguments: object, target: Path) -> subprocess.Popen[bytes]:
+    """A process that has recorded its first finished rows, and has not finished yet."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start(*arguments, "--output", target, prelude=SMALL_BLOCKS, start_new_session=True, **pipes)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not finished_rows(target):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return process
+
+
+def finished_rows(target: Path) -> int:
+    state = Path(f"{target}.partial.json")
+    return int(json.loads(state.read_text())["rows"]) if state.exists() else 0
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -219,27 +219,25 @@ def test_missing_files_and_a_missing_version_are_named(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": " "}', "the query is empty; send some words (column text)"),
-        ('{"text": 5}', "the query must be a text, found 5 (column text)"),
         ('{"text": "\\ud800"}', "the query contains half of a surrogate pair, which is not a character; remove it"),
-        ("[]", "expected a JSON object, found b'[]'"),
         ('{"text": "br', 'expected a JSON object, found b\'{"text": "br\''),
         ('{"a": 1}', "expected the field text, found a; use --text-column"),
         ('{"text": "a", "labels": []}', "the answer has a field labels of its own; name the fields to keep"),
     ],
 )
-def test_a_bad_line_ends_a_block_before_it(line: str, message: str) -> None:
-    task = Task("s", "v", None, None, {}, "in.jsonl", "jsonl", "jsonl", False, "text", None, False)
-    rows = Rows.parse(b'{"text": "bread"}\n' + line.encode() + b'\n{"text": "oven"}', 10, task)
-    assert rows.texts == ["bread"]
-    assert rows.stop is not None
-    assert rows.stop.startswith(f"in.jsonl: line 12: {message}")
+def test_a_bad_line_is_named_and_the_rows_before_it_are_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, message: str
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(f'{{"text": "bread"}}\n{line}\n{{"text": "oven"}}\n')
+    assert f"{source}: line 2: {message}" in fails(capsys, "--input", source, "--output", target)
+    assert [row["text"] for row in read_jsonl(Path(f"{target}.partial"))] == ["bread"]
 
 
 @pytest.mark.parametrize(
     ("last", "message"),
     [
-        ("2", "row 2: expected 2 values, found 1"),
+        ("2", "row 2: expected CSV in UTF-8, found: 1 values for 2 columns"),
         ('2,"b', "row 2: expected CSV in UTF-8, found: unexpected end of data"),
     ],
 )
@@ -283,44 +281,43 @@ def test_broken_compression_is_named_and_a_long_text_is_cut_as_by_predict(
 
 
 @pytest.mark.parametrize("name", ["out.csv.gz", "out.parquet"])
-def test_a_killed_task_continues_without_a_gap_or_a_duplicate(
-    capsys: pytest.CaptureFixture[str], model: Model, tmp_path: Path, name: str
+def test_a_killed_task_continues_and_gives_the_bytes_of_one_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / name
-    flags = ("--input", source, "--output", target, "--top-k", 1, "--columns", "id")
-    process = start(*flags, prelude=BLOCKED, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    workers = list(map(int, process.stdout.readline().split()))  # 12 rows are written
-    assert "another process writes this file" in fails(capsys, *flags)
+    source, target, whole = write_jsonl(tmp_path / "in.jsonl", MANY), tmp_path / name, tmp_path / f"whole-{name}"
+    flags = ("--input", source, "--top-k", 1, "--columns", "id")
+    process = running(*flags, target=target)
+    process.send_signal(signal.SIGSTOP)
+    workers = psutil.Process(process.pid).children()
+    assert "another process writes this file" in fails(capsys, *flags, "--output", target)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):  # the workers end with the task
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    psutil.wait_procs(workers, timeout=PATIENCE_SECONDS)
+    assert not any(worker.is_running() for worker in workers)
     with Path(f"{target}.partial").open("ab") as partial:
         partial.write(b"bytes of a row that is not finished")
-    assert "started with top_k 1, found 2; continue with the same" in fails(capsys, *flags, "--top-k", 2)
+    assert "started with top_k 1, found 2; continue with the same" in fails(
+        capsys, *flags, "--output", target, "--top-k", 2
+    )
+    changed = source.stat().st_mtime_ns
     os.utime(source, (1, 1))
-    assert "started with input changed" in fails(capsys, *flags)
-    os.utime(source, ns=(0, int(input_changed(target))))
-    assert json.loads(Path(f"{target}.partial.json").read_text())["rows"] == 12
-    assert run(*flags) == 0
-    rows = pq.read_table(target).to_pylist() if name == "out.parquet" else read_csv_gz(target)
-    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
-    assert uids(rows) == expected(model, top_k=1)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert "started with input changed" in fails(capsys, *flags, "--output", target)
+    os.utime(source, ns=(0, changed))
+    assert 0 < finished_rows(target) < len(MANY)
+    for output in (target, whole):
+        assert start(*flags, "--output", output, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
+    assert target.read_bytes() == whole.read_bytes()
+    assert {each.name for each in tmp_path.iterdir()} == {source.name, target.name, whole.name}
 
 
-def input_changed(target: Path) -> int:
-    """The time of the input's last change, from the state of a task, in nanoseconds."""
-    seconds, nanoseconds = json.loads(Path(f"{target}.partial.json").read_text())["facts"]["input changed"].split()
-    return int(datetime.fromisoformat(seconds).timestamp()) * 10**9 + int(nanoseconds)
-
-
-def read_csv_gz(path: Path) -> list[dict[str, Any]]:
-    rows = csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines())
-    return [row | {"labels": json.loads(row["labels"])} for row in rows]
+def test_a_killed_worker_ends_the_task_with_one_message_and_the_finished_rows_are_kept(tmp_path: Path) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", MANY), tmp_path / "out.jsonl"
+    process = running("--input", source, target=target)
+    next(each for each in psutil.Process(process.pid).children() if "spawn_main" in "".join(each.cmdline())).kill()
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, output, len(errors.splitlines())) == (1, b"", 1), errors
+    assert b"a worker process ended; is there enough memory?" in errors
+    assert len(read_jsonl(Path(f"{target}.partial"))) == finished_rows(target) > 0
 
 
 def test_an_existing_output_stays_until_its_replacement_is_complete(
@@ -334,17 +331,6 @@ def test_an_existing_output_stays_until_its_replacement_is_complete(
     assert target.read_text() == "old"
     assert run(*flags, "--bad-rows", "mark") == 0
     assert len(read_jsonl(target)) == len(ROWS) + 1
-
-
-def test_a_task_that_was_killed_after_its_last_step_is_complete(tmp_path: Path) -> None:
-    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
-    state = Path(f"{target}.partial.json")
-    keep = "from pathlib import Path\nPath.unlink = lambda self, missing_ok=False: None"
-    assert start("--input", source, "--output", target, prelude=keep).wait(PATIENCE_SECONDS) == 0
-    assert state.exists()
-    before = target.read_bytes()
-    assert run("--input", source, "--output", target) == 0
-    assert (target.read_bytes(), state.exists()) == (before, False)
 
 
 @pytest.mark.parametrize("stdout", [True, False])
@@ -397,12 +383,21 @@ def test_a_reader_that_closes_the_pipe_ends_the_task_without_a_traceback(tmp_pat
 
 
 def test_ctrl_c_keeps_the_finished_rows(tmp_path: Path) -> None:
-    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    flags = ("--input", source, "--output", target)
-    process = start(*flags, prelude=BLOCKED, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    source, target = write_jsonl(tmp_path / "in.jsonl", MANY), tmp_path / "out.jsonl"
+    process = running("--input", source, target=target)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (130, b"recollect predict: interrupted\n")
-    assert json.loads(Path(f"{target}.partial.json").read_text())["rows"] == 12
+    assert len(read_jsonl(Path(f"{target}.partial"))) == finished_rows(target) > 0
+
+
+# ---- A user's program ----
+
+
+def test_a_program_without_a_guard_of_its_main_module_runs_once(built: Any, tmp_path: Path) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS[:3]), tmp_path / "out.jsonl"
+    program = tmp_path / "program.py"
+    arguments = f"{str(source)!r}, {str(target)!r}, store={str(built.store)!r}, workers=2"
+    program.write_text(f"import recollect\nprint('runs')\nrecollect.predict_file({arguments})\n")
+    output = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, timeout=PATIENCE_SECONDS, check=True)
+    assert (output.stdout, len(read_jsonl(target))) == (b"runs\n", 3)

@@ -1,4 +1,4 @@
-"""`recollect predict --ray`: real actors of Ray, on this machine and in a cluster, actors that die, and bad input."""
+"""`recollect predict --ray`: real processes of Ray, on this machine and in a cluster, that die, and bad input."""
 
 from __future__ import annotations
 
@@ -10,75 +10,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recollect.service.errors import ClusterError, ServiceError, SettingsError, WorkerError
-from recollect.service.ray.cluster import check_address, connected
+from recollect.service.errors import ClusterError, SettingsError, WorkerError
+from recollect.service.ray_tasks import RayTasks, check_address, connected
 from tests.service.http_helpers import PATIENCE_SECONDS
-from tests.service.test_bulk import BLOCKED, ROWS, SMALL_BLOCKS, fails, input_changed, run, start, write_jsonl
+from tests.service.test_bulk import MANY, ROWS, SMALL_BLOCKS, fails, finished_rows, run, running, start, write_jsonl
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
 # Ray reads this variable once, at its import: the clusters of all tests that run in this process are at 127.0.0.1.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 os.environ[_LOOPBACK] = "0"
-
-# After the third block, the process prints what listens on which address, and kills the actor. Later, it prints the
-# number of actors that have started since.
-KILLING = f"""
-{SMALL_BLOCKS}
-import gc, os, signal, sys, psutil
-from recollect.service.bulk import output
-actors, started, write = [], [], output.FileOutput.write
-def write_and_kill(self, content, rows):
-    import ray
-    from recollect.service.ray.pool import ActorPool
-    write(self, content, rows)
-    if rows == 4:
-        start = ActorPool._start
-        ActorPool._start = lambda self: started.append(start(self)) or started[-1]
-        actors.extend(next(each for each in gc.get_objects() if isinstance(each, ActorPool))._actors)
-    if rows == 12:
-        listening = set()
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-            for each in process.net_connections("tcp"):
-                if each.status == psutil.CONN_LISTEN:
-                    listening.add(each.laddr.ip.removeprefix("::ffff:"))
-        print(*listening, flush=True)
-        os.kill(ray.get(actors[0].process.remote()), signal.SIGKILL)
-    if rows == 35:
-        print(len(started), os.environ.get("RAY_AUTH_MODE"), flush=True)
-output.FileOutput.write = write_and_kill
-"""
-# After the third block, the process prints a line, and waits for a line.
-WAITING = f"""
-{SMALL_BLOCKS}
-import sys
-from recollect.service.bulk import output
-write = output.FileOutput.write
-def write_and_wait(self, content, rows):
-    write(self, content, rows)
-    if rows == 12:
-        print("written", flush=True)
-        sys.stdin.readline()
-output.FileOutput.write = write_and_wait
-"""
-# The same as `KILLING`, but the process also kills the process of Ray that manages this machine.
-LOSING = KILLING.replace(
-    "        os.kill(ray",
-    """
-        next(each for each in psutil.Process().children() if each.name() == "raylet").kill()
-        os.kill(ray""",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -89,30 +39,66 @@ def store(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "in.jsonl", ROWS)
+    return write_jsonl(tmp_path / "in.jsonl", MANY)
 
 
-def answers_of_one_process(source: Path, *flags: object) -> bytes:
+def answers_of_one_process(source: Path) -> bytes:
     target = source.with_name("expected" + "".join(source.suffixes))
-    flags = ("--input", source, "--output", target, *flags)
-    assert start(*flags, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
+    assert start("--input", source, "--output", target, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
     return target.read_bytes()
 
 
+def children(process: subprocess.Popen[Any], name: str) -> list[psutil.Process]:
+    """The processes of Ray on this machine whose program has a name."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [each for each in found if " ".join(each.cmdline()).partition(" ")[0].endswith(name)]
+
+
 @pytest.mark.slow
-def test_actors_on_this_machine_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(
+def test_processes_of_ray_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(_LOOPBACK)  # the command sets it by itself
     target = source.with_name("out.jsonl")
-    flags = ("--input", source, "--output", target, "--ray")
-    process = start(*flags, prelude=KILLING, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = running("--input", source, "--ray", target=target)
+    listening = {
+        each.laddr.ip.removeprefix("::ffff:")
+        for child in [psutil.Process(process.pid), *children(process, "")]
+        for each in child.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+    children(process, "ray::_call")[0].kill()
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, errors
-    assert output.decode().splitlines() == ["127.0.0.1", "1 token"]  # no other address listens
-    assert errors.decode().startswith("35 queries, ")
+    assert (process.returncode, output) == (0, b""), errors
     assert target.read_bytes() == answers_of_one_process(source)
     assert not list(Path("/tmp").glob(f"recollect-ray-*/session_*_{process.pid}"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_processes_of_ray_and_keeps_the_finished_rows(source: Path) -> None:
+    target = source.with_name("out.jsonl")
+    process = running("--input", source, "--ray", target=target)
+    processes = children(process, "")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, errors.splitlines()[-1]) == (130, b"recollect predict: interrupted")
+    assert finished_rows(target) > 0
+    psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
+    assert not any(each.is_running() for each in processes)
+
+
+@pytest.mark.slow
+def test_task_stops_if_ray_on_this_machine_is_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICK_CHECKS.items():
+        monkeypatch.setenv(f"RAY_{name}", value)
+    target = source.with_name("out.jsonl")
+    process = running("--input", source, "--ray", target=target)
+    children(process, "raylet/raylet")[0].kill()
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1, errors
+    assert b"that Ray's processes on this machine have ended" in errors
+    assert finished_rows(target) > 0
 
 
 # ---- A cluster ----
@@ -139,7 +125,7 @@ def ray_process(*flags: str) -> Iterator[subprocess.Popen[str]]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a cluster with two cores. Its ports are ports of 127.0.0.1.
 
-    Its actors have the niceness of other programs.
+    Its processes have the niceness of other programs.
     """
     variables = {"USAGE_STATS_ENABLED": "0", "AUTH_MODE": "disabled"}
     variables |= {"worker_niceness": "0"} | QUICK_CHECKS
@@ -169,40 +155,31 @@ def test_a_task_continues_on_another_machine_if_one_is_lost(
     cluster, target = Cluster(initialize_head=True, head_node_args=one_core), tmp_path / "out.jsonl"
     try:
         other = cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
-        flags = ("--input", source, "--output", target, "--ray", cluster.address, "--workers", 2)
-        process = start(*flags, prelude=WAITING, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"written\n"
+        process = running("--input", source, "--ray", cluster.address, "--workers", 2, target=target)
         cluster.remove_node(other, allow_graceful=False)
-        process.communicate(b"continue\n", timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, errors
     finally:
         cluster.shutdown()
     assert target.read_bytes() == answers_of_one_process(source)
 
 
 @pytest.mark.slow
-def test_a_cluster_answers_parquet_and_continues_a_task_whose_driver_was_killed(cluster: str, tmp_path: Path) -> None:
+def test_a_cluster_answers_parquet_and_continues_a_task_whose_command_was_killed(cluster: str, tmp_path: Path) -> None:
     source, target = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    pq.write_table(pa.Table.from_pylist(ROWS), source)
-    blocks = SMALL_BLOCKS.replace("reading", "parquet_input")
-    flags = ("--input", source, "--output", target, "--ray", cluster, "--workers", 2)
-    prelude = blocks + BLOCKED.replace(SMALL_BLOCKS, "").replace("print(*started", "print('written'")
-    process = start(*flags, prelude=prelude, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"written\n"
+    pq.write_table(pa.Table.from_pylist(MANY), source)
+    flags = ("--input", source, "--ray", cluster, "--workers", 2)
+    process = running(*flags, target=target)
     process.kill()
     process.communicate()
     assert not target.exists()
-    assert input_changed(target)
-    assert start(*flags, prelude=blocks).wait(PATIENCE_SECONDS) == 0
-    alone = tmp_path / "alone.parquet"
-    assert start("--input", source, "--output", alone, prelude=blocks).wait(PATIENCE_SECONDS) == 0
-    assert target.read_bytes() == alone.read_bytes()
+    assert finished_rows(target) > 0
+    assert start(*flags, "--output", target, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
+    assert target.read_bytes() == answers_of_one_process(source)
 
 
 @pytest.mark.slow
-def test_a_bundle_that_does_not_open_and_a_bad_row_are_one_message(
+def test_a_version_that_does_not_open_and_a_bad_row_are_one_message(
     cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = write_jsonl(tmp_path / "in.jsonl", [*ROWS, {"text": ""}]), tmp_path / "out.jsonl"
@@ -215,108 +192,14 @@ def test_a_bundle_that_does_not_open_and_a_bad_row_are_one_message(
 
 
 @pytest.mark.slow
-def test_a_block_is_tried_again_three_times_and_then_named(cluster: str, tmp_path: Path) -> None:
-    with connected(cluster, 2):
-        from recollect.service.ray.pool import ActorPool
-
-        def submit(*words: str) -> list[Future[bytes]]:
-            return [pool.submit(word.encode(), first) for first, word in enumerate(words)]
-
-        with ActorPool("tests.service.ray_programs", b"", 2) as pool:
-            found = submit("a", "b", f"die once {tmp_path}/died", "c", "die", "d")
-            assert [each.result(PATIENCE_SECONDS) for each in [*found[:2], found[3], found[5]]] == [
-                b"A",
-                b"B",
-                b"C",
-                b"D",
-            ]
-            assert found[2].result(PATIENCE_SECONDS) == f"DIE ONCE {tmp_path}/DIED".upper().encode()
-            with pytest.raises(
-                WorkerError, match=r"ended 3 times with the block after row 4; is there enough memory\?"
-            ):
-                found[4].result(PATIENCE_SECONDS)
-            with pytest.raises(WorkerError, match="an actor of Ray failed: .*MemoryError"):
-                submit("fill")[0].result(PATIENCE_SECONDS)
-            with pytest.raises(WorkerError, match="an actor of Ray failed"):  # the pool has ended
-                submit("a")[0].result(PATIENCE_SECONDS)
-        with pytest.raises(ServiceError, match="^no such bundle$"):
-            ActorPool("tests.service.ray_programs", b"refuse", 2)
-        with pytest.raises(WorkerError, match="ended 3 times before it answered a block; is there enough memory"):
-            ActorPool("tests.service.ray_programs", b"die", 1)
-
-
-@pytest.mark.slow
-def test_an_unexpected_error_ends_the_pool_and_is_named(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise ValueError("unexpected")
-
-    with connected(cluster, 2):
-        from recollect.service.ray.pool import ActorPool, ray
-
-        with ActorPool("tests.service.ray_programs", b"", 1) as pool:
-            monkeypatch.setattr(ray, "get", fail)
-            with pytest.raises(WorkerError, match=r"failed: ValueError\('unexpected'\)"):
-                pool.submit(b"a", 0).result(PATIENCE_SECONDS)
-            monkeypatch.undo()
-
-
-@pytest.mark.slow
-def test_task_stops_if_ray_on_this_machine_is_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in QUICK_CHECKS.items():
-        monkeypatch.setenv(f"RAY_{name}", value)
-    target = source.with_name("out.jsonl")
-    flags = ("--input", source, "--output", target, "--ray")
-    process = start(*flags, prelude=LOSING, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1
-    assert b"--ray: expected Ray to run on this machine, found that its processes have ended" in errors
-    assert input_changed(target)
-
-
-@pytest.mark.slow
-def test_command_says_that_it_waits_for_a_core(
-    cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with connected(cluster, 2):
-        from recollect.service.ray import pool
-
-        monkeypatch.setattr(pool, "_CHECK_SECONDS", 0.1)
-        with pool.ActorPool("tests.service.ray_programs", b"", 2) as first:
-            assert first.submit(b"a", 0).result(PATIENCE_SECONDS) == b"A"
-            assert first.submit(b"b", 0).result(PATIENCE_SECONDS) == b"B"
-            waiting = threading.Thread(target=lambda: pool.ActorPool("tests.service.ray_programs", b"", 1).close())
-            waiting.start()
-            capsys.readouterr()
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while "waiting for a free core of the Ray cluster; see `ray status`\n" not in capsys.readouterr().err:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        waiting.join()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_actors_and_keeps_the_finished_rows(source: Path) -> None:
-    target = source.with_name("out.jsonl")
-    prelude = BLOCKED.replace("print(*started", "print('written'")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    flags = ("--input", source, "--output", target, "--ray")
-    process = start(*flags, prelude=prelude, start_new_session=True, **pipes)
-    assert process.stdout is not None
-    process.stdout.readline()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors) == (130, b"recollect predict: interrupted\n")
-    assert input_changed(target)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while _group(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def _group(leader: int) -> list[str]:
-    """The processes of a session that still run."""
-    listed = subprocess.run(["ps", "-s", str(leader), "-o", "stat=,args="], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if not line.startswith("Z")]
+def test_a_call_that_ends_its_process_is_repeated_and_then_named(cluster: str, tmp_path: Path) -> None:
+    with connected(cluster, 2), RayTasks(2) as tasks:
+        dying, living = tasks.submit(os.abort), tasks.submit(os.path.join, "a", "b")
+        assert tasks.result(living) == "a/b"
+        with pytest.raises(WorkerError, match=r"ended 3 times with the same task; is there enough memory\?"):
+            tasks.result(dying)
+        with pytest.raises(WorkerError, match="a task of Ray failed: .*ZeroDivisionError"):
+            tasks.result(tasks.submit(divmod, 1, 0))
 
 
 # ---- Bad input ----

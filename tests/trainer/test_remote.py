@@ -1,15 +1,13 @@
-"""The memory of a run without training, encoded by other processes (`recollect train --epochs 0 --ray`)."""
+"""The memory of a run without training, encoded by processes of Ray (`recollect train --epochs 0 --ray`)."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,8 @@ import pytest
 
 import recollect
 from recollect.trainer.encoding.checkpoint import save_checkpoint
-from recollect.trainer.encoding.remote import EncodeChunks, open_program
+from recollect.trainer.encoding.remote import encode_chunk
 from recollect.trainer.errors import EncoderError, TrainingError
-from recollect.trainer.memory import memory_writer
-from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings
 from tests.trainer.conftest import load
 
@@ -28,43 +24,14 @@ PATIENCE_SECONDS = 300
 SMALL_CHUNKS = "from recollect.trainer.memory import memory_writer\nmemory_writer._CHUNK_TEXTS = 4"
 
 
-@contextlib.contextmanager
-def connect(task: bytes, device: str) -> Iterator[EncodeChunks]:
-    """The program of the other processes, in this process."""
-    encode = open_program(task)
-
-    def encode_all(chunks: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-        for start, payload in chunks:
-            yield encode(payload, start)
-
-    assert device == "cpu"
-    yield encode_all
-
-
-def settings(toy: Path, encoder: Path, out: Path, **changes: Any) -> TrainSettings:
-    usual = {"epochs": 0, "max_length": 32, "label_max_length": 8, "encoder": str(encoder)}
-    return TrainSettings(dataset=toy, out=out, **usual | changes)
-
-
 def keys(run: Path) -> bytes:
     return (run / "memory" / "keys.npy").read_bytes()
 
 
-@pytest.mark.parametrize("key_dtype", ["float32", "float16"])
-def test_other_processes_make_the_bytes_of_one_process(
-    toy: Path, tiny_bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_dtype: str
-) -> None:
-    monkeypatch.setattr(memory_writer, "_CHUNK_TEXTS", 4)
-    write_run(settings(toy, tiny_bert.folder, tmp_path / "alone", key_dtype=key_dtype))
-    write_run(settings(toy, tiny_bert.folder, tmp_path / "remote", key_dtype=key_dtype), connect)
-    assert keys(tmp_path / "remote") == keys(tmp_path / "alone")
-
-
 def test_another_encoder_on_another_machine_is_refused(tiny_bert: Any, tmp_path: Path) -> None:
     save_checkpoint(load(tiny_bert.folder), tmp_path / "checkpoint")
-    task = {"checkpoint": str(tmp_path / "checkpoint"), "sha256": "0" * 64, "device": "cpu"}
     with pytest.raises(EncoderError, match="expected the encoder of this run on all machines, found another one"):
-        open_program(json.dumps(task).encode())
+        encode_chunk((str(tmp_path / "checkpoint"), "0" * 64, "cpu"), ["text"], 8, "queries", 0)
 
 
 @pytest.mark.parametrize(
@@ -89,19 +56,22 @@ def test_nothing_is_written_if_no_cluster_answers(
 KILLED = f"""
 {SMALL_CHUNKS}
 import os, signal
-write, chunks = memory_writer._write_progress, []
-def write_and_kill(*arguments):
-    write(*arguments)
-    chunks.append(1)
-    if len(chunks) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-memory_writer._write_progress = write_and_kill
+from recollect.trainer.encoding.remote import RemoteTexts
+chunks_of = RemoteTexts.chunks
+def chunks_and_kill(self, *arguments):
+    for number, chunk in enumerate(chunks_of(self, *arguments)):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield chunk
+RemoteTexts.chunks = chunks_and_kill
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_actors_of_ray_continue_a_memory_whose_driver_was_killed(toy: Path, tiny_bert: Any, tmp_path: Path) -> None:
+def test_a_killed_encoding_with_ray_continues_and_gives_the_bytes_of_one_process(
+    toy: Path, tiny_bert: Any, tmp_path: Path
+) -> None:
     def train(out: str, prelude: str, *flags: str) -> subprocess.CompletedProcess[bytes]:
         lengths = ["--max-length=32", "--label-max-length=8"]
         program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"

@@ -1,86 +1,97 @@
-"""Encodes texts in other processes, which may run on other machines (`recollect train --epochs 0 --ray`).
+"""Encodes texts in processes of Ray, which may run on other machines (`recollect train --epochs 0 --ray`).
 
 The processes load the checkpoint of the run, so they must see the run folder. This process sends them chunks of texts,
-and writes the keys. A chunk has the same texts as without other processes, so its keys are the same.
+and writes the keys. A chunk has the same texts as without Ray, so its keys are the same.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
+from recollect.service.in_order import in_order
+from recollect.service.ray_tasks import RayTasks, cluster_resources, connected
+from recollect.service.threads import usable_cores
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
+from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.keys import KeySource, TextRows
 from recollect.trainer.errors import EncoderError
+from recollect.trainer.heads.adapter import Side
 
-# Encodes chunks in other processes. Takes the number of rows before each chunk, and its texts as `RemoteTexts` writes
-# them; yields the keys of the chunks in the same order.
-EncodeChunks = Callable[[Iterable[tuple[int, bytes]]], Iterator[bytes]]
-# Starts such processes for a task of `open_program` and a device.
-Connect = Callable[[bytes, str], AbstractContextManager[EncodeChunks]]
+# Number of chunks for each core or GPU that are sent, or encoded but not written yet. With a second chunk in advance,
+# a process keeps its GPU.
+_CHUNKS_PER_PROCESS = 2
 
 
 @dataclass(frozen=True)
 class RemoteTexts(KeySource):
-    """Keys that other processes make from texts, with the encoder in a checkpoint.
+    """Keys that processes of Ray make from texts, with the encoder in a checkpoint.
 
     Attributes:
         rows: The texts.
         checkpoint: The folder of the encoder.
         sha256: Digest of the encoder.
-        dim: Size of a key.
-        device: Device of the other processes.
-        connect: Starts them.
+        device: Device of the processes.
+        ray: Address of Ray.
     """
 
     rows: TextRows
     checkpoint: Path
     sha256: str
-    dim: int
     device: str
-    connect: Connect
+    ray: str
 
     def chunks(
         self, bounds: Iterable[tuple[int, int]], progress: Callable[[int], object]
     ) -> Iterator[Float[np.ndarray, "row dim"]]:
-        task = {"checkpoint": str(self.checkpoint.resolve()), "sha256": self.sha256, "device": self.device}
         chunks = list(bounds)
-        with self.connect(json.dumps(task).encode(), self.device) as encode:
-            contents = encode((start, self._payload(start, stop)) for start, stop in chunks)
-            for (start, _), content in zip(chunks, contents, strict=True):
-                vectors = np.frombuffer(content, dtype=np.float32).reshape(-1, self.dim)
-                progress(len(vectors))
-                yield self.rows.as_keys(start, vectors)
+        with connected(self.ray, usable_cores()):
+            on_gpu = self.device == "cuda"
+            most = cluster_resources("GPU" if on_gpu else "CPU") * _CHUNKS_PER_PROCESS
+            if most == 0:
+                raise EncoderError("--ray: expected a cluster with GPUs, found none; use --device cpu")
+            with RayTasks(most, int(on_gpu)) as tasks:
+                keys = in_order(chunks, lambda chunk: self._submit(tasks, *chunk), tasks.result, most)
+                for (start, stop), vectors in zip(chunks, keys, strict=True):
+                    progress(stop - start)
+                    yield self.rows.as_keys(start, vectors)
 
-    def _payload(self, start: int, stop: int) -> bytes:
+    def _submit(self, tasks: RayTasks, start: int, stop: int) -> object:
         texts, max_length, side = self.rows.between(start, stop)
         first = start - len(self.rows.instances)
-        fields = {"texts": texts.to_pylist(), "max_length": max_length, "side": side, "first": first}
-        return json.dumps(fields).encode()
+        encoder = str(self.checkpoint.resolve()), self.sha256, self.device
+        return tasks.submit(encode_chunk, encoder, texts.to_pylist(), max_length, side, first)
 
 
-def open_program(task: bytes) -> Callable[[bytes, int], bytes]:
-    """Load the encoder in another process; return the function that encodes a chunk there.
+def encode_chunk(
+    encoder: tuple[str, str, str], texts: list[str], max_length: int, side: Side, first: int
+) -> Float[np.ndarray, "row dim"]:
+    """Encode a chunk in a process of Ray. The encoder stays loaded for the next chunk.
+
+    Args:
+        encoder: Folder of the checkpoint, digest of the encoder, and device.
+        texts: The texts.
+        max_length: Maximum number of tokens of a text.
+        side: Whether the texts are queries or labels.
+        first: Position of the first text among the labels.
 
     Raises:
         EncoderError: If this process does not see the checkpoint of the run, or sees another one.
     """
-    fields = json.loads(task)
-    encoder = load_checkpoint(Path(fields["checkpoint"]), fields["device"])
-    if encoder_digest(encoder) != fields["sha256"]:
+    return _load(*encoder).encode(texts, max_length, None, side, first)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(checkpoint: str, sha256: str, device: str) -> Encoder:
+    encoder = load_checkpoint(Path(checkpoint), device)
+    if encoder_digest(encoder) != sha256:
         raise EncoderError(
-            f"{fields['checkpoint']}: expected the encoder of this run on all machines, found another one; "
+            f"{checkpoint}: expected the encoder of this run on all machines, found another one; "
             "put --out on storage that all machines share"
         )
-
-    def encode(payload: bytes, first: int) -> bytes:
-        chunk = json.loads(payload)
-        return encoder.encode(chunk["texts"], chunk["max_length"], None, chunk["side"], chunk["first"]).tobytes()
-
-    return encode
+    return encoder
