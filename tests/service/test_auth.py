@@ -212,7 +212,7 @@ def _key(name: str, secret: str) -> ApiKey:
     return ApiKey(name, 0.0, hashlib.sha256(secret.encode()).digest())
 
 
-PRIVATE = ("/docs", "/docs/scripts/docs.js", "/redoc", "/openapi.json", "/metrics")
+PRIVATE = ("/docs", "/docs/swagger-ui.css", "/redoc", "/openapi.json", "/metrics")
 
 
 def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_versions: Path, tmp_path: Path) -> None:
