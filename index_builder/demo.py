@@ -34,7 +34,7 @@ def demo(settings: DemoSettings) -> str:
     """
     dataset, run, store = (settings.folder / name for name in ("dataset", "run", "store"))
     if not dataset.is_dir():
-        print_status("sample: read the documentation of the standard library")
+        print_status("sample: write sentences about the standard library")
         write_sample(dataset, _LEFT_OUT)
     training = TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64)
     try:

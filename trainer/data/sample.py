@@ -2,12 +2,12 @@
 
 The labels are the documented names. The labels of a sentence are the names whose docstrings contain the sentence. The
 module of a name is not a label of its sentences: the module would get the votes of all its functions, and would rank
-above the correct function.
+above the correct function. `sample.jsonl.gz` has the sentences of Python 3.11; `sample.LICENSE` is their licence.
 """
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import itertools
 import json
 import tempfile
@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.trainer.data.stdlib.names import read_docstrings
-from recollect.trainer.data.stdlib.sentences import sentences
 from recollect.trainer.errors import DatasetError
 
-_MOST_LABELS = 8  # a sentence with more labels is boilerplate that describes none of the names
-_TEST_SHARE = 0.25  # share of the sentences that are not the first of a docstring
+# A line for each sentence: its text, its labels and its split, train or test. The first sentence of a docstring is
+# always in the train split, so that every label occurs there.
+_SENTENCES = Path(__file__).with_name("sample.jsonl.gz")
 
 _Record = dict[str, Any]
 
@@ -35,7 +34,7 @@ class SampleCounts:
 
 
 def write_sample(folder: Path, left_out: Collection[str] = ()) -> SampleCounts:
-    """Write the sample dataset. The same interpreter always writes the same bytes.
+    """Write the sample dataset.
 
     Args:
         folder: The dataset folder. Missing folders on the path are created.
@@ -46,19 +45,18 @@ def write_sample(folder: Path, left_out: Collection[str] = ()) -> SampleCounts:
     """
     folder = folder.resolve()
     _check_absent_or_empty(folder)
-    docstrings = {name: found for name, found in read_docstrings().items() if name.split(".")[0] not in left_out}
-    labels, train, test = _build_records(docstrings)
+    splits = _build_records(left_out)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Write to a temporary folder and rename it, so that the dataset is either complete or absent.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         incoming = Path(temporary, folder.name)
         incoming.mkdir()
-        for name, records in (("labels", labels), ("train", train), ("test", test)):
+        for name, records in splits.items():
             _write_lines(incoming / f"{name}.jsonl", records)
         if folder.exists():
             folder.rmdir()
         incoming.rename(folder)
-    return SampleCounts(len(labels), len(train), len(test))
+    return SampleCounts(**{name: len(records) for name, records in splits.items()})
 
 
 def _check_absent_or_empty(folder: Path) -> None:
@@ -72,40 +70,32 @@ def _check_absent_or_empty(folder: Path) -> None:
         )
 
 
-def _build_records(docstrings: dict[str, list[str]]) -> tuple[list[_Record], list[_Record], list[_Record]]:
+def _build_records(left_out: Collection[str]) -> dict[str, list[_Record]]:
     """Make the records of the three files: labels, train, test."""
-    prose = [(name, sentences(docstring)) for name, of_name in docstrings.items() for docstring in of_name]
-    documented: dict[str, set[str]] = defaultdict(set)
-    for name, of_docstring in prose:
-        for sentence in of_docstring:
-            documented[sentence].add(name)
-    documented = {sentence: names for sentence, names in documented.items() if len(names) <= _MOST_LABELS}
-    # The first sentence of a docstring describes the name best. This sentence is never in the test split, so that every
-    # label occurs in the train split.
-    openings = {next(filter(documented.__contains__, of_docstring), None) for _, of_docstring in prose}
-
-    labels = sorted(set().union(*documented.values()))
-    positions = {name: position for position, name in enumerate(labels)}
-    train: list[_Record] = []
-    test: list[_Record] = []
+    with gzip.open(_SENTENCES, "rt", encoding="utf-8") as file:
+        sentences = [json.loads(line) for line in file]
+    for sentence in sentences:
+        sentence["labels"] = [name for name in sentence["labels"] if name.split(".")[0] not in left_out]
+    names = sorted({name for sentence in sentences for name in sentence["labels"]})
+    positions = {name: position for position, name in enumerate(names)}
+    records: dict[str, list[_Record]] = {
+        "labels": [{"uid": name, "text": _label_text(name)} for name in names],
+        "train": [],
+        "test": [],
+    }
     numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
-    for sentence, names in documented.items():
-        uid = f"{min(names)}#{next(numbers[min(names)])}"
-        record = {"uid": uid, "text": sentence, "labels": sorted(positions[name] for name in names)}
-        held_out = sentence not in openings and _hash_fraction(sentence) < _TEST_SHARE
-        (test if held_out else train).append(record)
-    return [{"uid": name, "text": _label_text(name)} for name in labels], train, test
+    for sentence in sentences:
+        if labels := sentence["labels"]:
+            uid = f"{labels[0]}#{next(numbers[labels[0]])}"
+            record = {"uid": uid, "text": sentence["text"], "labels": [positions[name] for name in labels]}
+            records[sentence["split"]].append(record)
+    return records
 
 
 def _label_text(name: str) -> str:
     """The words of a name, then the name: `pathlib.Path.is_dir` becomes "is dir (pathlib.Path.is_dir)"."""
     last = name.rpartition(".")[2]
     return name if last == name else f"{last.replace('_', ' ')} ({name})"
-
-
-def _hash_fraction(text: str) -> float:
-    """The SHA-256 of a text as a number in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 def _write_lines(path: Path, records: Iterable[_Record]) -> None:
