@@ -136,9 +136,7 @@ def create_app(
     if settings.annif:
         AnnifRoutes(pipeline, model_manager.versions, memory_routes, settings.max_query_bytes).register(app.router)
     if settings.playground:
-        facts = FactsRoute(
-            model_manager.versions, settings.max_batch, docs=settings.docs == "public", writable=settings.writable
-        )
+        facts = FactsRoute(model_manager.versions, docs=settings.docs == "public", writable=settings.writable)
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)
         add_playground(app.router)
     problems.install(app)

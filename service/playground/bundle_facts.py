@@ -23,7 +23,6 @@ class BundleFacts(BaseModel):
     Attributes:
         examples: Training texts, to ask as queries.
         curves: All measurements from which the build chose the index.
-        max_batch: Maximum number of queries in a batch.
         docs: Whether a browser can open `/docs`.
         writable: Whether the API key of the request may change the memory.
     """
@@ -33,7 +32,6 @@ class BundleFacts(BaseModel):
     curves: dict[str, list[Point]]
     checks: list[Check]
     size_bytes: int
-    max_batch: int
     docs: bool
     writable: bool
 
@@ -43,7 +41,6 @@ class FactsRoute:
     """The handler of `GET /playground/bundle`."""
 
     versions: OpenVersions
-    max_batch: int
     docs: bool
     writable: bool
 
@@ -64,7 +61,6 @@ class FactsRoute:
                 curves=manifest.curves,
                 checks=manifest.checks,
                 size_bytes=manifest.size_bytes,
-                max_batch=self.max_batch,
                 docs=self.docs,
                 writable=self.writable and key is not None and key.writes,
             )

@@ -1,7 +1,5 @@
 // Small helpers for the page. Every text becomes a text node, so no text is ever read as HTML.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 /** Create an HTML element. An attribute `onNAME` is a listener; `true` and `false` set and leave out an attribute. */
 export function el(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
@@ -9,7 +7,7 @@ export function el(name, attributes = {}, ...children) {
 
 /** Create an SVG element, with the same arguments as `el`. */
 export function svg(name, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, name), attributes, children);
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
 function fill(node, attributes, children) {
@@ -22,21 +20,29 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** Make `nodes` the children of `parent`. Children that are already in place are not moved, so they keep the focus. */
-export function arrange(parent, nodes) {
-  nodes.forEach((node, place) => {
-    if (parent.children[place] !== node) parent.insertBefore(node, parent.children[place] ?? null);
-  });
-  while (parent.children.length > nodes.length) parent.lastElementChild.remove();
+/** Names with their values, as a list. */
+export function pairs(entries) {
+  return el("dl", { class: "pairs" },
+    ...entries.map(([name, value]) => el("div", {},
+      el("dt", {}, name),
+      el("dd", {}, typeof value === "number" ? number(value) : String(value)))));
+}
+
+/** A table with a header row; each row begins with its header. Numbers are aligned at their end. */
+export function table(titles, rows) {
+  const place = (cell) => ({ class: typeof cell === "number" || cell === "–" ? "figure" : null });
+  const content = (cell) => (typeof cell === "number" ? number(cell) : cell);
+  return el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, ...titles.map((title, column) =>
+      el("th", { scope: "col", ...place(rows[0]?.[column]) }, content(title))))),
+    el("tbody", {}, ...rows.map(([first, ...others]) => el("tr", {},
+      el("th", { scope: "row" }, first),
+      ...others.map((cell) => el("td", place(cell), content(cell))))))));
 }
 
 /** A score or a share with three digits after the point. */
 export function score(value) {
   return value > 0 && value < 0.0005 ? "<0.001" : value.toFixed(3);
-}
-
-export function percent(value) {
-  return `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 : 0)}%`;
 }
 
 /** A number with at most four significant digits, and with separators. */
@@ -45,13 +51,7 @@ export function number(value) {
   return Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
 }
 
-export function bytes(value) {
-  const units = ["bytes", "KB", "MB", "GB", "TB"];
-  const step = value < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log10(value) / 3));
-  return `${number(Number((value / 1000 ** step).toPrecision(3)))} ${units[step]}`;
-}
-
 /** `1 label`, `2 labels`. */
-export function count(value, noun) {
-  return `${number(value)} ${value === 1 ? noun : `${noun}s`}`;
+export function count(value, noun, plural = `${noun}s`) {
+  return `${number(value)} ${value === 1 ? noun : plural}`;
 }

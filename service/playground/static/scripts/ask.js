@@ -1,19 +1,20 @@
 // The view of one query: its labels, their explanations, the time and the request.
 
-import { Problem, send } from "../api.js";
-import { count } from "../dom.js";
-import { showMessage } from "../notices.js";
-import { LabelList } from "../parts/answers.js";
-import { Feedback } from "../parts/feedback.js";
-import { LabelSearch } from "../parts/label-search.js";
-import { requestOptions } from "../parts/settings.js";
-import { connectShare } from "../parts/share.js";
-import { showTiming } from "../parts/timing.js";
-import { showWhy } from "../parts/why.js";
-import { store } from "../state.js";
-import { Task } from "../task.js";
+import { count, el } from "./dom.js";
+import { LabelList, showWhy } from "./labels.js";
+import { Problem, Task, apiKey, send } from "./service.js";
+import { chosenOptions, store } from "./state.js";
+import { Feedback, LabelSearch } from "./writing.js";
 
 const TYPING_DELAY = 150;
+const STAGES = {
+  cache: "answer cache",
+  queue: "wait for a thread",
+  words: "word search",
+  search: "vector search",
+  rank: "rank labels",
+  combine: "combine votes",
+};
 
 export class AskView {
   #asked = "";
@@ -26,14 +27,13 @@ export class AskView {
     this.headings = section.querySelector(".headings");
     this.intro = section.querySelector(".intro");
     this.slot = section.querySelector(".notice-slot");
+    this.adding = section.querySelector(".add-label");
     this.timing = side.querySelector("#timing");
     this.share = side.querySelector("#share");
-    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid),
-      (label, relevant) => this.feedback.judge(store.state.query, label, relevant));
+    const judge = (label, relevant) => this.feedback.judge(store.state.query, label, relevant);
+    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid), judge);
     this.feedback = new Feedback(section.querySelector(".judged"), () => this.show({ atOnce: true }));
-    this.adding = section.querySelector(".add-label");
-    new LabelSearch(this.adding, (label) => this.feedback.judge(store.state.query, label, true),
-      (text) => this.feedback.create(store.state.query, text));
+    new LabelSearch(this.adding, (label) => judge(label, true), (text) => this.feedback.create(store.state.query, text));
     this.task = new Task(section, this.slot);
     connectShare(this.share, () => this.#request());
     section.addEventListener("keydown", (event) => {
@@ -42,7 +42,7 @@ export class AskView {
   }
 
   #request() {
-    return { query: store.state.query, ...requestOptions("a", this.facts.defaults) };
+    return { query: store.state.query, ...chosenOptions(this.facts.defaults) };
   }
 
   /** Send a request that knows the last change of this tab. */
@@ -55,10 +55,14 @@ export class AskView {
   show({ atOnce = false } = {}) {
     const request = this.#request();
     const asked = JSON.stringify(request);
-    this.intro.hidden = request.query.trim() !== "";
-    this.adding.hidden = request.query.trim() === "";
-    if (request.query.trim() === "") {
-      this.#clear();
+    const empty = request.query.trim() === "";
+    this.intro.hidden = !empty;
+    this.adding.hidden = empty;
+    if (empty) {
+      this.hide();
+      this.#show("", []);
+      this.slot.replaceChildren();
+      this.status.textContent = "";
     } else if (asked !== this.#asked || atOnce) {
       this.#asked = asked;
       this.task.start((signal) => this.#answer(request, signal), atOnce ? 0 : TYPING_DELAY);
@@ -71,16 +75,6 @@ export class AskView {
     this.task.stop();
     this.#explaining?.stop();
     this.#asked = "";
-    this.timing.hidden = this.share.hidden = true;
-  }
-
-  #clear() {
-    this.#asked = "";
-    this.task.stop();
-    this.labels.clear();
-    this.headings.hidden = true;
-    this.slot.replaceChildren();
-    this.status.textContent = "";
     this.timing.hidden = this.share.hidden = true;
   }
 
@@ -97,8 +91,9 @@ export class AskView {
     this.#explain();
     if (labels.some((label) => label.probability !== undefined)) await this.#showAssigned(request.query, labels, signal);
     if (labels.length > 0) return undefined;
-    return () => showMessage(this.slot, "No label",
-      "No text in the memory that is near your text votes for a label. Move lambda towards 0, or increase b.");
+    return () => this.slot.replaceChildren(el("div", { class: "notice" },
+      el("h3", {}, "No label"),
+      el("p", {}, "No text in the memory that is near your text votes for a label. Move lambda towards 0, or increase b.")));
   }
 
   /** Draw a line below the labels that the service would assign. */
@@ -106,20 +101,27 @@ export class AskView {
     try {
       const { json } = await this.#send({ query, assign: true }, signal);
       const uids = new Set(json.labels.map((label) => label.uid));
-      this.#show(query, labels, { assigned: labels.filter((label) => uids.has(label.uid)).length });
+      this.#show(query, labels, labels.filter((label) => uids.has(label.uid)).length);
     } catch (error) {
       if (!(error instanceof Problem)) throw error; // without an assigned set, there is no line
     }
   }
 
-  /** Show the labels, with bars of the figure that orders them. If the row with the focus is gone, for example after a judgement, Undo gets the focus. */
-  #show(query, labels, options) {
+  /**
+   * Show the labels, with bars of the figure that orders them. If the row with the focus is gone, for example after a
+   * judgement, Undo gets the focus.
+   */
+  #show(query, labels, assigned) {
     const focused = document.activeElement;
     const known = labels.length > 0 && labels.every((label) => label.probability !== undefined);
-    const bar = known && this.facts.defaults.order === "probability" ? { bar: (label) => label.probability } : {};
+    const byProbability = known && this.facts.defaults.order === "probability";
     this.headings.hidden = labels.length === 0;
     this.headings.firstElementChild.hidden = !known;
-    this.labels.show(labels, { judgement: (uid) => this.feedback.judgement(query, uid), ...bar, ...options });
+    this.labels.show(labels, {
+      bar: (label) => (byProbability ? label.probability : label.score),
+      judgement: (uid) => this.feedback.judgement(query, uid),
+      assigned,
+    });
     if (document.activeElement !== focused) (focused.isConnected ? focused : this.feedback.button).focus();
   }
 
@@ -150,4 +152,41 @@ export class AskView {
     }
     return this.#explained.labels;
   }
+}
+
+/** Show the stages of the header `Server-Timing`, and the rest of the measured time. */
+function showTiming(section, { stages, milliseconds }) {
+  const spent = stages.reduce((total, [, time]) => total + time, 0);
+  const shown = [...stages, ["network and HTTP", Math.max(0, milliseconds - spent)]];
+  section.querySelector("dl").replaceChildren(...shown.map(([stage, time]) => {
+    const fill = el("i");
+    fill.style.width = `${(100 * time) / (milliseconds || 1)}%`;
+    return el("div", {},
+      el("dt", {}, STAGES[stage] ?? stage),
+      el("dd", { class: "figure" }, `${time.toFixed(time < 10 ? 2 : 0)} ms`),
+      el("dd", { class: "bar", "aria-hidden": "true" }, fill));
+  }));
+  section.hidden = false;
+}
+
+/** Connect the button that copies the current request as a command; `request()` returns its body. */
+function connectShare(section, request) {
+  const status = section.querySelector("[role=status]");
+  const text = section.querySelector("pre");
+  section.querySelector("button").addEventListener("click", async () => {
+    text.textContent = [
+      `curl ${new URL("predict", document.baseURI).href} -H 'Content-Type: application/json' \\`,
+      ...(apiKey() ? [`     -H "X-API-Key: $RECOLLECT_API_KEY" \\`] : []), // the name of a variable instead of the key
+      `     -d '${JSON.stringify(request()).replaceAll("'", String.raw`'\''`)}'`,
+    ].join("\n");
+    text.hidden = false;
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      status.textContent = "Copied.";
+    } catch {
+      // Browsers allow it on HTTPS and on this computer only.
+      getSelection().selectAllChildren(text);
+      status.textContent = "The text is selected. Copy it with your keyboard.";
+    }
+  });
 }
