@@ -12,7 +12,7 @@ rank's part of the loss of each query. The sum over the ranks is the loss (`Rank
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -76,21 +76,19 @@ def decoupled_softmax(
     positives: Bool[Tensor, "query key"],
     relevant: Bool[Tensor, "query key"],
     ranks: Ranks = ALONE,
-    over_positives: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, " query"]:
     """Softmax of each positive over the negatives, without the query's other positives (DEXML, Eq. 5).
 
-    mean (or sum) over l in T_i of  -log( e^{s_il} / ( e^{s_il} + sum_{m not in P_i} e^{s_im} ) )
+    mean over l in T_i of  -log( e^{s_il} / ( e^{s_il} + sum_{m not in P_i} e^{s_im} ) )
 
     Args:
         scores: Similarities divided by tau.
         positives: T_i, one sampled or all.
         relevant: P_i, which includes T_i.
         ranks: The processes that share the pool.
-        over_positives: Whether the loss of a query is the mean or the sum over T_i.
     """
     negatives = ranks.log_sum_exp(_log_sum_exp(scores, ~relevant))
-    return _over(positives, torch.logaddexp(scores, negatives[:, None]) - scores, ranks, over_positives)
+    return _over(positives, torch.logaddexp(scores, negatives[:, None]) - scores, ranks)
 
 
 def binary_cross_entropy(
@@ -143,13 +141,12 @@ def soft_top_k_loss(
     k: int,
     alpha: float = 2.0,
     ranks: Ranks = ALONE,
-    over_positives: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, " query"]:
     """Move each positive into the top k keys of its query (DEXML, Eq. 6 and 7).
 
-    mean (or sum) over l in T_i of  -log SoftTop-k(s_i)_l
+    mean over l in T_i of  -log SoftTop-k(s_i)_l
     """
-    return _over(positives, -log_soft_top_k(scores, k, alpha, ranks), ranks, over_positives)
+    return _over(positives, -log_soft_top_k(scores, k, alpha, ranks), ranks)
 
 
 def log_soft_top_k(
@@ -312,10 +309,7 @@ def _over(
     positives: Bool[Tensor, "query key"],
     losses: Float[Tensor, "query key"],
     ranks: Ranks,
-    over_positives: Literal["mean", "sum"] = "mean",
 ) -> Float[Tensor, " query"]:
-    """Return this rank's part of the mean or sum of the losses of each query's positives."""
+    """Return this rank's part of the mean of the losses of each query's positives."""
     total = losses.masked_fill(~positives, 0).sum(dim=1)
-    if over_positives == "sum":
-        return total
     return total / ranks.all_reduce_sum(positives.sum(dim=1)).clamp_min(1)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recollect.trainer.methods.dexml import DexmlOptions
-from recollect.trainer.methods.method import Method
+from recollect.trainer.methods.method import Method, MethodOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from recollect.trainer.methods.scored import Scored
 
 
-class SoftTopKOptions(DexmlOptions):
+class SoftTopKOptions(MethodOptions):
     """The flags of SoftTop-k. The paper trains for P@5 and with alpha 2."""
 
     softtopk_k: int = Field(5, ge=1, description="softtopk: k, the number of labels at the top")
@@ -32,7 +31,6 @@ def _loss(scored: Scored, options: SoftTopKOptions) -> Float[Tensor, " query"]:
         options.softtopk_k,
         options.softtopk_alpha,
         scored.ranks,
-        options.over_positives,
     )
 
 
