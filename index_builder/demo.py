@@ -39,7 +39,7 @@ def demo(settings: DemoSettings) -> str:
     training = TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64)
     try:
         write_run(training)
-    except MemoryFolderError:  # the memory is damaged, or another release of Recollect wrote it
+    except MemoryFolderError:  # the memory is damaged
         write_run(training.model_copy(update={"overwrite": True}))
     version = build(BuildSettings(run=run, store=store, activate=True))
     settings_to_measure = EvaluateSettings.model_validate(

@@ -34,35 +34,6 @@ _FIRST_CLUSTER = 8
 # Number of pairs (instance, label) that exact search compares in about half a minute on two cores.
 _MOST_EXACT_PAIRS = 1 << 31
 
-# Values for fields that recipes of older releases lack.
-_SINCE_ADDED = {
-    "max_seconds": 0.0,
-    "positive_sampling": "uniform",
-    "propensity": PROPENSITY,
-    "clusters": 0,
-    "cluster_from": 0,
-    "cluster_every": 1,
-    "cluster_double_at": (),
-    "mine_from": 0,
-    "lora": 0,
-    "normalise": True,
-    "embedding_dropout": 0.0,
-    "validate_every": 0,
-    "preset": None,
-    "scale": 1.0,
-    "options": {},
-    # options of methods
-    "over_positives": "mean",
-    "softtopk_k": 5,
-    "softtopk_alpha": 2.0,
-    "centroids": "instances",
-    "triplets": "weighted",
-    "text_loss": True,
-    "regulariser": True,
-    "classifier_norm": True,
-    "projection": 0,
-}
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -289,7 +260,7 @@ class Recipe:
             other: The saved recipe.
             trained: Whether the training of the saved recipe is finished.
         """
-        own, other = _flat(self.as_json()), _flat(_SINCE_ADDED | other)
+        own, other = _flat(self.as_json()), _flat(other)
         counts = [name for name in own if not (trained and name in _ONLY_WHILE_TRAINING)]
         names = [name.removesuffix("_sha256") for name in counts if name not in other or other[name] != own[name]]
         return list(dict.fromkeys(names))

@@ -215,46 +215,6 @@ def test_recipe_with_any_changed_method_option_differs(method: str, field: str) 
     assert found.differences(saved) == [field]
 
 
-# Options in every recipe of older releases, in which methods had no options of their own. Methods did not read these
-# values.
-ALL_OPTIONS = {"symmetric": False, "psl": "pal-n", "margin": [0.1, 0.3], "prototype": [], "bank": 0}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_recipe_of_a_release_that_saved_the_options_of_all_methods_does_not_differ(method: str) -> None:
-    found = recipe(method=method)
-    saved = json.loads(json.dumps(found.as_json()))
-    assert found.differences(saved | {"options": ALL_OPTIONS | saved["options"]}) == []
-
-
-# Fields that recipes of releases without clusters, heads and --max-seconds lack.
-SINCE_ADDED = ("max_seconds", "positive_sampling", "clusters", "cluster_from", "cluster_every", "options")
-
-
-def before(found: Recipe) -> dict[str, Any]:
-    saved = json.loads(json.dumps(found.as_json()))
-    return {name: value for name, value in saved.items() if name not in SINCE_ADDED}
-
-
-@pytest.mark.parametrize("method", ["rae", "dexml", "softtopk", "infonce"])
-@pytest.mark.parametrize("given", [{}, {"train": "full"}, {"epochs": 100, "batch_size": 10}], ids=str)
-def test_recipe_of_a_release_without_clusters_and_heads_does_not_differ(method: str, given: dict[str, Any]) -> None:
-    found = recipe(method=method, **given)
-    assert found.differences(before(found)) == []
-
-
-def test_recipe_of_a_release_without_clusters_differs_if_clusters_are_given() -> None:
-    given = {"clusters": 10, "positive_sampling": "propensity", "cluster_from": 2, "epochs": 15}
-    found = recipe(method="rae", max_seconds=60, **given)
-    assert found.differences(before(recipe(method="rae"))) == [
-        "max_seconds",
-        "positive_sampling",
-        "clusters",
-        "cluster_from",
-        "cluster_every",
-    ]
-
-
 def test_ranks_device_and_micro_batch_are_no_difference_after_training() -> None:
     found = recipe()
     saved = found.as_json() | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
@@ -301,26 +261,6 @@ def test_recipe_stores_the_options_of_its_method() -> None:
         "regulariser": True,
     }
     assert bank_of(recipe(method="prime", prototype="text,centroid")) == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "added"),
-    [
-        ("prime", {"centroids": "ema", "triplets": "sum", "text_loss": False, "regulariser": False}),
-        ("unidec", {"classifier_norm": False, "projection": 8}),
-        ("rae", {"embedding_dropout": 0.1}),
-    ],
-)
-def test_recipe_from_before_an_option_of_the_papers_equals_one_with_its_default(
-    method: str, added: dict[str, Any]
-) -> None:
-    saved = json.loads(json.dumps(recipe(method=method).as_json()))
-    for name in added:
-        saved.pop(name, None)
-        saved["options"].pop(name, None)
-    assert recipe(method=method).differences(saved) == []
-    for name, value in added.items():
-        assert recipe(method=method, **{name: value}).differences(saved) == [name]
 
 
 def bank_of(found: Recipe) -> Any:

@@ -87,12 +87,6 @@ def test_tuning_does_not_count_filtered_labels_as_wrong_answers(train: Train, pr
     assert scores[0] == pytest.approx(100 * right.mean())
 
 
-def test_memory_of_an_older_release_has_no_filters(train: Train, products: Path, run_folder: Path) -> None:
-    assert train("--epochs", 0, dataset=products).status == 0
-    (run_folder / "memory" / "filtered_pairs.npy").unlink()
-    assert open_memory(run_folder / "memory").filtered_pairs.tolist() == []
-
-
 def test_training_with_other_filters_is_another_training(train: Train, products: Path) -> None:
     assert train("--epochs", 1, dataset=products).status == 0
     (products / "filter_labels_train.txt").unlink()

@@ -228,5 +228,5 @@ def fingerprint(labels: Entries, split: Split) -> str:
             digest.update(buffer)
     digest.update(split.labels.indptr.tobytes())
     digest.update(split.labels.indices.tobytes())
-    digest.update(split.filtered_pairs.astype(np.int64).tobytes())  # no bytes without pairs, as in older releases
+    digest.update(split.filtered_pairs.astype(np.int64).tobytes())
     return digest.hexdigest()

@@ -146,10 +146,10 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         if version != _FORMAT_VERSION:
             raise EncoderError(f"{path}: expected format_version {_FORMAT_VERSION}, found {version}; train again")
         pad_id = saved.pop("pad_id")
-        hidden = saved.pop("adapter_hidden", None)
+        hidden = saved.pop("adapter_hidden")
         if not (hidden is None or (type(hidden) is int and hidden > 0)):
             raise ValueError(f"adapter_hidden {hidden!r}")
-        head = saved.pop("head", None)
+        head = saved.pop("head")
         config = EncoderConfig(**saved)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None

@@ -5,7 +5,7 @@
               value_indptr.npy     [N+1]    instance i votes for its labels, row i of Y:
               value_indices.npy             value_indices[value_indptr[i] : value_indptr[i + 1]]
               filtered_pairs.npy  [P, 2]    pairs (instance, label): when the instance is a query, the label is removed
-                                            from its predictions (absent in memories of older releases: no pairs)
+                                            from its predictions
               labels.jsonl  instances.jsonl  {"uid", "text"}, row by row
               query_vectors.npy  [N, d]      with a distilled query encoder: its vectors of the instances
 
@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.service.files import write_json
-from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint, no_pairs
+from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.lengths import ADDED, exchange
@@ -157,14 +157,12 @@ def open_memory(folder: Path) -> Memory:
             f"{folder}: expected instances to vote for labels below {plan.labels:,}, found others; "
             "run `recollect train` again"
         )
-    filtered = no_pairs()
-    if (folder / "filtered_pairs.npy").exists():
-        filtered = _map_array(folder / "filtered_pairs.npy", None, "int64")
-        if filtered.ndim != 2 or filtered.shape[1] != 2 or (filtered < 0).any() or _exceeds(filtered, plan):
-            raise MemoryFolderError(
-                f"{folder}/filtered_pairs.npy: expected pairs of an instance below {plan.instances:,} and a label "
-                f"below {plan.labels:,}, found others; run `recollect train` again"
-            )
+    filtered = _map_array(folder / "filtered_pairs.npy", None, "int64")
+    if filtered.ndim != 2 or filtered.shape[1] != 2 or (filtered < 0).any() or _exceeds(filtered, plan):
+        raise MemoryFolderError(
+            f"{folder}/filtered_pairs.npy: expected pairs of an instance below {plan.instances:,} and a label "
+            f"below {plan.labels:,}, found others; run `recollect train` again"
+        )
     distilled = None
     if (folder / QUERY_VECTORS).exists():
         distilled = _map_array(folder / QUERY_VECTORS, (plan.instances, plan.dim), plan.key_dtype)
