@@ -21,7 +21,7 @@ from recollect.index_builder.bundle_tables import write_bundle_tables, write_lab
 from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError, CheckFailed
-from recollect.index_builder.faiss_index import check_factory, check_units, factory_string
+from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
 from recollect.index_builder.hub import local_run
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.milvus.build import check_settings, write_engine
@@ -97,8 +97,13 @@ def build(settings: BuildSettings) -> str:
     if settings.engine == "milvus":
         check_settings(memory, settings)
     elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
-        stored_dim = memory.plan.dim - memory.added_coordinates
-        check_factory(factory_string(settings.index, memory.plan.labels), stored_dim)
+        factory = factory_string(settings.index, memory.plan.labels)
+        if is_graph(factory) and not memory.is_normalised:
+            raise BuildError(
+                f"--index {settings.index}: expected unit vectors, because short vectors get no links in a graph of "
+                f"inner products, found {settings.run}, trained with --no-normalise; use auto, flat or ivf"
+            )
+        check_factory(factory, memory.plan.dim)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
     before = current_metrics(store, settings, threads, engine=patient(settings))
     if settings.gate_dataset and not before:
@@ -277,7 +282,7 @@ def write_indexes(
         path = folder / f"{part[:-1]}_keys.faiss"
         bar = functools.partial(_progress_bar, part)
         infos[part], points[part], curves[part] = build_chosen_index(
-            keys, first_row, path, settings.index, queries, target, bar, device, memory.added_coordinates
+            keys, first_row, path, settings.index, queries, target, bar, device, memory.is_normalised
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.index_builder.faiss_index import Keys, build_index, lists, select_units, write_index
+from recollect.index_builder.faiss_index import Keys, build_index, is_graph, lists, select_keys, write_index
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
 from recollect.service.bundle.manifest import IndexInfo, Point
 from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from recollect.service.settings import Device
-from recollect.trainer.heads.lengths import exchange
 
 # Number of keys in the sample, and number of queries in every measurement.
 _SAMPLE_KEYS, QUERIES = 50_000, 256
@@ -89,14 +88,14 @@ def build_chosen_index(
     target: Target,
     progress: Progress,
     device: Device = "cpu",
-    left_out: int = 0,
+    unit: bool = True,
 ) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose, build and write the fastest index that meets the requirements.
 
     If no index meets them, choose the index with the best recall among the indexes within the budgets.
 
     Args:
-        keys: Unit vectors.
+        keys: The keys.
         first_row: Row of `keys[0]` in the memory, for error messages.
         path: The file to write.
         kind: `auto`, or a kind of index that `build_index` accepts.
@@ -104,7 +103,7 @@ def build_chosen_index(
         target: Requirements of the index.
         progress: Opens a progress bar for each index.
         device: Device that trains and fills indexes. Measurements always run on the CPU.
-        left_out: Number of last coordinates that an index need not store, as in `build_index`.
+        unit: Whether all keys must be unit vectors. A graph needs them, so `auto` does not try one otherwise.
 
     Returns:
         The manifest entry of the index, its chosen measurement, and all measurements: first the measurements on the
@@ -116,12 +115,12 @@ def build_chosen_index(
     measured: list[Point] = []
     families = [kind] if kind != "auto" else ["Flat"]
     if kind == "auto" and len(keys) >= _FEW_KEYS:
-        measured += compare_families(keys, first_row, target, progress, left_out)
-        families = rank_families(measured, target, len(keys), keys.shape[1] - left_out)
+        measured += compare_families(keys, first_row, target, progress, unit)
+        families = rank_families(measured, target, len(keys), keys.shape[1])
     built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
     for family in families:
-        info = _build_and_write(keys, family, first_row, trial_path, progress, device, left_out)
+        info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit)
         trial = Trial(trial_path, info, keys, queries, target.top_b)
         points = list(measure_curve(trial))
         points += bisect_effort(trial, points, target)
@@ -136,27 +135,27 @@ def build_chosen_index(
     return built[best], best, measured
 
 
-def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress, left_out: int = 0) -> list[Point]:
+def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress, unit: bool = True) -> list[Point]:
     """Measure the recall and speed of every index family on a sample of the keys.
 
-    The queries are keys outside the sample, or the queries of the same texts if these differ from their keys. If exact
-    search over all keys would be fast enough, the other families are not measured.
+    The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are
+    not measured.
 
     Raises:
         BuildError: If a key of the sample or of the queries is not a unit vector.
     """
     rows = np.linspace(0, len(keys) - 1, num=min(len(keys), _SAMPLE_KEYS + QUERIES), dtype=np.int64)
     held_out = evenly_spaced_rows(len(rows), QUERIES)
-    units = select_units(keys, rows, first_row)
-    queries, sample = units[held_out], np.delete(units, held_out, axis=0)
-    if left_out:
-        queries = exchange(queries)
-    dim = keys.shape[1] - left_out
+    some = select_keys(keys, rows, first_row, unit)
+    queries, sample = some[held_out], np.delete(some, held_out, axis=0)
+    dim = keys.shape[1]
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.faiss"
         for factory in candidate_factories(len(sample), dim):
-            info = _build_and_write(sample, factory, first_row, path, progress, left_out=left_out)
+            if not unit and is_graph(factory):
+                continue
+            info = _build_and_write(sample, factory, first_row, path, progress, unit=unit)
             points += measure_curve(Trial(path, info, sample, queries, target.top_b))
             expected = meeting([_expected(point, len(keys), dim) for point in points], target)
             if any(_exact_and_fast(point, target) for point in expected):
@@ -239,11 +238,11 @@ def _build_and_write(
     path: Path,
     progress: Progress,
     device: Device = "cpu",
-    left_out: int = 0,
+    unit: bool = True,
 ) -> IndexInfo:
     """Build an index, write it to a file, and free its memory. The measurements open the file, as the service does."""
     with progress(factory, len(keys)) as advance:
-        index, info = build_index(keys, factory, first_row, advance, device, left_out)
+        index, info = build_index(keys, factory, first_row, advance, device, unit)
     write_index(index, path)
     return info
 

@@ -1,4 +1,4 @@
-"""Build faiss indexes over unit vectors, searched by inner product. Keys are read and added block by block."""
+"""Build faiss indexes over keys, which are searched by inner product. Keys are read and added block by block."""
 
 from __future__ import annotations
 
@@ -72,6 +72,11 @@ def factory_string(kind: str, keys: int) -> str:
     return kind
 
 
+def is_graph(factory: str) -> bool:
+    """Whether a faiss factory string has a graph (HNSW or NSG)."""
+    return "HNSW" in factory or "NSG" in factory
+
+
 def lists(keys: int) -> int:
     """Number of inverted lists for a number of keys: four times its square root, or fewer if there are few keys."""
     return max(1, min(int(4 * math.sqrt(keys)), keys // _LEAST_KEYS_PER_LIST))
@@ -83,53 +88,52 @@ def build_index(
     first_row: int,
     progress: Callable[[int], object],
     device: Device = "cpu",
-    left_out: int = 0,
+    unit: bool = True,
 ) -> tuple[Any, IndexInfo]:
     """Build an index over keys. The keys are read and added block by block.
 
     Args:
-        keys: Unit vectors in float32 or float16, usually a slice of a mapped memory.
+        keys: Keys in float32 or float16, usually a slice of a mapped memory.
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
         first_row: Row of `keys[0]` in the memory, for error messages.
         progress: Called after each block with its number of keys.
         device: Device that trains and fills the index. If faiss has no GPU version of an index, the CPU fills the
             index, and a message on standard error states this.
-        left_out: Number of last coordinates that the index does not store, because they do not change an inner product
-            of a query and a key (`recollect.service.bundle.lengths`). A flat index stores them.
+        unit: Whether all keys must be unit vectors.
 
     Returns:
-        The faiss index, which accepts vectors with all coordinates, and its manifest entry.
+        The faiss index and its manifest entry.
 
     Raises:
-        BuildError: If a key is not a finite unit vector (the message names its row), or faiss rejects the factory
+        BuildError: If a key is not finite or no unit vector (the message names its row), or faiss rejects the factory
             string, needs more keys to train the index, or cannot add keys to the index.
     """
     factory = factory_string(kind, len(keys))
     if device == "cuda":
         try:
-            index = _build_on_gpu(factory, keys, first_row, progress, left_out)
+            index = _build_on_gpu(factory, keys, first_row, progress, unit)
             return index, _describe(index, factory)
         except (NoGpuError, RuntimeError) as error:
             print_status(f"{factory}: built on the CPU: {reason(error)}")
-    index = empty_index(factory, keys.shape[1], left_out)
+    index = empty_index(factory, keys.shape[1])
     if not index.is_trained:
-        _train(index, factory, select_units(keys, _training_rows(len(keys), index), first_row))
+        _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
     _reserve_codes(index, len(keys))
-    for block in _checked_blocks(keys, first_row, progress):
+    for block in _checked_blocks(keys, first_row, progress, unit):
         _add(index, factory, block)
     return index, _describe(index, factory)
 
 
-def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[int], object], left_out: int) -> Any:
+def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[int], object], unit: bool) -> Any:
     """Build an index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
-    resources, index = gpu_resources(), empty_index(factory, keys.shape[1], left_out)
+    resources, index = gpu_resources(), empty_index(factory, keys.shape[1])
     inner = unwrapped(index)
     if not index.is_trained:
         centroids = None
         if isinstance(inner, faiss.IndexIVF):
             centroids = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatIP(inner.d))
             inner.clustering_index = centroids
-        index.train(select_units(keys, _training_rows(len(keys), index), first_row))
+        index.train(select_keys(keys, _training_rows(len(keys), index), first_row, unit))
         if centroids is not None:
             inner.clustering_index = None
     try:
@@ -138,7 +142,7 @@ def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[
         print_status(f"{factory}: trained on the GPU, filled on the CPU: {reason(error)}")
         filling = index
         _reserve_codes(index, len(keys))
-    for block in _checked_blocks(keys, first_row, progress):
+    for block in _checked_blocks(keys, first_row, progress, unit):
         filling.add(block)
     filled = index if filling is index else faiss.downcast_index(faiss.index_gpu_to_cpu(filling))
     if type(filled) is not type(faiss.downcast_index(index)):
@@ -147,11 +151,11 @@ def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[
 
 
 def _checked_blocks(
-    keys: Keys, first_row: int, progress: Callable[[int], object]
+    keys: Keys, first_row: int, progress: Callable[[int], object], unit: bool
 ) -> Iterator[Float[np.ndarray, "block dim"]]:
-    """Check that each block consists of unit vectors, yield it, and then report its size to `progress`."""
+    """Check the keys of each block, yield it, and then report its size to `progress`."""
     for start, block in blocks(keys):
-        _check_units(block, first_row + start + np.arange(len(block)))
+        _check(block, first_row + start + np.arange(len(block)), unit)
         yield block
         progress(len(block))
 
@@ -181,30 +185,26 @@ def check_factory(factory: str, dim: int) -> None:
         )
 
 
-def empty_index(factory: str, dim: int, left_out: int = 0) -> Any:
+def empty_index(factory: str, dim: int) -> Any:
     """Create an empty index from a factory string.
 
     Args:
         factory: The factory string.
-        dim: Dimensions of the vectors that the index accepts.
-        left_out: Number of last coordinates that an index other than `Flat` does not store.
+        dim: Dimensions of the keys.
 
     Raises:
         BuildError: If faiss does not support an index of this string for inner products.
     """
-    stored = dim if factory == "Flat" else dim - left_out
     try:
-        index = faiss.index_factory(stored, factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise BuildError(
-            f"--index {factory!r}: expected auto, flat, ivf, hnsw or a faiss factory string for keys of {stored} "
+            f"--index {factory!r}: expected auto, flat, ivf, hnsw or a faiss factory string for keys of {dim} "
             f"dimensions, faiss says: {reason(error)}"
         ) from None
     inner = unwrapped(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efConstruction = _HNSW_CONSTRUCTION_EFFORT
-    if stored < dim:
-        return faiss.IndexPreTransform(faiss.RemapDimensionsTransform(dim, stored, False), index)
     return index
 
 
@@ -215,17 +215,19 @@ def check_units(keys: Keys, first_row: int) -> None:
         BuildError: If a key is not a unit vector; the message names its row.
     """
     for start, block in blocks(keys):
-        _check_units(block, first_row + start + np.arange(len(block)))
+        _check(block, first_row + start + np.arange(len(block)), unit=True)
 
 
-def select_units(keys: Keys, rows: Int[np.ndarray, " row"], first_row: int) -> Float[np.ndarray, "row dim"]:
+def select_keys(
+    keys: Keys, rows: Int[np.ndarray, " row"], first_row: int, unit: bool = True
+) -> Float[np.ndarray, "row dim"]:
     """Select keys by row, in float32.
 
     Raises:
-        BuildError: If a selected key is not a unit vector; the message names its row.
+        BuildError: If a selected key is not finite or no unit vector; the message names its row.
     """
     some = np.ascontiguousarray(keys[rows], dtype=np.float32)
-    _check_units(some, first_row + rows)
+    _check(some, first_row + rows, unit)
     return some
 
 
@@ -298,13 +300,14 @@ def _training_rows(keys: int, index: Any) -> Int[np.ndarray, " row"]:
     return np.linspace(0, keys - 1, num=wanted, dtype=np.int64)
 
 
-def _check_units(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"]) -> None:
+def _check(keys: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"], unit: bool) -> None:
     norms = np.linalg.norm(keys, axis=1)
-    wrong = np.flatnonzero(
-        ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
-    )  # a comparison with NaN is false, so NaN counts as wrong
+    # A comparison with NaN is false, so NaN counts as wrong.
+    right = np.abs(norms - 1) <= _NORM_TOLERANCE if unit else np.isfinite(norms)
+    wrong = np.flatnonzero(~right)
     if len(wrong):
+        expected = "a unit vector" if unit else "a vector of finite numbers"
         raise BuildError(
-            f"keys.npy: row {rows[wrong[0]]}: expected a unit vector, found length {norms[wrong[0]]:.4g}; "
+            f"keys.npy: row {rows[wrong[0]]}: expected {expected}, found length {norms[wrong[0]]:.4g}; "
             "encode the memory again with `recollect train --overwrite`"
         )

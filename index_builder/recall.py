@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from recollect.index_builder.faiss_index import Keys, blocks
 from recollect.service.predictor.searcher import Neighbours, merge, unwrapped
 
-# Rounding error of an inner product of unit vectors in float32.
+# Rounding error of an inner product in float32: of unit vectors, and relative to greater products.
 _ROUNDING = 1e-5
 # Least share of a graph's keys that a search must be able to reach.
 MIN_REACHABLE = 0.999
@@ -52,7 +52,8 @@ def recall(
     least = exact.similarities[:, -1:]
     rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
     similarities = np.einsum("qd,qbd->qb", queries, keys[rows][places.reshape(found.shape)], dtype=np.float32)
-    return float(((similarities >= least - _ROUNDING) & (found >= 0)).mean())
+    least = least - _ROUNDING * np.maximum(1, np.abs(least))
+    return float(((similarities >= least) & (found >= 0)).mean())
 
 
 def search_milliseconds(

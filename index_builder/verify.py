@@ -72,7 +72,7 @@ def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> S
             f"{memory.folder}/instances.jsonl: expected {memory.plan.instances:,} lines, found fewer; "
             "encode the memory again with `recollect train --overwrite`"
         )
-    keys = memory.exchanged(np.asarray(memory.instance_keys[rows], dtype=np.float32))
+    keys = np.asarray(memory.instance_keys[rows], dtype=np.float32)
     vectors = _encode_and_compare(encoder, texts, keys, rows, memory.folder / "keys.npy")
     if query_encoder is not encoder:
         path = memory.folder / QUERY_VECTORS

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 import recollect
+from recollect.index_builder.build import build
+from recollect.index_builder.errors import BuildError
+from recollect.index_builder.settings import BuildSettings
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.heads.lengths import exchange, extend
 from recollect.trainer.memory.left_out import instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.train_settings import TrainSettings
@@ -49,16 +50,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(folder / "run", folder / "store", open_memory(folder / "run" / "memory"))
 
 
-def raw(run: Path, texts: list[str], side: Any = "queries") -> tuple[np.ndarray, float]:
-    """The vectors of texts without the two coordinates, none longer than M; and M."""
+def raw(run: Path, texts: list[str], side: Any = "queries") -> np.ndarray:
+    """The vectors of texts by the trained encoder."""
     encoder = load_checkpoint(run / "checkpoint", "cpu")
-    longest = encoder.config.longest
-    assert longest is not None
     length = encoder.config.max_length if side == "queries" else encoder.config.label_max_length
-    vectors = encoder.without_normalisation().encode(texts, length, side=side).astype(np.float64)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = encoder.encode(texts, length, side=side).astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1)
     assert lengths.min() < 0.9 * lengths.max(), "the lengths differ"
-    return vectors * np.minimum(1, longest / lengths), longest
+    return vectors
 
 
 def texts(run: Path, name: str) -> list[str]:
@@ -84,8 +83,8 @@ def expected_scores(
     y[: known.shape[0], : known.shape[1]] = known
     for row, own in enumerate(more.values(), start=known.shape[0]):
         y[row, own] = 1
-    (x, _), (k, _) = raw(trained.run, instances), raw(trained.run, labels, "labels")
-    keys, queries = np.concatenate([x, k]), raw(trained.run, QUERIES)[0]
+    keys = np.concatenate([raw(trained.run, instances), raw(trained.run, labels, "labels")])
+    queries = raw(trained.run, QUERIES)
     values = np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(len(labels))])
     if lambda_ in (0, 1):
         part = slice(len(instances), None) if lambda_ == 0 else slice(len(instances))
@@ -105,58 +104,25 @@ def served_scores(model: Any, uids: list[str], **options: Any) -> np.ndarray:
     return np.array([[each.get(uid, 0.0) for uid in uids] for each in found])
 
 
-# ---- The two forms of a vector ----
-
-
-def test_extended_vectors_have_length_1_and_their_products_are_those_of_the_vectors() -> None:
-    torch.manual_seed(0)
-    queries, keys = torch.randn(5, 8, dtype=torch.float64), 2 * torch.randn(7, 8, dtype=torch.float64)
-    longest = float(torch.cat([queries, keys]).norm(dim=1).max())
-    x, z = extend(queries, longest, "queries"), extend(keys, longest, "labels")
-    for vectors in (x, z):
-        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors), dtype=torch.float64))
-    torch.testing.assert_close(longest**2 * x @ z.T, queries @ keys.T)
-    own = torch.from_numpy(exchange(x.numpy()))
-    torch.testing.assert_close(longest**2 * x @ own.T, queries @ queries.T)
-    assert np.array_equal(exchange(exchange(x.numpy())), x.numpy())
-
-
-def test_vector_that_is_too_long_is_shortened() -> None:
-    x = extend(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 2.5, "queries")
-    torch.testing.assert_close(x[0], torch.tensor([0.6, 0.8, 0.0, 0.0]))
-    torch.testing.assert_close(x[1, :2], torch.tensor([0.12, 0.16]))
-
-
 # ---- The memory ----
 
 
-def test_memory_has_unit_keys_of_two_more_dimensions_and_the_temperature_of_the_longest_vector(
-    trained: Trained,
-) -> None:
+def test_memory_has_the_vectors_of_the_encoder_and_the_temperature_of_the_loss(trained: Trained) -> None:
     memory, run = trained.memory, trained.run
-    (x, longest), (z, _) = raw(run, texts(run, "instances.jsonl")), raw(run, texts(run, "labels.jsonl"), "labels")
-    assert memory.plan.dim == 34
-    assert longest == pytest.approx(max(np.linalg.norm(x, axis=1).max(), np.linalg.norm(z, axis=1).max()), rel=1e-6)
-    assert memory.defaults["temperature"] == pytest.approx(TAU / longest**2)
-    np.testing.assert_allclose(np.linalg.norm(memory.keys, axis=1), 1, atol=1e-6)
-    np.testing.assert_allclose(memory.keys[:, :32] * longest, np.concatenate([x, z]), atol=1e-4)
-    queries = memory.queries(slice(None))
-    np.testing.assert_allclose(longest**2 * queries @ memory.instance_keys.T, x @ x.T, atol=1e-3)
+    written = np.concatenate([raw(run, texts(run, "instances.jsonl")), raw(run, texts(run, "labels.jsonl"), "labels")])
+    np.testing.assert_allclose(memory.keys, written, rtol=1e-5, atol=1e-5)
+    assert memory.defaults["temperature"] == TAU
 
 
 def test_queries_are_left_out_of_the_memory_exactly(trained: Trained) -> None:
     memory, rows = trained.memory, np.arange(0, trained.memory.plan.instances, 3)
-    (x, longest), (z, _) = (
-        raw(trained.run, texts(trained.run, "instances.jsonl")),
-        raw(trained.run, texts(trained.run, "labels.jsonl"), "labels"),
-    )
+    x, z = memory.instance_keys.astype(np.float64), memory.keys[memory.plan.instances :]
     near = instance_neighbours(memory, rows, 5)
     for row, similarities in zip(rows, near.similarities, strict=True):
         others = np.delete(x @ x[row], row)
-        np.testing.assert_allclose(longest**2 * similarities, np.sort(others)[::-1][:5], atol=1e-3)
+        np.testing.assert_allclose(similarities, np.sort(others)[::-1][:5], rtol=1e-5)
     labels = label_neighbours(memory, rows, 0.0, len(z))
-    expected = -np.sort(-(x[rows] @ z.T), axis=1)
-    np.testing.assert_allclose(longest**2 * labels.similarities, expected, atol=1e-3)
+    np.testing.assert_allclose(labels.similarities, -np.sort(-(x[rows] @ z.T), axis=1), rtol=1e-5)
 
 
 def test_tune_tries_multiples_of_the_temperature(trained: Trained, tmp_path: Path) -> None:
@@ -178,7 +144,7 @@ def test_served_scores_equal_the_softmax_of_the_products(trained: Trained, lambd
     model = recollect.open(trained.store)
     scores = served_scores(model, list(TOPICS), lambda_=lambda_)
     np.testing.assert_allclose(scores, expected_scores(trained, lambda_), **CLOSE)
-    assert model.manifest.encoder.longest_vector == raw(trained.run, QUERIES)[1]
+    assert not model.manifest.encoder.normalised
 
 
 def test_live_entries_vote_as_entries_of_the_memory_do(trained: Trained) -> None:
@@ -213,22 +179,24 @@ def test_compacted_memory_answers_as_the_live_memory(trained: Trained, tmp_path:
         np.testing.assert_allclose(compacted, live, **CLOSE)
 
 
-def test_graph_of_the_first_coordinates_gives_the_same_scores(trained: Trained, tmp_path: Path) -> None:
-    run_recollect("build", trained.run, "--store", tmp_path, "--index", "HNSW8,Flat", "--lexical", "off", "--activate")
-    model = recollect.open(tmp_path)
-    assert model.manifest.index.instances.factory == "HNSW8,Flat"
-    assert model.manifest.dim == 34
-    np.testing.assert_allclose(served_scores(model, list(TOPICS), lambda_=0.3), expected_scores(trained, 0.3), **CLOSE)
+@pytest.mark.parametrize("index", ["flat", "IVF1,Flat"])
+def test_each_kind_of_index_gives_the_same_scores(trained: Trained, tmp_path: Path, index: str) -> None:
+    run_recollect("build", trained.run, "--store", tmp_path, "--index", index, "--lexical", "off", "--activate")
+    scores = served_scores(recollect.open(tmp_path), list(TOPICS), lambda_=0.3)
+    np.testing.assert_allclose(scores, expected_scores(trained, 0.3), **CLOSE)
+
+
+@pytest.mark.parametrize("index", ["hnsw", "HNSW8,Flat"])
+def test_graph_is_refused_because_short_vectors_get_no_links(trained: Trained, tmp_path: Path, index: str) -> None:
+    with pytest.raises(BuildError, match=f"--index {index}: expected unit vectors, .* use auto, flat or ivf"):
+        build(BuildSettings(run=trained.run, store=str(tmp_path), index=index))
 
 
 @pytest.mark.parametrize("precision", ["fp16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_exported_encoder_of_lower_precision_keeps_lengths(trained: Trained, tmp_path: Path, precision: str) -> None:
     run_recollect("build", trained.run, "--store", tmp_path, "--precision", precision, "--activate", "--force")
-    vectors, longest = raw(trained.run, QUERIES)
-    found = recollect.open(tmp_path).predictor.encode(QUERIES)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    lengths = longest * np.linalg.norm(found[:, :-2], axis=1)
-    np.testing.assert_allclose(lengths, np.linalg.norm(vectors, axis=1), rtol=0.02)
+    found, vectors = recollect.open(tmp_path).predictor.encode(QUERIES), raw(trained.run, QUERIES)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), np.linalg.norm(vectors, axis=1), rtol=0.02)
 
 
 # ---- Refused combinations ----
@@ -250,6 +218,11 @@ def test_parts_that_need_unit_vectors_are_refused(given: dict[str, Any], message
         TrainSettings(
             dataset=Path("d"), out=Path("o"), **{"train": "full", "method": "dexml", "normalise": False} | given
         )
+
+
+def test_enriched_label_keys_are_not_tuned(trained: Trained) -> None:
+    with pytest.raises(TrainingError, match="--label-key-alpha: expected a memory of unit vectors"):
+        recollect.tune(trained.run, label_key_alpha=[0, 0.5])
 
 
 def test_training_continues_from_such_a_run_without_normalisation(trained: Trained, tmp_path: Path) -> None:

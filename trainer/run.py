@@ -187,10 +187,6 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, encoder.device)
-    if best.config.longest == 0:
-        best = best.without_normalisation(run.longest_vector(best))
-        if run.ranks.first:
-            save_checkpoint(best, run.folder.checkpoint)
     run.write_memory(run.plan(best, run.settings.key_dtype), run.texts(best))
 
 

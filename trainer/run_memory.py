@@ -30,7 +30,7 @@ from recollect.trainer.memory.memory import (
     is_complete,
     open_memory,
 )
-from recollect.trainer.memory.memory_writer import longest_vector, write_memory
+from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
 from recollect.trainer.run_folder import RunFolder
 from recollect.trainer.train_settings import TrainSettings
@@ -104,7 +104,6 @@ class Run:
             self.report_existing_memory(plan)
             return
         start = time.monotonic()
-        longest = plan.encoder.get("longest")
         computed = write_memory(
             memory,
             plan,
@@ -113,16 +112,10 @@ class Run:
             source,
             self.ranks,
             self.settings.alpha,
-            self.settings.tau(None) / longest**2 if longest else DEFAULTS["temperature"],
+            DEFAULTS["temperature"] if plan.encoder["normalised"] else self.settings.tau(None),
         )
         rate = computed / (time.monotonic() - start)
         self.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")
-
-    def longest_vector(self, encoder: Encoder) -> float:
-        """Encode all texts, and return the length of the longest vector."""
-        longest = longest_vector(self.plan(encoder, "float32"), self.texts(encoder), self.ranks)
-        self.report(f"{self.folder.checkpoint}: the longest vector has length {longest:.4g}")
-        return longest
 
     def has_intact_memory(self, memory: Path) -> bool:
         """Return whether the memory is finished.

@@ -40,7 +40,7 @@ def start_from(run: Path, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"--from {run}: expected {flag} {saved.get(name)}, as in that run, found {given[name]}; omit {flag}"
             )
     flags = {name: saved[name] for name in _FIXED if name in saved}
-    if saved.get("longest") is not None and "normalise" not in given:
+    if saved.get("normalised") is False and "normalise" not in given:
         flags["normalise"] = False
     training = run / "training.json"
     if "train" not in given and training.is_file():

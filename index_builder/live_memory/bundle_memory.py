@@ -65,7 +65,7 @@ class _Part:
             BuildError: If it does not, or if the codes of the index are too coarse for the check.
         """
         rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
-        vectors = encoder.encode_keys([self.texts[row] for row in rows.tolist()])
+        vectors = encoder.encode_texts([self.texts[row] for row in rows.tolist()])
         found = [
             similarities_to_keys(self.index, vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)
         ]
@@ -86,7 +86,7 @@ class _Part:
         with progress_bar(len(self.texts), "text", f"encode {self.name}s") as bar:
             for start in range(0, len(self.texts), _BLOCK_TEXTS):
                 block = range(start, min(start + _BLOCK_TEXTS, len(self.texts)))
-                yield encoder.encode_keys([self.texts[row] for row in block])
+                yield encoder.encode_texts([self.texts[row] for row in block])
                 bar.update(len(block))
 
 
@@ -164,7 +164,7 @@ def _plan(manifest: Manifest) -> MemoryPlan:
             "name": info.name,
             "pooling": info.pooling,
             "max_length": info.max_length,
-            "longest": info.longest_vector,
+            "normalised": info.normalised,
         },
         encoder_sha256=manifest.files["encoder.onnx"].sha256,
         dataset_sha256=manifest.files["value_indices.npy"].sha256,

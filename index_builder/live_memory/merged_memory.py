@@ -61,7 +61,7 @@ def write_merged_memory(memory: Memory, state: FinalState, sequence: int, folder
 
 def _vectors(puts: Sequence[PutInstance | PutLabel], memory: Memory) -> Float[np.ndarray, "put dim"]:
     stacked = np.stack([put.vector for put in puts]) if puts else np.empty((0, memory.plan.dim))
-    return memory.exchanged(stacked).astype(memory.keys.dtype)
+    return stacked.astype(memory.keys.dtype)
 
 
 def _blocks(

@@ -22,7 +22,7 @@ from jaxtyping import Int
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.faiss_index import Keys, select_units
+from recollect.index_builder.faiss_index import Keys, select_keys
 from recollect.index_builder.milvus.index_types import IndexType
 from recollect.service.bundle.manifest import Collection, Engine
 from recollect.service.errors import EngineError
@@ -221,7 +221,9 @@ def rows_of(memory: Memory, part: str, keys: Keys, numbers: Int[np.ndarray, " ro
     first_row = 0 if part == "instances" else memory.plan.instances
     for start in range(0, len(numbers), _BLOCK_ROWS):
         block = numbers[start : start + _BLOCK_ROWS]
-        for number, vector in zip(block.tolist(), select_units(keys, block, first_row), strict=True):
+        for number, vector in zip(
+            block.tolist(), select_keys(keys, block, first_row, memory.is_normalised), strict=True
+        ):
             uid, text = next(pair for row, pair in names if row == number)
             if (size := len(uid.encode())) > _STRING_BYTES:
                 raise BuildError(

@@ -53,8 +53,7 @@ class EncoderInfo(_Section):
         kind: `transformer`, or `static` for a table of token vectors.
         teacher: Name of the encoder of the keys, if this encoder was distilled from it. Otherwise one encoder gives
             the vectors of queries and keys.
-        longest_vector: Length M of the longest vector, if vectors keep their lengths (`service.bundle.lengths`); the
-            temperature is then divided by M^2. None: the encoder normalises its vectors.
+        normalised: Whether vectors are unit vectors. Otherwise they keep their lengths.
     """
 
     name: str
@@ -64,7 +63,7 @@ class EncoderInfo(_Section):
     pad_id: int = Field(ge=0)
     kind: Literal["transformer", "static"] = "transformer"
     teacher: str | None = None
-    longest_vector: Annotated[float, Field(gt=0)] | None = None
+    normalised: bool = True
 
 
 class IndexInfo(_Section):

@@ -10,11 +10,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.instances import Instances, UidFinder
-from recollect.service.bundle.lengths import keys_of
 from recollect.service.bundle.strings import Strings
 from recollect.service.errors import EngineError
 from recollect.service.lexical.index import LexicalIndex
@@ -125,9 +124,6 @@ class Delta:
         if isinstance(entry, PutInstance) and not entry.weight > 0:
             raise ValueError(f"{entry.uid!r}: expected a positive weight, found {entry.weight}")
 
-    def _key(self, put: PutInstance | PutLabel) -> Float[np.ndarray, " dim"]:
-        return keys_of(put.vector, self._bundle.manifest.encoder)
-
     def _put_instance(self, put: PutInstance) -> None:
         found = [self._find_label(uid) for uid in put.labels]
         positions = np.unique([position for position in found if position is not None]).astype(np.int32)
@@ -136,7 +132,7 @@ class Delta:
             return
         if (old := self._find_instance(put.uid)) is not None:
             self._end_instance(old, self._labels_of(old))
-        row = self._instances.add(put.uid, put.text, self._key(put), self._mapped + len(self._instances))
+        row = self._instances.add(put.uid, put.text, put.vector, self._mapped + len(self._instances))
         self._votes.append(positions)
         self._log_counts.append(math.log(put.weight))
         self._weighted += put.weight != 1
@@ -156,7 +152,7 @@ class Delta:
             self._label_ends.append()
         else:
             self._end_label_key(position)
-        self._label_rows[position] = self._labels.add(put.uid, put.text, self._key(put), position)
+        self._label_rows[position] = self._labels.add(put.uid, put.text, put.vector, position)
         if self._names is not None:
             self._name_words.append(np.fromiter(map(hash_word, words(put.text)), dtype=np.uint64))
 

@@ -31,12 +31,14 @@ class SealedBlock:
         index: The codes.
         scale: A vector is about this number times its code.
         error: The greatest distance between a vector and its code.
+        longest: The length of the longest vector.
     """
 
     first: int
     index: Any
     scale: float
     error: float
+    longest: float
 
     @property
     def end(self) -> int:
@@ -50,12 +52,15 @@ class SealedBlock:
             vectors.shape[1], faiss.ScalarQuantizer.QT_8bit_direct_signed, faiss.METRIC_INNER_PRODUCT
         )
         index.add(codes)
-        return cls(first, index, scale, float(errors.max()))
+        return cls(first, index, scale, float(errors.max()), float(np.linalg.norm(vectors, axis=1).max()))
 
     def near(self, vector: Float[np.ndarray, " dim"], least: float) -> Int[np.ndarray, " candidate"]:
-        """The rows of all vectors whose similarity to a unit vector is at least `least`, and of some others."""
+        """The rows of all vectors whose similarity to a vector is at least `least`, and of some others."""
         code, scale, (error,) = _quantise(vector[None])  # faiss compares codes with integers only
-        slack = self.error + (1 + self.error) * float(error) + _ROUNDING
+        length = float(np.linalg.norm(vector))
+        slack = (
+            self.error * length + (self.longest + self.error) * float(error) + _ROUNDING * max(1, length * self.longest)
+        )
         bound, wanted = (least - slack) / (self.scale * scale), _FIRST_CODES
         while True:
             wanted = min(wanted, self.index.ntotal)

@@ -17,7 +17,6 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.lengths import keys_of
 from recollect.service.bundle.manifest import EncoderInfo, Precision
 from recollect.service.errors import opening
 from recollect.service.settings import Device
@@ -78,7 +77,7 @@ class QueryEncoder:
         device: Device = "cpu",
         parallel: int = 1,
     ) -> None:
-        self._tokenizer, self._session, self._pad_id, self._info = tokenizer, session, info.pad_id, info
+        self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
         self._parallel = parallel
         self._words = WordPieces(tokenizer, info.max_length) if treats_words_alone(tokenizer) else None
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
@@ -135,10 +134,6 @@ class QueryEncoder:
     def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
         """Encode texts as unit vectors."""
         return self.encode(self.tokenise(texts))
-
-    def encode_keys(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-        """Encode texts as keys."""
-        return keys_of(self.encode_texts(texts), self._info)
 
     def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
         """Encode a text that the next version is likely to encode too, for example a golden query. Keep its vector."""

@@ -46,7 +46,7 @@ def test_views_and_key_of_a_model_come_from_its_head(
         assert found.shape == (LABELS, views, DIM)
         torch.testing.assert_close(found.norm(dim=2), torch.ones(LABELS, views))
         key = model(vectors, side, ROWS)
-        assert torch.equal(key, model.key(found, side))
+        assert torch.equal(key, model.key(found))
         torch.testing.assert_close(key.norm(dim=1), torch.ones(LABELS))
         assert key.shape == (LABELS, key_dim)
 

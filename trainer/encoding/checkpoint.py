@@ -164,7 +164,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         config.pooling,
         None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER),
         None if head is None else _load_weights(_create_head(path, dim, head), folder / _HEAD),
-        config.longest,
+        config.normalised,
     )
     return Encoder(config, model, tokenizer, pad_id, device)
 
@@ -192,8 +192,8 @@ def _load_weights(module: _Module, path: Path) -> _Module:
 def encoder_digest(encoder: Encoder) -> str:
     """SHA-256 over the weights and the tokenizer. The digest does not depend on the file layout."""
     digest = hashlib.sha256()
-    if encoder.config.longest is not None:
-        digest.update(f"longest {encoder.config.longest}".encode())
+    if not encoder.config.normalised:
+        digest.update(b"not normalised")
     for name, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())

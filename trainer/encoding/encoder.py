@@ -42,19 +42,17 @@ class EncoderConfig:
         pooling: Combination of the token vectors.
         max_length: Number of tokens to which instance and query texts are cut.
         label_max_length: Number of tokens to which label texts are cut.
-        longest: Length of the longest vector, without normalisation; 0 until the end of the training. None: all vectors
-            are normalised.
+        normalised: Whether vectors are unit vectors. Otherwise they keep their lengths.
     """
 
     name: str
     pooling: Pooling
     max_length: int
     label_max_length: int
-    longest: float | None = None
+    normalised: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """The fields. A model with normalisation has no `longest`, like the models of older releases."""
-        return {name: value for name, value in vars(self).items() if name != "longest" or value is not None}
+        return dict(vars(self))
 
 
 class UnitVectorModel(DualEncoder):
@@ -66,9 +64,9 @@ class UnitVectorModel(DualEncoder):
         pooling: Pooling,
         adapter: Adapter | None = None,
         head: Head | None = None,
-        longest: float | None = None,
+        normalised: bool = True,
     ) -> None:
-        super().__init__(int(transformer.config.hidden_size), adapter, head, longest)
+        super().__init__(int(transformer.config.hidden_size), adapter, head, normalised)
         self.transformer: PreTrainedModel = transformer
         self.pooling = pooling
 
@@ -104,7 +102,7 @@ class UnitVectorModel(DualEncoder):
         side: Side = "queries",
         rows: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch key"]:
-        return self.key(self.views(input_ids, attention_mask, side, rows), side)
+        return self.key(self.views(input_ids, attention_mask, side, rows))
 
     @property
     def is_static(self) -> bool:
@@ -179,17 +177,13 @@ class Encoder:
 
     def with_adapter(self, adapter: Adapter | None, head: Head | None = None) -> Encoder:
         """This encoder with another adapter and head. The weights of the transformer are shared."""
-        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head, self.model.longest)
+        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head, self.model.normalised)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
 
-    def without_normalisation(self, longest: float = 0.0) -> Encoder:
-        """This encoder with vectors that keep their lengths (`trainer.heads.lengths`). The weights are shared.
-
-        Args:
-            longest: Length of the longest vector; 0: not known yet.
-        """
-        model = UnitVectorModel(self.model.transformer, self.model.pooling, longest=longest)
-        config = dataclasses.replace(self.config, longest=longest)
+    def without_normalisation(self) -> Encoder:
+        """This encoder with vectors that keep their lengths. The weights are shared."""
+        model = UnitVectorModel(self.model.transformer, self.model.pooling, normalised=False)
+        config = dataclasses.replace(self.config, normalised=False)
         return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
 
     def vector_model(self) -> VectorDualEncoder:

@@ -20,7 +20,6 @@ from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, embed
 from recollect.trainer.encoding.tokens import Inputs, VectorTable
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
-from recollect.trainer.heads.lengths import exchange
 from recollect.trainer.memory.reuse import ReusableKeys
 from recollect.trainer.sharded import Sharded
 
@@ -114,10 +113,6 @@ class TextRows:
             return self.instances.texts[start:stop], self.config.max_length, "queries"
         return self.labels.texts[start - first_label : stop - first_label], self.config.label_max_length, "labels"
 
-    def as_keys(self, start: int, vectors: Float[np.ndarray, "row dim"]) -> Float[np.ndarray, "row dim"]:
-        """The keys of rows from `start` on. Instances are encoded as queries, whose coordinates of length differ."""
-        return exchange(vectors) if self.config.longest and start < len(self.instances) else vectors
-
 
 @dataclass(frozen=True)
 class EncodedTexts(KeySource):
@@ -140,13 +135,12 @@ class EncodedTexts(KeySource):
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         rows = TextRows(self.encoder.config, self.labels, self.instances)
         texts, max_length, side = rows.between(start, stop)
-        vectors = _gather_shares(
+        return _gather_shares(
             self.ranks,
             len(texts),
             self.encoder.device,
             lambda own: self._encode_share(texts[own], start + own.start, max_length, side, progress),
         )
-        return rows.as_keys(start, vectors)
 
     def _encode_share(
         self,

@@ -59,7 +59,7 @@ class RemoteTexts(KeySource):
                 keys = in_order(chunks, lambda chunk: self._submit(tasks, *chunk), tasks.result, most)
                 for (start, stop), vectors in zip(chunks, keys, strict=True):
                     progress(stop - start)
-                    yield self.rows.as_keys(start, vectors)
+                    yield vectors
 
     def _submit(self, tasks: RayTasks, start: int, stop: int) -> object:
         texts, max_length, side = self.rows.between(start, stop)

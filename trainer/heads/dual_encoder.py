@@ -1,7 +1,8 @@
 """The dual encoder above the text vectors: an optional adapter, then an optional head.
 
-A loss compares *views*: unit vectors, one or several for each query and each label. The memory stores one *key* for
-each text, which is made of its views. Without a head the vector itself is the only view, and it is the key.
+A loss compares *views*: vectors, one or several for each query and each label. They are unit vectors, except with
+`--no-normalise`. The memory stores one *key* for each text, which is made of its views. Without a head the vector
+itself is the only view, and it is the key.
 """
 
 from __future__ import annotations
@@ -13,40 +14,33 @@ from torch import Tensor, nn
 
 from recollect.trainer.heads.adapter import Adapter, Side
 from recollect.trainer.heads.head import Head
-from recollect.trainer.heads.lengths import ADDED, extend
 
 
 class DualEncoder(nn.Module):
     """A model that maps queries and labels to unit vectors. Subclasses define the inputs.
 
-    Vectors of another length exist only without normalisation, and only until the longest one is known
-    (`recollect.trainer.heads.lengths`).
-
     Args:
         dim: Size of the vectors below adapter and head.
         adapter: The residual networks of queries and labels. None: the vectors pass unchanged.
         head: The head of the training method. None: the vector itself is compared by the loss and stored as the key.
-        longest: Length of the longest vector, without normalisation. 0: not known yet, so that keys have any length.
-            None: all vectors are normalised.
+        normalised: Whether all vectors are unit vectors. Otherwise they keep their lengths.
 
     Attributes:
         dropout: Dropout on the vectors below the head, in training only. Its probability is 0 until training sets it.
     """
 
     def __init__(
-        self, dim: int, adapter: Adapter | None = None, head: Head | None = None, longest: float | None = None
+        self, dim: int, adapter: Adapter | None = None, head: Head | None = None, normalised: bool = True
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.longest = longest
+        self.normalised = normalised
         self.adapter = adapter
         self.head = head
         self.dropout = nn.Dropout(0.0)
 
     @property
     def key_dim(self) -> int:
-        if self.longest:
-            return self.dim + ADDED
         return self.dim if self.head is None else self.head.key_dim
 
     @property
@@ -90,11 +84,9 @@ class DualEncoder(nn.Module):
 
     def normalise(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
         """Return unit vectors, or, without normalisation, the vectors themselves."""
-        return nn.functional.normalize(vectors, dim=-1) if self.longest is None else vectors
+        return nn.functional.normalize(vectors, dim=-1) if self.normalised else vectors
 
-    def key(self, views: Float[Tensor, "row view dim"], side: Side) -> Float[Tensor, "row key"]:
-        if self.longest:
-            return extend(views[:, 0], self.longest, side)
+    def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
         return views[:, 0] if self.head is None else self.head.key(views)
 
 
@@ -109,4 +101,4 @@ class VectorDualEncoder(DualEncoder):
     def forward(
         self, vectors: Float[Tensor, "row below"], side: Side = "queries", rows: Int[Tensor, " row"] | None = None
     ) -> Float[Tensor, "row key"]:
-        return self.key(self.views(vectors, side, rows), side)
+        return self.key(self.views(vectors, side, rows))

@@ -1,7 +1,7 @@
 """The memory folder: the keys K = [X; Z] and the labels of each instance key (RAE-XMC, Eq. 3 and 4).
 
     memory/   memory.json          counts, dimension, the encoder of the keys, defaults for scoring
-              keys.npy             [N+L, d] unit vectors: instances first, then labels, in dataset order
+              keys.npy             [N+L, d] unit vectors (without `--no-normalise`): instances, then labels
               value_indptr.npy     [N+1]    instance i votes for its labels, row i of Y:
               value_indices.npy             value_indices[value_indptr[i] : value_indptr[i + 1]]
               filtered_pairs.npy  [P, 2]    pairs (instance, label): when the instance is a query, the label is removed
@@ -33,7 +33,6 @@ from recollect.service.files import write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError
-from recollect.trainer.heads.lengths import ADDED, exchange
 from recollect.trainer.memory.label_keys import LabelKeys
 
 FORMAT_VERSION = 1
@@ -110,23 +109,14 @@ class Memory:
 
     @property
     def is_normalised(self) -> bool:
-        """Whether the encoder normalises its vectors. Otherwise, keys have two more coordinates than its vectors."""
-        return self.plan.encoder.get("longest") is None
-
-    @property
-    def added_coordinates(self) -> int:
-        """Number of last coordinates that do not change an inner product of a query and a key."""
-        return 0 if self.is_normalised else ADDED
+        """Whether the encoder normalises its vectors. Otherwise, keys have any length."""
+        return bool(self.plan.encoder.get("normalised", True))
 
     def queries(self, rows: slice | Int[np.ndarray, " query"]) -> Float[np.ndarray, "query dim"]:
         """The vectors of some instances as queries: those of their keys, unless queries have a distilled encoder."""
         if self.distilled is not None:
             return np.asarray(self.distilled[rows], dtype=np.float32)
-        return self.exchanged(np.asarray(self.instance_keys[rows], dtype=np.float32))
-
-    def exchanged(self, vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text dim"]:
-        """Turn queries into keys, or keys into queries. With normalisation, both are the same vectors."""
-        return vectors if self.is_normalised else exchange(vectors)
+        return np.asarray(self.instance_keys[rows], dtype=np.float32)
 
     def label_keys(self, alpha: float | None = None) -> LabelKeys:
         """The label keys for search.

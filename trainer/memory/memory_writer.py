@@ -69,17 +69,6 @@ def write_memory(
     return computed
 
 
-def longest_vector(plan: MemoryPlan, source: KeySource, ranks: Ranks) -> float:
-    """Return the length of the longest vector of all texts. No vector is stored."""
-    longest = 0.0
-    with progress_bar(plan.keys, "text", "longest vector", shown=ranks.first) as bar:
-        for start, stop in _chunks(plan, 0, _CHUNK_TEXTS * ranks.size):
-            vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
-            longest = max(longest, float(np.linalg.norm(vectors, axis=1).max()))
-            bar.update(stop - bar.n)
-    return longest or 1.0  # vectors of zeros only need no particular length
-
-
 def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split) -> int:
     """Write all files except the keys, unless they exist; return the number of finished keys."""
     folder.mkdir(parents=True, exist_ok=True)

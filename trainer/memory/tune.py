@@ -20,6 +20,7 @@ from jaxtyping import Int
 
 from recollect.service.files import write_json
 from recollect.trainer.encoding.encoder import choose_device
+from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
@@ -81,10 +82,15 @@ def tune(settings: TuneSettings) -> Tuning:
     Raises:
         MemoryFolderError: If the run has no finished memory.
         EncoderError: If the requested device is absent.
-        TrainingError: If no instance has a label.
+        TrainingError: If no instance has a label, or enriched label keys are to be tried on vectors of any length.
     """
     device = choose_device(settings.device)
     memory = open_memory(settings.run / "memory")
+    if not memory.is_normalised and "label_key_alpha" in settings.model_fields_set:
+        raise TrainingError(
+            f"--label-key-alpha: expected a memory of unit vectors, whose means are label keys, found {memory.folder}, "
+            "trained with --no-normalise; omit the flag"
+        )
     rows, trained_on = choose_queries(memory, settings.run, settings.queries, settings.seed)
     if trained_on:
         print(  # noqa: T201
@@ -95,7 +101,8 @@ def tune(settings: TuneSettings) -> Tuning:
     previous = InferenceSetting(
         memory.defaults["lambda"], memory.defaults["temperature"], int(memory.defaults["top_b"])
     )
-    alphas = sorted({*settings.label_key_alpha, memory.defaults["label_key_alpha"]})
+    tried = settings.label_key_alpha if memory.is_normalised else []
+    alphas = sorted({*tried, memory.defaults["label_key_alpha"]})
     given = {
         InferenceSetting(lambda_, temperature, top_b)
         for temperature in _temperatures(settings, memory)
