@@ -186,7 +186,7 @@ def _run(
     tuning.append(f"--rank={settings.rank}")
     wanted = made_of | {"train": list(contestant.flags), "tune": tuning}
     found = _read(path / "quality.json")
-    done = is_complete(path / "memory") and all(found.get(name) == wanted[name] for name in ("train", "dataset"))
+    done = is_complete(path / "memory") and all(found.get(each) == wanted[each] for each in ("train", "dataset"))
     if not done:
         own = [f"--out={path}", f"--seed={seed}", "--tune=no"]
         if is_trained:
@@ -195,7 +195,7 @@ def _run(
     if not done or found.get("tune") != tuning:
         run_recollect(name, "tune", str(path), *tuning)
     wanted["memory"] = hashlib.sha256((path / "memory" / "memory.json").read_bytes()).hexdigest()
-    if not done or any(found.get(name) != value for name, value in wanted.items()):
+    if not done or any(found.get(each) != value for each, value in wanted.items()):
         print_status(f"compare: measure {name} on {len(queries):,} test texts")
         quality = measure(path, queries, device, with_ranker=settings.rank != "no")
         write_json(path / "quality.json", wanted | {"quality": vars(quality)})
