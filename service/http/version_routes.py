@@ -55,7 +55,7 @@ class VersionRoutes:
 
     def register(self, router: APIRouter) -> None:
         router.add_api_route("/versions", self.versions, responses=documented(401, 403, 503))
-        changes = documented(401, 403, 404, 409, 503)
+        changes = documented(401, 403, 404, 409, 422, 503)
         router.add_api_route("/versions/rollback", self.rollback, methods=["POST"], responses=changes)
         router.add_api_route("/versions/{version}/activate", self.activate, methods=["POST"], responses=changes)
 
