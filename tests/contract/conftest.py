@@ -1,0 +1,88 @@
+"""Fixtures of the contract: the committed store, a run and a second version, and the servers of the HTTP tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.contract import make_store
+from tests.contract.processes import Server, copied, run, run_json, serving
+
+
+class Work(NamedTuple):
+    """What the verbs make from a dataset. Tests must not change it.
+
+    `store` has two versions: `first` is the committed one and is current, `second` was built from `run`.
+    """
+
+    dataset: Path
+    encoder: Path
+    run: Path
+    store: Path
+    first: str
+    second: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECOLLECT_BUNDLE_CACHE", str(tmp_path_factory.mktemp("cache") / "bundles"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def golden_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the committed store. Tests must not change it."""
+    return copied(make_store.STORE, tmp_path_factory.mktemp("golden") / "store")
+
+
+@pytest.fixture(scope="session")
+def golden_version(golden_store: Path) -> str:
+    return str(run_json("versions", "--store", golden_store)["current"])
+
+
+@pytest.fixture
+def store(golden_store: Path, tmp_path: Path) -> Path:
+    """A copy of the committed store that a test may change."""
+    return copied(golden_store, tmp_path / "store")
+
+
+@pytest.fixture(scope="session")
+def work(golden_store: Path, golden_version: str, tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """The dataset, the encoder, a run of one epoch and its version, made by `recollect train` and `recollect build`."""
+    folder = tmp_path_factory.mktemp("work")
+    dataset, encoder, run_folder = folder / "dataset", folder / "encoder", folder / "run"
+    make_store.write_dataset(dataset)
+    make_store.write_encoder(encoder)
+    lengths = ("--max-length", make_store.POSITIONS, "--label-max-length", make_store.POSITIONS)
+    run("train", dataset, "--out", run_folder, "--encoder", "static", "--static-from", encoder, "--epochs", 1, *lengths)
+    store = copied(golden_store, folder / "store")
+    built = run("build", run_folder, "--store", store, "--index", "flat", "--lexical", "off")
+    return Work(dataset, encoder, run_folder, store, golden_version, built.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def two_versions(work: Work, tmp_path: Path) -> Path:
+    """A copy of the store with two versions that a test may change; the first one is current."""
+    return copied(work.store, tmp_path / "two versions")
+
+
+@pytest.fixture(scope="session")
+def open_server(golden_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the default settings: no API keys, and a memory that cannot be changed."""
+    with serving(golden_store, folder=tmp_path_factory.mktemp("open"), writable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def guarded_server(golden_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with API keys, a memory that can be changed, Annif's API, and a queue of 32 queries."""
+    folder = tmp_path_factory.mktemp("guarded")
+    store = copied(golden_store, folder / "store")
+    with serving(
+        store, "--annif", "--max-queue", 32, "--docs", "key", "--metrics", "key", folder=folder / "log"
+    ) as server:
+        yield server
