@@ -66,7 +66,6 @@ def test_exported_tiny_encoders_agree_with_pytorch_for_every_length_and_batch_si
     encoder = load_pretrained(str(folder), pooling, 128, 32, "cpu")
     export(encoder, tmp_path, "fp32")
     assert compare(encoder, tmp_path / "encoder.onnx", list(range(1, 129))) >= 0.999999
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder", "encoder.onnx", "tokenizer.json"]
 
 
 def test_adapter_is_part_of_the_exported_graph(export_once: None, tmp_path: Path) -> None:
@@ -106,7 +105,6 @@ def test_export_prints_nothing(tiny_run: Path, tmp_path: Path, capfd: pytest.Cap
     capfd.readouterr()
     export(encoder, tmp_path, "int8")
     assert capfd.readouterr() == ("", "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.onnx", "tokenizer.json"]
 
 
 # Precisions.

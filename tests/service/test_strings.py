@@ -3,12 +3,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect.service.bundle.files import table_files
 from recollect.service.bundle.strings import StringTable, write_table
 
 SCRIPTS = ["plain", "naïve café", "Ελληνικά", "Русский", "עברית", "العربية", "हिन्दी", "ไทย", "中文", "日本語", "한국어"]
@@ -41,14 +39,6 @@ def test_strings_from_a_stream_are_read_back(tmp_path: Path) -> None:
     assert [table[row] for row in (0, 1, 49_999)] == ["", "row 1", "row 49999" * 3]
     with pytest.raises(IndexError):
         table[50_000]
-
-
-def test_opening_a_table_maps_both_files_instead_of_reading_them(tmp_path: Path) -> None:
-    write_table(tmp_path, "texts", ["a"])
-    table = StringTable.open(tmp_path, "texts", 1)
-    assert isinstance(table._utf8.obj.base, np.memmap)
-    assert isinstance(table._offsets.obj.base, np.memmap)
-    assert {path.name for path in tmp_path.iterdir()} == set(table_files("texts"))
 
 
 @pytest.mark.parametrize(

@@ -132,18 +132,6 @@ class TestCheckpointWithAdapter:
         np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
         assert encoder_digest(below) == encoder_digest(tiny_encoder)
 
-    def test_checkpoint_with_adapter_has_one_file_more_than_a_checkpoint_without_adapter(
-        self, checkpoint: Path
-    ) -> None:
-        assert {path.name for path in checkpoint.iterdir()} == {
-            "adapter.safetensors",
-            "config.json",
-            "model.safetensors",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "recollect.json",
-        }
-
     def test_checkpoint_without_adapter_removes_the_adapter_of_the_checkpoint_that_it_replaces(
         self, tiny_encoder: Encoder, checkpoint: Path
     ) -> None:

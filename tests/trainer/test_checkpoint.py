@@ -68,22 +68,11 @@ class TestSavedCheckpoint:
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
-    def test_checkpoint_contains_safetensors_and_a_tokenizer_without_truncation(
-        self, tiny_encoder: Encoder, tmp_path: Path
-    ) -> None:
+    def test_checkpoint_contains_a_tokenizer_without_truncation(self, tiny_encoder: Encoder, tmp_path: Path) -> None:
         tiny_encoder.encode(SAMPLE_TEXTS, 5)
         save_checkpoint(tiny_encoder, tmp_path / "run" / "checkpoint")
-        names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
-        assert names == {
-            "config.json",
-            "model.safetensors",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "recollect.json",
-        }
         tokenizer = Tokenizer.from_file(str(tmp_path / "run" / "checkpoint" / "tokenizer.json"))
         assert (tokenizer.truncation, tokenizer.padding) == (None, None)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint"]
 
     @pytest.mark.parametrize("adapter", [None, Adapter(32, 4)], ids=["bare", "adapted"])
     @pytest.mark.parametrize("kind", HEADS)
