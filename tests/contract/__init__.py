@@ -10,5 +10,5 @@ they drive real processes. They do not know how a store, a run or a log is laid 
 - `test_quality.py`: least quality on the built-in sample.
 - `test_faults.py`: processes that are killed, a full disk, Redis and Milvus away, damage, two writers.
 
-`pytest tests/contract` runs them in less than three minutes on two cores.
+`pytest -n 2 tests/contract` is meant to take less than three minutes on two cores.
 """
