@@ -11,7 +11,7 @@ import pkgutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +96,6 @@ def run_recollect(
     log: Path,
     killed: Moment | None = None,
     ranks: int = 1,
-    changed: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Run `recollect` in one new process, or in several as `torchrun` does, and return their exit statuses.
 
@@ -105,11 +104,10 @@ def run_recollect(
         log: File to which the output of the processes is appended.
         killed: When the process kills itself with SIGKILL.
         ranks: Number of processes.
-        changed: Constants of modules to replace first, by name.
     """
     words, port = [str(argument) for argument in arguments], _free_port() if ranks > 1 else 0
     processes = [
-        CHILDREN.Process(target=_run, args=(words, log, killed, changed or {}, (rank, ranks, port)), daemon=True)
+        CHILDREN.Process(target=_run, args=(words, log, killed, (rank, ranks, port)), daemon=True)
         for rank in range(ranks)
     ]
     for process in processes:
@@ -135,7 +133,6 @@ def _run(
     words: list[str],
     log: Path,
     killed: Moment | None,
-    changed: Mapping[str, object],
     group: tuple[int, int, int],
 ) -> None:
     import faiss
@@ -151,9 +148,6 @@ def _run(
         rank, ranks, port = map(str, group)
         os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in changed.items():
-        module, _, constant = name.rpartition(".")
-        setattr(pkgutil.resolve_name(module), constant, value)
     if killed is not None:
         _kill_at(killed)
     sys.exit(recollect.main(words))

@@ -1,18 +1,16 @@
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter, Side
-from tests.trainer.conftest import SAMPLE_TEXTS, load
+from tests.trainer.conftest import SAMPLE_TEXTS
 
 DIM, HIDDEN = 32, 48
 
@@ -63,19 +61,6 @@ class TestAdapter:
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
         assert np.abs(found - x).max() > 0.1
 
-    def test_first_step_gives_gradients_to_the_weights_of_the_adapter(self, vectors: torch.Tensor) -> None:
-        adapter = Adapter(DIM, HIDDEN)
-        (adapter(vectors) ** 3 + adapter(vectors, "labels") ** 5).sum().backward()
-        for head in (adapter.queries, adapter.labels):
-            assert head.narrow.weight.grad is not None
-            assert head.narrow.weight.grad.abs().max() > 0
-
-    def test_adapter_has_separate_weights_for_queries_and_for_labels(self, vectors: torch.Tensor) -> None:
-        adapter = learned()
-        assert (adapter(vectors, "queries") - adapter(vectors, "labels")).abs().max() > 0.1
-        adapter(vectors, "labels").sum().backward()
-        assert all(weight.grad is None for weight in adapter.queries.parameters())
-
 
 class TestEncoderWithAdapter:
     def test_encoder_with_adapter_gives_the_adapted_vectors_of_texts(
@@ -86,32 +71,6 @@ class TestEncoderWithAdapter:
         expected = adapted.model.adapter(own).detach().numpy()
         assert np.abs(expected - own.numpy()).max() > 0.1
         np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 32), expected, atol=1e-6)
-
-    def test_encoder_with_adapter_applies_the_label_network_to_labels(
-        self, tiny_encoder: Encoder, adapted: Encoder
-    ) -> None:
-        assert adapted.model.adapter is not None
-        own = torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 8))
-        expected = adapted.model.adapter(own, "labels").detach().numpy()
-        np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 8, side="labels"), expected, atol=1e-6)
-
-    def test_encoder_with_untrained_adapter_gives_the_vectors_of_the_plain_encoder(self, tiny_encoder: Encoder) -> None:
-        fresh = tiny_encoder.with_adapter(Adapter(DIM, HIDDEN))
-        np.testing.assert_allclose(
-            fresh.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32), rtol=0, atol=1e-6
-        )
-
-    def test_encoding_with_an_adapter_uses_no_dropout(self, tiny_encoder: Encoder) -> None:
-        encoder = tiny_encoder.with_adapter(learned().train())
-        np.testing.assert_array_equal(encoder.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
-
-    def test_adapter_is_applied_to_the_vectors_of_the_plain_encoder(
-        self, tiny_encoder: Encoder, adapted: Encoder
-    ) -> None:
-        below = adapted.without_adapter()
-        np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
-        assert below.model.transformer is adapted.model.transformer
-        assert adapted.model.adapter is not None
 
 
 class TestCheckpointWithAdapter:
@@ -124,13 +83,6 @@ class TestCheckpointWithAdapter:
         assert loaded.model.adapter is not None
         assert loaded.model.adapter.hidden == HIDDEN
         assert encoder_digest(loaded) == encoder_digest(adapted)
-
-    def test_checkpoint_with_adapter_keeps_the_weights_of_the_encoder_unchanged(
-        self, tiny_encoder: Encoder, checkpoint: Path
-    ) -> None:
-        below = load_checkpoint(checkpoint, "cpu").without_adapter()
-        np.testing.assert_array_equal(below.encode(SAMPLE_TEXTS, 32), tiny_encoder.encode(SAMPLE_TEXTS, 32))
-        assert encoder_digest(below) == encoder_digest(tiny_encoder)
 
     def test_checkpoint_without_adapter_removes_the_adapter_of_the_checkpoint_that_it_replaces(
         self, tiny_encoder: Encoder, checkpoint: Path
@@ -146,20 +98,7 @@ class TestCheckpointWithAdapter:
         adapters = [None, Adapter(DIM, HIDDEN), learned(), changed]
         assert len({encoder_digest(tiny_encoder.with_adapter(adapter)) for adapter in adapters}) == len(adapters)
 
-    def test_checkpoint_of_a_release_without_adapters_loads_without_adapter(
-        self, tiny_bert: Any, tmp_path: Path
-    ) -> None:
-        encoder = load(tiny_bert.folder)
-        save_checkpoint(encoder, tmp_path / "checkpoint")
-        path = tmp_path / "checkpoint" / "recollect.json"
-        saved = json.loads(path.read_text())
-        assert saved.pop("adapter_hidden") is None
-        path.write_text(json.dumps(saved))
-        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        assert loaded.model.adapter is None
-        assert encoder_digest(loaded) == encoder_digest(encoder)
-
-    @pytest.mark.parametrize("content", [None, b"", b"{", b"\x00" * 64], ids=["absent", "empty", "cut off", "zeros"])
+    @pytest.mark.parametrize("content", [None, b"{"], ids=["absent", "cut off"])
     def test_checkpoint_with_an_unreadable_adapter_is_refused_and_the_error_names_the_file(
         self, checkpoint: Path, content: bytes | None
     ) -> None:
@@ -168,19 +107,10 @@ class TestCheckpointWithAdapter:
             (checkpoint / "adapter.safetensors").write_bytes(content)
         self.refused(checkpoint)
 
-    @pytest.mark.parametrize(("dim", "hidden"), [(DIM, HIDDEN + 1), (DIM - 1, HIDDEN)], ids=["wider", "smaller"])
     def test_checkpoint_whose_adapter_has_a_wrong_size_is_refused_and_the_error_names_the_file(
-        self, checkpoint: Path, dim: int, hidden: int
-    ) -> None:
-        save_file(learned(dim, hidden).state_dict(), checkpoint / "adapter.safetensors")
-        self.refused(checkpoint)
-
-    def test_checkpoint_whose_adapter_lacks_a_weight_is_refused_and_the_error_names_the_file(
         self, checkpoint: Path
     ) -> None:
-        weights = load_file(checkpoint / "adapter.safetensors")
-        del weights["labels.narrow.bias"]
-        save_file(weights, checkpoint / "adapter.safetensors")
+        save_file(learned(DIM, HIDDEN + 1).state_dict(), checkpoint / "adapter.safetensors")
         self.refused(checkpoint)
 
     def refused(self, checkpoint: Path) -> None:

@@ -14,7 +14,7 @@ from recollect.trainer.training.batches import Batch, Batches, Pairs
 from recollect.trainer.training.negatives import HardNegatives
 from tests.trainer.helpers import label_sets
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=25, deadline=None)
 
 
 class Case(NamedTuple):
@@ -147,61 +147,15 @@ def test_disjoint_instances_share_no_label_and_exclude_the_query_itself(case: Ca
         assert batch.disjoint_instances(queries, instances).tolist() == expected
 
 
-@few
-@given(case=cases(), data=st.data())
-def test_mask_marks_the_pairs_within_the_given_ranges_of_queries_and_keys(case: Case, data: st.DataObject) -> None:
-    for batch in case.epoch(0):
-        queries, keys = (
-            tuple(sorted(data.draw(st.tuples(*2 * [st.integers(0, size)]))))
-            for size in (len(batch.rows), len(batch.pool))
-        )
-        for pairs in (batch.relevant, batch.positives):
-            marked = set(zip(pairs.query.tolist(), pairs.key.tolist(), strict=True))
-            expected = [[(query, key) in marked for key in range(*keys)] for query in range(*queries)]
-            assert pairs.mask(queries, keys).tolist() == expected
-
-
-def test_query_without_labels_shares_no_label_with_all_other_instances() -> None:
-    case = Case([set(), set(), {0}], 1, [0, 1, 2], 3, 1, 0, 0, None)
-    (batch,) = case.epoch(0)
-    np.testing.assert_array_equal(batch.disjoint_instances((0, 3), (0, 3)), ~np.eye(3, dtype=bool))
-
-
 def test_batch_without_labels_has_an_empty_pool() -> None:
     (batch,) = Case([set(), set()], 3, [0, 1], 2, 1, 2, 0, None).epoch(0)
     assert len(batch.pool) == 0
     assert batch.relevant.mask((0, 2), (0, 0)).shape == (2, 0)
 
 
-def test_every_label_of_a_query_is_drawn_equally_often() -> None:
-    steps, labels, positives = 1_000, 5, 2
-    batches = Case([set(range(labels))], labels, [0], 1, positives, 0, 3, None).batches()
-    drawn = np.concatenate([batches.at(step, None).pool for step in range(steps)])
-    counts = np.bincount(drawn, minlength=labels)
-    share = positives / labels
-    np.testing.assert_allclose(counts, steps * share, atol=5 * np.sqrt(steps * share * (1 - share)))
-
-
-def test_order_of_queries_differs_between_epochs_and_between_seeds() -> None:
-    def order(seed: int, epoch: int) -> tuple[int, ...]:
-        case = Case([{0}] * 50, 1, list(range(50)), 10, 1, 0, seed, None)
-        return tuple(row for batch in case.epoch(epoch) for row in batch.rows.tolist())
-
-    assert len({order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}) == 4
-
-
-def test_each_step_draws_new_negatives() -> None:
-    mined = HardNegatives(Sharded.of(np.arange(1, 41, dtype=np.int32)[None, :]))
-    batches = Case([{0}], 41, [0], 1, 1, 2, 0, mined).batches()
-    pools = {tuple(batches.at(step, mined).pool.tolist()) for step in range(20)}
-    assert len(pools) > 10
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_purpose_has_its_own_random_numbers(seed: int) -> None:
-    assert len({generator(seed, purpose, number).random() for purpose in Purpose for number in range(5)}) == 5 * len(
-        Purpose
-    )
+def test_each_purpose_has_its_own_random_numbers() -> None:
+    drawn = {generator(0, purpose, number).random() for purpose in Purpose for number in range(5)}
+    assert len(drawn) == 5 * len(Purpose)
 
 
 class TestClusteredBatches:
@@ -213,7 +167,7 @@ class TestClusteredBatches:
     def batches(self, batch_size: int = 10) -> Batches:
         return Case([{0}] * 41, 1, self.ROWS.tolist(), batch_size, 1, 0, 3, None).batches()
 
-    @pytest.mark.parametrize("batch_size", [1, 7, 10, 40])
+    @pytest.mark.parametrize("batch_size", [7, 10])
     def test_epoch_visits_every_row_once_cluster_by_cluster(self, batch_size: int) -> None:
         batches = self.batches(batch_size)
         for epoch in range(3):
@@ -226,12 +180,6 @@ class TestClusteredBatches:
         batches = self.batches()
         for step in range(8):
             assert np.unique(self.CLUSTERS[batches.at(step, None, self.CLUSTERS).rows]).size == 2
-
-    def test_each_epoch_shuffles_the_clusters_and_the_rows_of_each_cluster(self) -> None:
-        batches = self.batches(40)
-        orders = [batches.at(epoch, None, self.CLUSTERS).rows for epoch in range(4)]
-        assert len({tuple(self.CLUSTERS[order].tolist()) for order in orders}) == 4
-        assert len({tuple(order[self.CLUSTERS[order] == 2].tolist()) for order in orders}) > 1
 
     def test_batch_of_a_step_does_not_depend_on_earlier_clusters(self) -> None:
         other = np.append(np.arange(40) % 8, -1)
@@ -275,13 +223,3 @@ class TestWeightedPositives:
 
     def test_all_labels_of_a_query_with_few_labels_are_drawn(self) -> None:
         assert set(map(tuple, self.drawn(np.ones(5), 3, [{1, 4}]))) == {(1, 4)}
-
-    def test_labels_of_weight_0_are_drawn_last(self) -> None:
-        weights = np.array([0.0, -1.0, 1.0, 1.0, 1.0])
-        assert set(map(tuple, self.drawn(weights, 2))) == {(2, 3)}
-        assert {0, 1} < {label for labels in self.drawn(weights, 3) for label in labels}
-
-    def test_positives_without_label_weights_are_the_first_in_a_uniformly_random_order(self) -> None:
-        for step, labels in enumerate(self.drawn(None, 2)[:50]):
-            order = np.argsort(generator(3, Purpose.POSITIVES, step).random(4), kind="stable")
-            assert labels == sorted(order[:2].tolist())

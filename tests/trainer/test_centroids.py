@@ -57,11 +57,6 @@ def test_centroid_starts_as_the_mean_of_the_instances_or_as_the_text_vector_with
     np.testing.assert_array_equal(read(centroids)[WITHOUT_INSTANCE], TEXTS[WITHOUT_INSTANCE])
 
 
-def test_centroids_are_read_by_label_position(centroids: Centroids) -> None:
-    rows = np.array([7, WITHOUT_INSTANCE, 0, 7])
-    np.testing.assert_array_equal(read(centroids, rows), read(centroids)[rows])
-
-
 @pytest.mark.parametrize("hard_negatives", [0, None], ids=["labels of the batch", "all labels"])
 @pytest.mark.parametrize("size", [6, INSTANCES], ids=["some", "every instance"])
 def test_queries_of_a_batch_are_left_out_of_the_centroids_of_the_pool(
@@ -100,23 +95,6 @@ def test_follow_updates_query_vectors_with_momentum_and_only_the_centroids_of_th
         np.testing.assert_allclose(centroid, written(expected, label), atol=1e-2)
     assert moved[:WITHOUT_INSTANCE].all()
     assert np.linalg.norm(read(centroids) - TEXTS, axis=1)[WITHOUT_INSTANCE] == 0
-
-
-def test_centroids_converge_to_the_new_instance_vectors(centroids: Centroids) -> None:
-    there = random_units(np.random.default_rng(6), 1)
-    for number in range(100):
-        step = batch(number)
-        centroids.follow(step, torch.from_numpy(np.repeat(there, len(step.rows), axis=0)))
-    assert (read(centroids) @ there[0])[:WITHOUT_INSTANCE].min() > 0.999
-
-
-def test_after_many_steps_each_sum_equals_the_sum_of_the_stored_instance_vectors(centroids: Centroids) -> None:
-    random = np.random.default_rng(7)
-    for number in range(500):
-        step = batch(number)
-        centroids.follow(step, torch.from_numpy(random_units(random, len(step.rows))))
-    exact = SETS.to_csr(LABELS).T @ centroids.followed.own.astype(np.float64)
-    np.testing.assert_allclose(centroids.sums, exact, atol=1e-4)
 
 
 def test_batch_whose_queries_have_no_labels_changes_no_centroid(centroids: Centroids) -> None:

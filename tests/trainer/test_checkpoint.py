@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
@@ -22,16 +21,13 @@ HEADS: dict[str, Callable[[], Head]] = {
     "prototypes": lambda: Prototypes(32, 6, ("text", "free", "centroid"), 2),
     "prototypes with momentum": lambda: Prototypes(32, 6, ("text", "centroid"), 0, "ema"),
     "classifier with projection": lambda: Classifier(32, 6, normalised=False, projection=12),
-    "prototypes of texts": lambda: Prototypes(32, 6, ("text",), 0),
-    "prototypes of free vectors": lambda: Prototypes(32, 6, ("free",), 6),
 }
 
 
 class TestSavedCheckpoint:
     # The tiny distilbert has a case-sensitive tokenizer, and the tiny roberta a tokenizer without byte-level BPE.
     # AutoTokenizer would build other tokenizers for these two.
-    @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
-    @pytest.mark.parametrize("pooling", ["mean", "cls"])
+    @pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("distilbert", "mean"), ("roberta", "mean")])
     def test_loaded_checkpoint_gives_the_vectors_of_the_saved_encoder(
         self, kind: str, pooling: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
@@ -42,7 +38,7 @@ class TestSavedCheckpoint:
         assert (loaded.config, loaded.pad_id) == (encoder.config, encoder.pad_id)
         assert encoder_digest(loaded) == encoder_digest(encoder)
 
-    @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+    @pytest.mark.parametrize("kind", ["distilbert", "roberta"])
     def test_checkpoint_can_be_loaded_as_a_hugging_face_folder(
         self, kind: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
@@ -51,13 +47,6 @@ class TestSavedCheckpoint:
         np.testing.assert_array_equal(
             load(tmp_path / "checkpoint").encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32)
         )
-
-    def test_loaded_checkpoint_of_the_packaged_encoder_gives_identical_vectors(
-        self, minilm: Encoder, tmp_path: Path
-    ) -> None:
-        save_checkpoint(minilm, tmp_path / "checkpoint")
-        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 128), minilm.encode(SAMPLE_TEXTS, 128))
 
     def test_checkpoint_without_tokenizer_config_keeps_its_tokenizer(
         self, tiny_distilbert: Any, tmp_path: Path
@@ -68,17 +57,11 @@ class TestSavedCheckpoint:
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
 
-    def test_checkpoint_contains_a_tokenizer_without_truncation(self, tiny_encoder: Encoder, tmp_path: Path) -> None:
-        tiny_encoder.encode(SAMPLE_TEXTS, 5)
-        save_checkpoint(tiny_encoder, tmp_path / "run" / "checkpoint")
-        tokenizer = Tokenizer.from_file(str(tmp_path / "run" / "checkpoint" / "tokenizer.json"))
-        assert (tokenizer.truncation, tokenizer.padding) == (None, None)
-
-    @pytest.mark.parametrize("adapter", [None, Adapter(32, 4)], ids=["bare", "adapted"])
     @pytest.mark.parametrize("kind", HEADS)
     def test_loaded_checkpoint_with_a_head_gives_identical_keys(
-        self, kind: str, adapter: Adapter | None, tiny_bert: Any, tmp_path: Path
+        self, kind: str, tiny_bert: Any, tmp_path: Path
     ) -> None:
+        adapter = Adapter(32, 4)
         torch.manual_seed(7)
         head = HEADS[kind]()
         for weight in head.parameters():
@@ -93,27 +76,12 @@ class TestSavedCheckpoint:
         assert encoder_digest(loaded) == encoder_digest(encoder)
         assert encoder_digest(encoder) != encoder_digest(encoder.with_adapter(adapter))
 
-    @pytest.mark.parametrize("kind", HEADS)
-    def test_load_encoder_drops_the_head(self, kind: str, tiny_bert: Any, tmp_path: Path) -> None:
+    def test_load_encoder_drops_the_head(self, tiny_bert: Any, tmp_path: Path) -> None:
         bare = load(tiny_bert.folder)
-        save_checkpoint(bare.with_adapter(None, HEADS[kind]()), tmp_path / "checkpoint")
+        save_checkpoint(bare.with_adapter(None, HEADS["classifier"]()), tmp_path / "checkpoint")
         loaded = load_encoder(str(tmp_path / "checkpoint"), "auto", 32, 8, "cpu")
         assert (loaded.model.head, loaded.dim) == (None, 32)
         np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), bare.encode(SAMPLE_TEXTS, 32))
-
-    def test_checkpoint_without_head_removes_the_head_of_the_checkpoint_that_it_replaces(
-        self, tiny_bert: Any, tmp_path: Path
-    ) -> None:
-        bare = load(tiny_bert.folder)
-        for head in (Classifier(32, 4), None):
-            save_checkpoint(bare.with_adapter(None, head), tmp_path / "checkpoint")
-        assert not (tmp_path / "checkpoint" / "head.safetensors").exists()
-        assert load_checkpoint(tmp_path / "checkpoint", "cpu").model.head is None
-
-    def test_new_checkpoint_replaces_the_previous_checkpoint(self, tiny_bert: Any, tmp_path: Path) -> None:
-        for pooling in ("mean", "cls"):
-            save_checkpoint(load(tiny_bert.folder, pooling), tmp_path / "checkpoint")
-        assert load_checkpoint(tmp_path / "checkpoint", "cpu").config.pooling == "cls"
 
     def test_interrupted_save_keeps_the_previous_checkpoint(
         self, tiny_bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +106,7 @@ class TestSavedCheckpoint:
         ):
             load_checkpoint(tmp_path, "cpu")
 
-    @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format_version": 1, "pad_id": 0, "name": "x"}'])
+    @pytest.mark.parametrize("content", ["", '{"format_version": 1, "pad_id": 0, "name": "x"}'])
     def test_checkpoint_with_invalid_settings_is_refused(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "recollect.json").write_text(content)
         with pytest.raises(
@@ -151,8 +119,9 @@ class TestSavedCheckpoint:
         with pytest.raises(EncoderError, match=r"recollect\.json: expected format_version 1, found 2"):
             load_checkpoint(tmp_path, "cpu")
 
-    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-    @pytest.mark.parametrize("content", [None, b"{"], ids=["missing", "broken"])
+    @pytest.mark.parametrize(
+        ("name", "content"), [("config.json", b"{"), ("model.safetensors", b"{"), ("tokenizer.json", None)]
+    )
     def test_checkpoint_with_a_missing_or_broken_file_is_refused_and_the_error_names_its_folder(
         self, tiny_encoder: Encoder, tmp_path: Path, name: str, content: bytes | None
     ) -> None:

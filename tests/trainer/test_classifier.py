@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recollect.trainer.heads.classifier import Classifier
@@ -59,11 +56,6 @@ def test_keys_are_unit_vectors_whose_product_is_the_mean_of_both_cosines(head: C
     torch.testing.assert_close(query_keys @ label_keys.T, (cosines[0] + cosines[1]) / 2)
 
 
-def test_both_views_of_a_query_are_equal_before_training() -> None:
-    queries = Classifier(DIM, LABELS).eval().queries(VECTORS)
-    torch.testing.assert_close(queries[:, 1], queries[:, 0])
-
-
 def test_label_vector_starts_between_text_and_instances_or_as_the_text_vector_without_instances() -> None:
     instances = units(4, 3)
     head = started([[0, 1], [1], [], [3]], instances)
@@ -82,22 +74,6 @@ def test_classifier_looks_up_labels_by_label_position(head: Classifier) -> None:
     assert [weight is head.weights for weight in head.lookups()] == [True]
 
 
-def test_first_step_gives_gradients_to_the_weights_of_the_classifier() -> None:
-    head = started([[label] for label in range(LABELS)], units(LABELS, 3))
-    (head.key(head.queries(VECTORS)) @ head.key(head.labels(TEXTS, ALL_LABELS)).T).square().sum().backward()
-    for weight in head.parameters():
-        assert weight.grad is not None
-        assert weight.grad.any()
-
-
-def test_dropout_in_training_changes_only_the_query_view_of_the_classifier(head: Classifier) -> None:
-    torch.manual_seed(0)
-    expected, found = head.queries(VECTORS), head.train().queries(VECTORS)
-    assert torch.equal(found[:, 0], expected[:, 0])
-    assert (found[:, 1] - expected[:, 1]).abs().max() > 0.01
-    torch.testing.assert_close(found.norm(dim=2), torch.ones(QUERIES, 2))
-
-
 def test_classifier_without_normalisation_compares_inner_products_and_has_the_same_keys(head: Classifier) -> None:
     plain = Classifier(DIM, LABELS, normalised=False).eval()
     plain.load_state_dict(head.state_dict())
@@ -109,19 +85,6 @@ def test_classifier_without_normalisation_compares_inner_products_and_has_the_sa
     torch.testing.assert_close(plain.key(labels), head.key(head.labels(TEXTS, ALL_LABELS)))
     again = Classifier(DIM, **plain.shape())
     assert not again.normalised
-
-
-def test_dropout_of_a_classifier_without_normalisation_applies_to_queries_and_labels() -> None:
-    plain = Classifier(DIM, LABELS, normalised=False).train()
-    with torch.no_grad():
-        plain.weights.fill_(0.5)
-    torch.manual_seed(0)
-    queries, labels = plain.queries(torch.ones(QUERIES, DIM)), plain.labels(TEXTS, ALL_LABELS)
-    for views, value in ((queries, 1.0), (labels, 0.5)):
-        kept = views[:, 1][views[:, 1] != 0]
-        assert 0 < len(kept) < views[:, 1].numel()
-        torch.testing.assert_close(kept, torch.full_like(kept, value / 0.9))
-    assert torch.equal(labels[:, 0], TEXTS)
 
 
 def test_projection_is_a_tanh_layer_of_fewer_dimensions_on_queries_and_label_texts() -> None:
@@ -148,11 +111,3 @@ def test_projection_is_a_tanh_layer_of_fewer_dimensions_on_queries_and_label_tex
     again = Classifier(DIM, **head.shape()).eval()
     again.load_state_dict(head.state_dict())
     assert torch.equal(again.key(again.queries(VECTORS)), head.key(head.queries(VECTORS)))
-
-
-def test_classifier_rebuilt_from_its_shape_and_weights_equals_the_original(head: Classifier, tmp_path: Path) -> None:
-    save_file(head.state_dict(), tmp_path / "head.safetensors")
-    again = Classifier(DIM, **head.shape()).eval()
-    again.load_state_dict(load_file(tmp_path / "head.safetensors"))
-    assert torch.equal(again.queries(VECTORS), head.queries(VECTORS))
-    assert torch.equal(again.labels(TEXTS, ALL_LABELS), head.labels(TEXTS, ALL_LABELS))

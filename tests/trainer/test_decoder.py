@@ -10,7 +10,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel
 
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from recollect.service.bundle.manifest import Precision
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
@@ -54,26 +53,20 @@ def test_vectors_equal_those_of_transformers_with_padding_on_the_left(
     np.testing.assert_allclose(decoder.encode(TEXTS, 32), expected, atol=1e-5)
 
 
-def test_vector_of_a_text_depends_on_its_first_word(decoder: Encoder) -> None:
-    first, second = decoder.encode(["garden red chair", "quick red chair"], 32)
-    assert first @ second < 0.9999
-
-
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_served_vectors_equal_those_of_the_trainer_also_of_a_text_without_tokens(
-    tiny_llama: TinyEncoder, tmp_path: Path, precision: Precision
+    tiny_llama: TinyEncoder, tmp_path: Path
 ) -> None:
     decoder = load_pretrained(str(tiny_llama.folder), "last", 32, 16, "cpu")
     decoder.tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])  # no special tokens
     texts = ["", *TEXTS]
     vectors = decoder.encode(texts, 32)
     assert np.isfinite(vectors).all()
-    info = describe_encoder(decoder, precision)
+    info = describe_encoder(decoder, "fp32")
     export_encoder(decoder, tmp_path, info, Sample(TEXTS, vectors[1:]))
     served = QueryEncoder.open(tmp_path, info, threads=1)
     for each in (served.encode_texts(texts), np.concatenate([served.encode_texts([text]) for text in texts])):
         np.testing.assert_allclose(each[0], vectors[0], atol=1e-3)
-        assert (each[1:] * vectors[1:]).sum(axis=1).min() > (0.9999 if precision == "fp32" else 0.98)
+        assert (each[1:] * vectors[1:]).sum(axis=1).min() > 0.9999
 
 
 def test_truncated_text_keeps_its_last_special_token(decoder: Encoder) -> None:

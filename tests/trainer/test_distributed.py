@@ -25,7 +25,6 @@ from recollect.trainer import distributed
 from recollect.trainer.distributed import ALONE, Ranks, process_group
 from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.heads.prototypes import Prototypes
 from recollect.trainer.methods import losses
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training import clustering
@@ -40,19 +39,11 @@ from tests.trainer.test_training_state import new_learner
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120
 
-# An average batch, a batch with a larger pool, and batches with fewer queries or labels than ranks.
+# A batch with a large pool, and one with fewer queries and labels than ranks.
 BATCHES: dict[str, dict[str, Any]] = {
-    "usual": {},
     "mined": {"positives": 2, "hard_negatives": 3},
-    "one query, all labels": {"batch_size": 1, "hard_negatives": None},
     "two queries, two labels": {"batch_size": 2, "positives": 1, "hard_negatives": 0},
 }
-LOSSES = ["softmax", "decoupled", "rae", "soft top k", "pal", "triplet", "two hardest", "triplet sum", "regulariser"]
-ROWS = [1, 2, 3, 7, 8, 13]
-
-
-# The greatest values, at most 3 in descending order, of two rows on each of three ranks.
-BEST = [torch.tensor([[5.0, 2.0, -1.0], [1.0, 0.5, 0.0]]), torch.empty(2, 0), torch.tensor([[3.0], [-7.0]])]
 
 
 def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -63,7 +54,7 @@ def columns(ranks: Ranks, keys: int = 7) -> tuple[torch.Tensor, torch.Tensor, to
     return scores[:, own].clone().requires_grad_(), draws[:, own] < 0.2, draws[:, own] < 0.4, scores[:, own] / 2
 
 
-def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
+def losses_and_gradients(ranks: Ranks) -> dict[str, Any]:
     """Return, for each loss function, the loss summed over the ranks and the gradient of this rank's similarities."""
     found = {}
     for name, loss in {
@@ -77,57 +68,20 @@ def losses_and_gradients(ranks: Ranks, keys: int) -> dict[str, Any]:
         "triplet sum": lambda s, t, p, x: losses.triplet_sum(s / 10, t, p, ranks=ranks),
         "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks),
     }.items():
-        scores, positives, relevant, others = columns(ranks, keys)
+        scores, positives, relevant, others = columns(ranks)
         value = loss(scores, positives, relevant, others)
         (value * torch.arange(1, 7)).sum().backward()
         found[name] = (ranks.all_reduce_sum(value.detach()), scores.grad)
     return found
 
 
-def exchanges(ranks: Ranks) -> dict[str, Any]:
-    """Return the result of each collective operation."""
-    own = torch.tensor([[1.0, -5.0, 3.0]]) * (ranks.rank + 1)
-    values = (torch.arange(4.0) * (ranks.rank - 0.5)).requires_grad_()
-    total = ranks.log_sum_exp(values)
-    (total * (ranks.rank + torch.arange(4.0))).sum().backward()
-    best = BEST[ranks.rank].clone().requires_grad_()
-    top = ranks.top_k(best, 3)
-    (top * torch.arange(1.0, 1 + top.shape[1]) * (ranks.rank + 1)).sum().backward()
-    model = torch.nn.Linear(3, 2)
-    model.weight.grad = torch.full((2, 3), float(ranks.rank + 1))
-    model.bias.grad = torch.arange(2.0) * ranks.rank
-    ranks.all_reduce_gradients(model)
-    table = torch.nn.Embedding(5, 2)
-    rows = np.array([1, 4])
-    table.weight.grad = torch.zeros(5, 2)
-    table.weight.grad[rows] = torch.full((2, 2), float(ranks.rank + 1))
-    ranks.all_reduce_gradients(table, [table.weight], rows)
-    arrays = [np.arange(3 * rows).reshape(rows, 3) for rows in ROWS]
-    return {
-        "rank": (ranks.rank, ranks.size, ranks.first),
-        "all_reduce_sum": (ranks.all_reduce_sum(own), own),
-        "all_reduce_max": (ranks.all_reduce_max(own), own),
-        "broadcast_object": ranks.broadcast_object({"rank": ranks.rank}),
-        "log_sum_exp": (values.detach(), total.detach(), values.grad),
-        "top_k": (top.detach(), best.grad),
-        "gradients": (model.weight.grad, model.bias.grad, table.weight.grad),
-        "all_gather": [ranks.all_gather(torch.from_numpy(ranks.share(whole)), len(whole)) for whole in arrays],
-        "all_gather_arrays": [ranks.all_gather_arrays(ranks.share(whole), len(whole), "cpu") for whole in arrays],
-        "all_reduce_array": ranks.all_reduce_array(np.arange(5.0) * (ranks.rank + 1), "cpu"),
-    }
-
-
 def objectives(ranks: Ranks, batch: str) -> dict[str, Any]:
-    """Return the loss and the gradient of each method, and the centroids of prime after the step."""
+    """Return the loss and the gradient of each method."""
     found: dict[str, Any] = {}
     for method in ALL:
         problem = Problem(method)
         found[method] = problem.backward(problem.batch(**BATCHES[batch]), ranks)
-    prime = Problem("prime")
-    head = prime.step(prime.batch(**BATCHES[batch]), ranks)[1].head
-    assert isinstance(head, Prototypes)
-    assert head.centroids is not None
-    return found | {"centroids": head.centroids.sums}
+    return found
 
 
 def shared_arrays() -> dict[str, Any]:
@@ -185,13 +139,11 @@ def validation(ranks: Ranks) -> dict[float, list[float]]:
 
 
 WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
-    "exchanges": exchanges,
-    "seven keys": lambda ranks: losses_and_gradients(ranks, 7),
+    "losses": losses_and_gradients,
     **{batch: functools.partial(objectives, batch=batch) for batch in BATCHES},
     "divided arrays": divided_arrays,
     "mined negatives": mined_negatives,
     "validation": validation,
-    "two keys": lambda ranks: losses_and_gradients(ranks, 2),
 }
 
 
@@ -251,37 +203,6 @@ def test_all_ranks_succeed(group: Group) -> None:
     }, group.log
 
 
-def test_each_rank_gets_its_own_number(group: Group) -> None:
-    assert [found["rank"] for found in group.found("exchanges")] == [
-        (rank, group.size, rank == 0) for rank in range(group.size)
-    ]
-
-
-def test_all_reduce_sum_and_max_include_the_values_of_all_ranks(group: Group) -> None:
-    found = group.found("exchanges")
-    parts = torch.stack([rank["all_reduce_sum"][1] for rank in found])
-    for rank in found:
-        assert torch.equal(rank["all_reduce_sum"][0], parts.sum(dim=0))
-        assert torch.equal(rank["all_reduce_max"][0], parts.amax(dim=0))
-
-
-def test_broadcast_object_gives_all_ranks_the_object_of_rank_0(group: Group) -> None:
-    assert [found["broadcast_object"] for found in group.found("exchanges")] == [{"rank": 0}] * group.size
-
-
-def test_all_gather_concatenates_unequal_and_empty_shares(group: Group) -> None:
-    for found in group.found("exchanges"):
-        for rows, tensor, array in zip(ROWS, found["all_gather"], found["all_gather_arrays"], strict=True):
-            whole = np.arange(3 * rows).reshape(rows, 3)
-            np.testing.assert_array_equal(tensor.numpy(), whole)
-            np.testing.assert_array_equal(array, whole)
-
-
-def test_all_reduce_array_sums_all_chunks(group: Group) -> None:
-    for found in group.found("exchanges"):
-        np.testing.assert_array_equal(found["all_reduce_array"], np.arange(5.0) * 6)
-
-
 def test_rows_of_a_divided_array_are_gathered_on_every_rank_or_on_one(group: Group) -> None:
     vectors = shared_arrays()["vectors"]
     for rank, found in enumerate(group.found("divided arrays")):
@@ -318,46 +239,12 @@ def test_validation_score_over_ranks_equals_the_score_of_a_single_process(group:
         np.testing.assert_allclose(found[alpha], expected, rtol=1e-9)
 
 
-def test_log_sum_exp_and_its_gradient_include_the_values_of_all_ranks(group: Group) -> None:
-    found = [rank["log_sum_exp"] for rank in group.found("exchanges")]
-    values = torch.stack([value for value, _, _ in found]).requires_grad_()
-    total = torch.logsumexp(values, dim=0)
-    sum((total * (rank + torch.arange(4.0))).sum() for rank in range(group.size)).backward()
-    for rank, (_, result, gradient) in enumerate(found):
-        torch.testing.assert_close(result, total.detach())
-        torch.testing.assert_close(gradient, values.grad[rank])
-
-
-def test_top_k_includes_all_ranks_and_the_gradient_of_a_value_returns_to_its_rank(group: Group) -> None:
-    found = [rank["top_k"] for rank in group.found("exchanges")]
-    own = [part.clone().requires_grad_() for part in BEST[: group.size]]
-    top = torch.cat(own, dim=1).topk(3, dim=1).values
-    sum((top * torch.arange(1.0, 4.0) * (rank + 1)).sum() for rank in range(group.size)).backward()
-    for (result, gradient), part in zip(found, own, strict=True):
-        assert torch.equal(result, top.detach())
-        assert torch.equal(gradient, part.grad)
-
-
-def test_all_reduce_gradients_gives_every_rank_the_sum_of_the_gradients(group: Group) -> None:
-    numbers = range(group.size)
-    for found in group.found("exchanges"):
-        weight, bias, table = found["gradients"]
-        assert torch.equal(weight, torch.full((2, 3), float(sum(rank + 1 for rank in numbers))))
-        assert torch.equal(bias, torch.arange(2.0) * sum(numbers))
-        total = sum(rank + 1.0 for rank in numbers)
-        assert table.tolist() == [[0, 0], [total, total], [0, 0], [0, 0], [total, total]]
-
-
-@pytest.mark.parametrize("keys", ["seven keys", "two keys"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_loss_over_a_pool_split_between_ranks_equals_the_loss_of_a_single_process(
-    group: Group, keys: str, loss: str
-) -> None:
-    found = [rank[loss] for rank in group.found(keys)]
-    value, gradient = alone(keys)[loss]
-    for result, _ in found:
-        torch.testing.assert_close(result, value)
-    torch.testing.assert_close(torch.cat([part for _, part in found], dim=1), gradient)
+def test_losses_over_a_pool_split_between_ranks_equal_those_of_a_single_process(group: Group) -> None:
+    ranks = group.found("losses")
+    for loss, (value, gradient) in alone("losses").items():
+        for rank in ranks:
+            torch.testing.assert_close(rank[loss][0], value)
+        torch.testing.assert_close(torch.cat([rank[loss][1] for rank in ranks], dim=1), gradient)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -369,15 +256,7 @@ def test_each_rank_gets_the_loss_and_gradient_of_a_single_process(group: Group, 
         assert_same(found[method], expected)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_each_rank_gets_the_centroids_of_a_single_process(group: Group, batch: str) -> None:
-    expected = alone(batch)["centroids"]
-    for found in group.found(batch):
-        torch.testing.assert_close(found["centroids"], expected)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("rows", [0, 1, 5, 8, 1_000_003])
+@pytest.mark.parametrize(("size", "rows"), [(1, 5), (3, 0), (3, 8), (8, 5), (8, 1_000_003)])
 def test_shares_of_the_ranks_cover_all_rows_and_differ_by_at_most_one_row(size: int, rows: int) -> None:
     bounds = [Ranks(rank, size).bounds(rows) for rank in range(size)]
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
@@ -423,22 +302,6 @@ class TestRefused:
             "LOCAL_RANK=2: expected a GPU for each process, found 2; start torchrun --nproc-per-node 2, or use "
             "--device cpu"
         )
-
-
-def test_collective_operations_of_a_single_rank_return_its_own_values() -> None:
-    values = torch.arange(3.0)
-    assert ALONE.first
-    assert ALONE.broadcast_object("value") == "value"
-    for given in (
-        ALONE.all_reduce_sum(values),
-        ALONE.all_reduce_max(values),
-        ALONE.log_sum_exp(values),
-        ALONE.all_gather(values, 3),
-    ):
-        assert given is values
-    rows = values[None]
-    assert ALONE.top_k(rows, 3) is rows
-    assert ALONE.bounds(5) == (0, 5)
 
 
 if __name__ == "__main__":

@@ -64,13 +64,6 @@ def test_kept_texts_stay_in_their_rows(folder: Path) -> None:
     assert [note.partition("; ")[2] for note in notes] == ["they are kept (--empty-texts)"] * 2
 
 
-@pytest.mark.parametrize("empty_texts", ["refuse", "drop", "keep"])
-def test_dataset_without_empty_texts_has_no_note(toy: Path, empty_texts: Any) -> None:
-    dataset, notes = opened(toy, empty_texts)
-    assert len(dataset.read_split("train")) == 14
-    assert notes == []
-
-
 def test_dataset_of_which_no_text_remains_is_refused(folder: Path, write_lines: WriteLines) -> None:
     write_lines(folder / "filter_labels_train.txt", [])
     write_lines(folder / "trn.json", [{"title": "", "target_ind": [0]}])

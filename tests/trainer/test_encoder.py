@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import _packaged_folder, load_pretrained
 from recollect.trainer.errors import EncoderError
 
@@ -30,8 +30,7 @@ def truncate(ids: list[int], max_length: int) -> list[int]:
     return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("distilbert", "mean"), ("roberta", "mean")])
 def test_vectors_of_a_batch_equal_those_of_transformers_with_one_text_at_a_time(
     kind: str, pooling: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -51,20 +50,7 @@ def test_packaged_minilm_equals_transformers_with_mean_pooling(minilm: Encoder) 
     np.testing.assert_allclose(minilm.encode(texts, 128), expected, atol=1e-5)
 
 
-def test_packaged_minilm_gives_similar_texts_similar_vectors(minilm: Encoder) -> None:
-    vectors = minilm.encode(["sorting a list", "how to order a sequence", "flights from Berlin to Rome"], 128)
-    similar, different = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
-    assert similar > different + 0.3
-
-
-def test_vectors_have_length_1_and_single_precision(tiny_encoder: Encoder) -> None:
-    vectors = tiny_encoder.encode(TEXTS, 32)
-    assert vectors.dtype == np.float32
-    assert vectors.shape == (len(TEXTS), tiny_encoder.dim)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 20, 10_000])
+@pytest.mark.parametrize("batch_tokens", [1, 20])
 def test_order_and_batch_size_do_not_change_vectors(
     tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
 ) -> None:
@@ -80,26 +66,8 @@ def test_text_is_truncated_to_max_length_including_special_tokens(tiny_encoder: 
     assert np.abs(tiny_encoder.encode(["quick fox jumps over the dog"], 5)[0] - short).max() > 1e-3
 
 
-def test_max_length_of_one_call_does_not_affect_later_calls(tiny_encoder: Encoder) -> None:
-    expected = tiny_encoder.encode(TEXTS, 32)
-    tiny_encoder.encode(TEXTS, 3)
-    np.testing.assert_array_equal(tiny_encoder.encode(TEXTS, 32), expected)
-
-
-def test_empty_list_of_texts_gives_no_vectors(tiny_encoder: Encoder) -> None:
-    assert tiny_encoder.encode([], 32).shape == (0, tiny_encoder.dim)
-
-
 def test_text_that_gives_no_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> None:
     assert np.linalg.norm(tiny_encoder.encode(["\u200b\x01"], 32)) == pytest.approx(1, abs=1e-6)
-
-
-def test_progress_callback_counts_all_texts(tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.trainer.encoding.encoder._BATCH_TOKENS", {"cpu": 20})
-    done: list[int] = []
-    tiny_encoder.encode(TEXTS, 32, done.append)
-    assert len(done) > 1
-    assert sum(done) == len(TEXTS)
 
 
 def test_vector_that_is_not_finite_is_refused_and_the_error_quotes_the_text(
@@ -111,39 +79,6 @@ def test_vector_that_is_not_finite_is_refused_and_the_error_quotes_the_text(
         encoder.model.transformer.embeddings.word_embeddings.weight[quick] = float("nan")
     with pytest.raises(EncoderError, match="the vector of 'quick fox' is not finite; use another encoder"):
         encoder.encode(["lazy dog", "quick fox"], 32)
-
-
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_every_weight_that_influences_vectors_has_a_gradient_in_a_trainable_model(
-    kind: str, pooling: Any, request: pytest.FixtureRequest
-) -> None:
-    encoder = load_pretrained(str(request.getfixturevalue(f"tiny_{kind}").folder), pooling, 32, 8, "cpu")
-    encoder.model.requires_grad_(False)
-    model = encoder.model.trainable()
-    (model(*encoder.tokenise(TEXTS, 32).batch(np.arange(len(TEXTS)), "cpu")) ** 3).sum().backward()
-    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert trainable == {name for name, weight in model.named_parameters() if weight.grad is not None}
-    assert {name for name, _ in model.named_parameters()} - trainable <= {
-        "transformer.pooler.dense.weight",
-        "transformer.pooler.dense.bias",
-    }
-
-
-@pytest.mark.parametrize(
-    ("gpu", "device", "chosen"), [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")]
-)
-def test_device_auto_means_cuda_if_there_is_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str, chosen: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert choose_device(device) == chosen
-
-
-def test_device_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(EncoderError, match="--device cuda: expected a CUDA GPU, found none; use --device cpu"):
-        choose_device("cuda")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -97,17 +97,6 @@ def test_missing_folder_is_refused_and_the_error_names_the_command_that_writes_a
         open_dataset(tmp_path / "absent")
 
 
-def test_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DatasetError, match="expected a dataset folder, found a file"):
-        open_dataset(tmp_path / "file")
-
-
-def test_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="found an empty folder"):
-        open_dataset(tmp_path)
-
-
 def test_unknown_format_is_refused_and_the_error_lists_known_formats_and_found_files(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("")
     with pytest.raises(DatasetError) as refusal:
@@ -154,13 +143,6 @@ class TestFilterFile:
     def test_pairs_of_a_filter_file_are_read_in_order(self, tmp_path: Path, write_lines: WriteLines) -> None:
         assert self.read(tmp_path, write_lines, ["0 2", "2 0"]) == [[0, 2], [2, 0]]
 
-    def test_filter_file_with_one_pair_is_read(self, tmp_path: Path, write_lines: WriteLines) -> None:
-        assert self.read(tmp_path, write_lines, ["1 2"]) == [[1, 2]]
-
-    @pytest.mark.parametrize("lines", [[], ["", ""]], ids=["empty", "blank"])
-    def test_empty_filter_file_has_no_pairs(self, tmp_path: Path, write_lines: WriteLines, lines: list[str]) -> None:
-        assert self.read(tmp_path, write_lines, lines) == []
-
     def test_filter_file_of_one_split_is_not_applied_to_the_other_split(
         self, tmp_path: Path, write_lines: WriteLines
     ) -> None:
@@ -168,15 +150,15 @@ class TestFilterFile:
         write_lines(tmp_path / "data" / "filter_labels_test.txt", ["0 0"])
         assert len(open_dataset(tmp_path / "data").read_split("train").filtered_pairs) == 0
 
-    @pytest.mark.parametrize("line", ["3 0", "0 3", "-1 0", "0 -1"])
+    @pytest.mark.parametrize("line", ["3 0", "0 -1"])
     def test_filter_pair_out_of_range_is_refused(self, tmp_path: Path, write_lines: WriteLines, line: str) -> None:
         with pytest.raises(DatasetError, match=r"filter_labels_train\.txt:2: pair .* is out of range"):
             self.read(tmp_path, write_lines, ["0 0", line])
 
     @pytest.mark.parametrize(
         "lines",
-        [["0 one"], ["0.5 1"], ["0,1"], ["0 1", "2"], ["0", "1"], ["0 1 2", "0 1 2"], [b"\xff 1"], ["1" * 30 + " 0"]],
-        ids=["word", "fraction", "comma", "ragged", "one column", "three columns", "not UTF-8", "huge"],
+        [["0 one"], ["0 1", "2"], ["0 1 2", "0 1 2"], [b"\xff 1"], ["1" * 30 + " 0"]],
+        ids=["word", "ragged", "three columns", "not UTF-8", "huge"],
     )
     def test_filter_line_that_is_not_two_integers_is_refused(
         self, tmp_path: Path, write_lines: WriteLines, lines: list[Any]

@@ -133,13 +133,6 @@ def test_turtle_may_begin_with_a_byte_order_mark_and_have_blank_nodes_and_wrong_
     assert not caplog.records
 
 
-def test_n_triples_are_read(folder: Path) -> None:
-    skos = "http://www.w3.org/2004/02/skos/core#"
-    kind = f"<{CATS}> <http://www.w3.org/1999/02/22-rdf-syntax-ns#type> <{skos}Concept> .\n"
-    use_skos(folder, f'{kind}<{CATS}> <{skos}prefLabel> "cats" .\n', "vocab.nt")
-    assert open_dataset(folder).labels.texts.to_pylist() == ["cats"]
-
-
 def test_concept_without_a_name_in_the_language_has_an_empty_text(folder: Path) -> None:
     use_skos(folder, TURTLE.replace('rdfs:label "cats" ; ', ""))
     with pytest.raises(DatasetError, match=rf"pets-skos\.ttl: concept {CATS}, language en: the text is empty; .*drop"):
@@ -167,9 +160,6 @@ def test_language_must_be_one_of_the_vocabulary(folder: Path, language: str | No
         ("a.ttl", b"<http://a> a\n\n oops .", r"a\.ttl:3: expected Turtle, found: "),
         ("a.ttl", b'\n<http://a> <http://b> "caf\xe9" .', r"a\.ttl:2: expected UTF-8, found byte 0xe9"),
         ("a.ttl", b"", r"a\.ttl: expected instances of skos:Concept that are not deprecated, found none"),
-        ("a.ttl", b'<http://a> <http://b> "c', r"a\.ttl: expected Turtle, found: .*; correct the file"),
-        ("a.ttl", b"<http://a> a", r"a\.ttl: expected Turtle, found: .*; correct the file"),
-        ("a.ttl", b'<http://a> <http://b> "c"@1 .', r"a\.ttl: expected Turtle, found: .*; correct the file"),
         ("a.ttl", b"<http://a> <http://b> " + b"[" * 5_000, r"a\.ttl: expected Turtle, found: .*; correct the file"),
         (
             "a.ttl",

@@ -39,11 +39,6 @@ def test_tokenised_texts_are_read_if_there_are_no_raw_texts(folder: Path) -> Non
     assert open_dataset(folder).read_split("train").entries.texts.to_pylist()[1] == "on fish"
 
 
-def test_text_without_labels_has_a_blank_line(folder: Path, write_lines: WriteLines) -> None:
-    write_lines(folder / "train_labels.txt", ["", "fishery"])
-    assert open_dataset(folder).read_split("train").labels.indptr.tolist() == [0, 0, 1]
-
-
 def test_other_number_of_lines_is_refused(folder: Path, write_lines: WriteLines) -> None:
     write_lines(folder / "train_labels.txt", ["sugar"])
     with pytest.raises(DatasetError, match=r"train_labels\.txt: expected 2 lines, as in train_raw_texts\.txt, found 1"):

@@ -49,14 +49,6 @@ def test_one_row_may_mix_label_positions_and_uids(read: Read) -> None:
     assert label_sets(read({"text": "t", "labels": ["blue", 0]}, {"text": "u", "labels": ["green"]})) == [[0, 2], [1]]
 
 
-def test_label_that_an_instance_lists_twice_is_stored_once(read: Read) -> None:
-    assert label_sets(read({"text": "t", "labels": ["green", 1, 1]})) == [[1]]
-
-
-def test_instance_may_have_no_labels(read: Read) -> None:
-    assert label_sets(read({"text": "t", "labels": []}, {"text": "u", "labels": [0]})) == [[], [0]]
-
-
 def test_excluded_labels_of_a_row_are_filtered_pairs_and_a_filter_file_adds_others(
     read: Read, tmp_path: Path, write_lines: WriteLines
 ) -> None:
@@ -93,18 +85,7 @@ def test_blank_lines_are_skipped(read: Read) -> None:
     assert split.entries.uids.to_pylist() == ["0", "1"]
 
 
-def test_line_numbers_of_errors_count_blank_lines(read: Read) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl:3: "):
-        read("", "", {"text": "t", "labels": [9]})
-
-
-def test_file_of_many_chunks_keeps_all_rows(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.trainer.data.split._CHUNK_STRINGS", 3)
-    split = read(*({"text": f"t{row}", "labels": [row % 3]} for row in range(10)))
-    assert split.entries.texts.to_pylist() == [f"t{row}" for row in range(10)]
-
-
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip), min_size=1), st.booleans())
 def test_texts_in_any_script_are_unchanged(texts: list[str], ascii_only: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -123,19 +104,14 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
     "invalid UTF-8": (b'{"text": "caf\xe9", "labels": []}', "expected UTF-8, found byte 0xe9 at column 14; .*iconv"),
     "lone surrogate": ('{"text": "\\ud800", "labels": []}', "'text': .*surrogate"),
     "empty text": ({"text": "", "labels": []}, "'text': the text is empty"),
-    "whitespace text": ({"text": " \u2003\n", "labels": []}, "'text': the text is empty"),
     "text missing": ({"title": "t", "labels": []}, r"expected the field 'text', found \['labels', 'title'\]"),
     "text not a string": ({"text": 5, "labels": []}, "'text': expected a string, found int"),
     "uid not a string": ({"uid": 1.5, "text": "t", "labels": []}, "'uid': expected a string, found float"),
-    "uid a bool": ({"uid": True, "text": "t", "labels": []}, "'uid': expected a string, found bool"),
     "uid empty": ({"uid": "", "text": "t", "labels": []}, "'uid': the uid is empty"),
-    "labels missing": ({"text": "t"}, "expected 'labels' to be a list, found None"),
     "labels not a list": ({"text": "t", "labels": "red"}, "expected 'labels' to be a list, found 'red'"),
     "position too large": ({"text": "t", "labels": [0, 3]}, "label position 3 is out of range; expected 0 to 2"),
     "position negative": ({"text": "t", "labels": [-1]}, "label position -1 is out of range"),
     "position a bool": ({"text": "t", "labels": [True]}, "expected a label position, found True"),
-    "position a float": ({"text": "t", "labels": [1.0]}, r"expected a label position, found 1\.0"),
-    "position null": ({"text": "t", "labels": [None]}, "expected a label position, found None"),
     "exclude no list": ({"text": "t", "labels": [], "exclude": "red"}, "expected 'exclude' to be a list, found 'red'"),
     "excluded label unknown": ({"text": "t", "labels": [], "exclude": ["mauve"]}, "label uid 'mauve' is unknown"),
     "unknown label uid": ({"text": "t", "labels": ["mauve"]}, "label uid 'mauve' is unknown; .*3 uids"),
@@ -152,8 +128,6 @@ def test_bad_line_is_refused_and_the_error_names_file_and_line(read: Read, line:
     ("line", "complaint"),
     [
         ({"text": "t"}, r"expected the field 'uid', found \['text'\]"),
-        ({"uid": None, "text": "t"}, "expected the field 'uid', found null"),
-        ({"uid": "l"}, "expected the field 'text'"),
         ({"uid": "l", "text": " "}, "'text': the text is empty"),
     ],
 )
@@ -168,16 +142,6 @@ def test_duplicate_instance_uid_is_refused_and_the_error_names_both_rows(read: R
         read(*rows)
 
 
-def test_duplicate_label_uid_is_refused_and_the_error_names_both_rows(read: Read) -> None:
-    with pytest.raises(DatasetError, match=r"labels\.jsonl: uid 'red' occurs twice, in rows 1 and 4"):
-        read(GOOD, labels=[*LABELS, {"uid": "red", "text": "another"}])
-
-
-def test_integer_uid_and_string_uid_with_the_same_digits_are_duplicates(read: Read) -> None:
-    with pytest.raises(DatasetError, match="uid '7' occurs twice"):
-        read({"uid": 7, "text": "t", "labels": []}, {"uid": "7", "text": "u", "labels": []})
-
-
 def test_truncated_gzip_is_refused_and_the_error_names_its_last_complete_line(
     tmp_path: Path, write_lines: WriteLines
 ) -> None:
@@ -189,7 +153,7 @@ def test_truncated_gzip_is_refused_and_the_error_names_its_last_complete_line(
         open_dataset(tmp_path).read_split("train")
 
 
-@pytest.mark.parametrize("content", [b"plain text", b"", b"\x1f\x8b\x08\x00 but no more of it"])
+@pytest.mark.parametrize("content", [b"plain text", b"\x1f\x8b\x08\x00 but no more of it"])
 def test_gz_file_without_gzip_content_is_refused(tmp_path: Path, write_lines: WriteLines, content: bytes) -> None:
     write_lines(tmp_path / "labels.jsonl", LABELS)
     (tmp_path / "train.jsonl.gz").write_bytes(content)

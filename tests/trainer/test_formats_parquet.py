@@ -50,19 +50,13 @@ def test_weights_of_equal_clicks_are_added_and_pairs_without_a_positive_sum_are_
     assert as_lists(read(clicks)) == {"sky": [2], "rose": [0], "leaf": []}
 
 
-def test_click_weights_may_be_integers(read: Read) -> None:
-    clicks = {"query": ["sky", "sky"], "label": ["blue", "red"], "weight": [3, 0]}
-    assert as_lists(read(clicks)) == {"sky": [2]}
-
-
-@pytest.mark.parametrize("query", ["query", "query_text", "text"])
-@pytest.mark.parametrize("label", ["label", "label_uid", "uid"])
+@pytest.mark.parametrize(("query", "label"), [("query", "label"), ("query_text", "label_uid"), ("text", "uid")])
 def test_each_column_may_have_one_of_several_names(read: Read, query: str, label: str) -> None:
     labels = {label: LABELS["label"], "label_text": LABELS["text"]}
     assert as_lists(read({query: ["sky"], label: ["blue"]}, labels)) == {"sky": [2]}
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.string(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.string()], ids=str)
 def test_label_uids_may_be_integers_or_strings_in_either_file(read: Read, kind: pa.DataType) -> None:
     labels = {"label": pa.array([10, 20, 30]), "text": LABELS["text"]}
     clicks = {"query": ["sky"], "label": pa.array([30]).cast(kind)}
@@ -102,7 +96,6 @@ BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no label column": ({"query": ["a"], "id": ["red"]}, "expected a column label or .*, found query, id"),
     "null query": ({"query": ["a", None], "label": ["red", "red"]}, "row 2: 'query': the text is empty"),
-    "blank query": ({"query": ["a", " \t"], "label": ["red", "red"]}, "row 2: 'query': the text is empty"),
     "null label": ({"query": ["a", "b"], "label": ["red", None]}, "row 2: 'label': "),
     "query no string": ({"query": [[1.5]], "label": ["red"]}, "expected column 'query' to hold strings, found list"),
     "query not UTF-8": ({"query": NOT_UTF8, "label": ["red", "red"]}, "expected column 'query' to hold UTF-8"),
@@ -111,10 +104,6 @@ BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
         "expected column 'weight' to hold numbers, found string",
     ),
     "weight null": ({"query": ["a"] * 2, "label": ["red"] * 2, "weight": [1, None]}, "row 2: expected a finite weight"),
-    "weight infinite": (
-        {"query": ["a"], "label": ["red"], "weight": [np.inf]},
-        "row 1: expected a finite weight, found inf",
-    ),
     "no rows": (
         {"query": pa.array([], pa.string()), "label": pa.array([], pa.string())},
         "expected at least one train text, found none",
@@ -130,17 +119,7 @@ def test_bad_click_is_refused_and_the_error_names_file_and_row(
         read(clicks)
 
 
-def test_null_label_text_is_refused(read: Read) -> None:
-    with pytest.raises(DatasetError, match=r"labels\.parquet: row 2: 'text': the text is empty"):
-        read({"query": ["a"], "label": ["red"]}, LABELS | {"text": ["Red", None, "Blue"]})
-
-
-def test_duplicate_label_uid_is_refused(read: Read) -> None:
-    with pytest.raises(DatasetError, match=r"labels\.parquet: uid 'red' occurs twice, in rows 1 and 3"):
-        read({"query": ["a"], "label": ["red"]}, LABELS | {"label": ["red", "green", "red"]})
-
-
-@pytest.mark.parametrize("content", [b"", b"query,label\nsky,blue\n", b"PAR1 and then nothing of the kind PAR1"])
+@pytest.mark.parametrize("content", [b"query,label\nsky,blue\n", b"PAR1 and then nothing of the kind PAR1"])
 def test_file_that_is_not_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "labels.parquet").write_bytes(content)
     with pytest.raises(DatasetError, match=r"labels\.parquet: expected Parquet, found: ") as refusal:

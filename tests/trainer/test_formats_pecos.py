@@ -35,8 +35,15 @@ def label_sets(split: Split) -> list[list[int]]:
     return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
 
 
-@pytest.mark.parametrize("texts", ["X.trn.txt", "trn_X.txt", "train_raw_texts.txt", "raw/trn_X.txt"])
-@pytest.mark.parametrize("labels", ["Y.txt", "label_map.txt", "output-items.txt", "raw/Y.txt"])
+@pytest.mark.parametrize(
+    ("texts", "labels"),
+    [
+        ("X.trn.txt", "Y.txt"),
+        ("trn_X.txt", "label_map.txt"),
+        ("train_raw_texts.txt", "output-items.txt"),
+        ("raw/trn_X.txt", "raw/Y.txt"),
+    ],
+)
 def test_all_known_file_names_are_recognised(folder: Path, texts: str, labels: str) -> None:
     (folder / "raw").mkdir()
     (folder / "X.trn.txt").rename(folder / texts)
@@ -62,30 +69,13 @@ def test_folder_as_dexml_distributes_it_is_read(tmp_path: Path, write_lines: Wri
     assert dataset.read_split("train").filtered_pairs.tolist() == [[0, 0]]
 
 
-def test_text_fields_are_refused_because_the_format_has_no_json(folder: Path) -> None:
-    with pytest.raises(
-        DatasetError, match=r"--text-fields: expected JSON lines, found the format pecos; omit the flag"
-    ):
-        open_dataset(folder, text_fields=("title",))
-
-
-def test_row_numbers_are_the_uids(folder: Path) -> None:
-    assert open_dataset(folder).labels.uids.to_pylist() == ["0", "1", "2"]
-    assert read(folder).entries.uids.to_pylist() == ["0", "1"]
-
-
 def test_only_the_character_line_feed_ends_a_line(folder: Path, write_lines: WriteLines) -> None:
     text = "été \u2028 花\u2029園\u0085 \x1c\x1d\x0b\x0c "
     write_lines(folder / "X.trn.txt", [text, "carriage return\r"])
     assert read(folder).entries.texts.to_pylist() == [text, "carriage return"]
 
 
-def test_last_line_may_end_without_a_line_feed(folder: Path) -> None:
-    (folder / "X.trn.txt").write_text("one\ntwo")
-    assert read(folder).entries.texts.to_pylist() == ["one", "two"]
-
-
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
+@pytest.mark.parametrize("kind", ["csc", "coo"])
 def test_every_sparse_format_of_scipy_is_read(folder: Path, kind: str) -> None:
     sparse.save_npz(folder / "Y.trn.npz", RELEVANCE.asformat(kind))
     assert label_sets(read(folder)) == [[1, 2], [0]]
@@ -97,8 +87,7 @@ def test_unsorted_repeated_and_zero_matrix_entries_become_sorted_label_sets(fold
     assert label_sets(read(folder)) == [[1, 2], [0]]
 
 
-@pytest.mark.parametrize(("name", "line"), [("X.trn.txt", 2), ("Y.txt", 3)])
-@pytest.mark.parametrize("blank", ["", " \t "])
+@pytest.mark.parametrize(("name", "line", "blank"), [("X.trn.txt", 2, ""), ("Y.txt", 3, " \t ")])
 def test_blank_line_is_refused_because_it_would_shift_rows(
     folder: Path, write_lines: WriteLines, name: str, line: int, blank: str
 ) -> None:
@@ -107,13 +96,7 @@ def test_blank_line_is_refused_because_it_would_shift_rows(
         read(folder)
 
 
-def test_invalid_utf8_is_refused_and_the_error_names_file_line_and_column(folder: Path) -> None:
-    (folder / "X.trn.txt").write_bytes(b"one\ncaf\xe9\n")
-    with pytest.raises(DatasetError, match=r"X\.trn\.txt:2: expected UTF-8, found byte 0xe9 at column 4"):
-        read(folder)
-
-
-@pytest.mark.parametrize("shape", [(3, 3), (2, 4), (1, 3), (3, 2)])
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4)])
 def test_relevance_matrix_of_wrong_shape_is_refused(folder: Path, shape: tuple[int, int]) -> None:
     sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(shape))
     complaint = rf"Y\.trn\.npz: expected 2 x 3 \(the lines of X\.trn\.txt x labels\), found {shape[0]} x {shape[1]}"
@@ -134,26 +117,14 @@ def npz(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 NO_MATRIX = {
-    "empty": b"",
     "text": b"0:1 2:1\n",
-    "a dense array": npy(np.eye(3)),
     "cut off": npz()[:-30],
-    "an archive of other arrays": npz(format=b"\xff"),
     "unknown format": npz(format=b"zzz"),
-    "format no string": npz(format=3),
-    "strings for values": npz(data=["a"]),
     "negative column": npz(indices=[-1]),
     "column out of range": npz(indices=[3]),
     "pointers past the end": npz(indptr=[0, 10**9, 1]),
     "pointers that fall": npz(data=[1, 1], indices=[0, 1], indptr=[0, 2, 1]),
-    "too few pointers": npz(indptr=[0, 1]),
 }
 
 
@@ -168,10 +139,9 @@ def test_relevance_file_that_is_not_a_sparse_matrix_is_refused(folder: Path, con
     "content",
     [
         npz(data=np.array([Pickled()], dtype=object)),
-        npz(format=np.array(Pickled(), dtype=object)),
         pickle.dumps(Pickled()),
     ],
-    ids=["as values", "as format", "bare"],
+    ids=["as values", "bare"],
 )
 def test_pickled_object_in_a_relevance_file_is_refused_and_not_unpickled(folder: Path, content: bytes) -> None:
     (folder / "Y.trn.npz").write_bytes(content)

@@ -74,12 +74,6 @@ def test_arrow_in_some_texts_only_is_part_of_the_text(raw: Path, write_lines: Wr
     assert read(raw).entries.texts.to_pylist() == ["B01->a", "paint"]
 
 
-def test_compressed_raw_texts_are_read(raw: Path, write_lines: WriteLines) -> None:
-    (raw / "raw_data" / "train.raw.txt").unlink()
-    write_lines(raw / "raw_data" / "train.raw.txt.gz", ["one", "two"])
-    assert read(raw).entries.texts.to_pylist() == ["one", "two"]
-
-
 def test_bag_of_words_becomes_a_text_with_the_largest_weight_first(bags: Path) -> None:
     dataset = open_dataset(bags)
     assert dataset.read_split("train").entries.texts.to_pylist() == ["chair garden", "red paint"]
@@ -87,26 +81,10 @@ def test_bag_of_words_becomes_a_text_with_the_largest_weight_first(bags: Path) -
     assert label_sets(dataset.read_split("train")) == [[0], []]
 
 
-def test_raw_texts_are_preferred_to_bags_of_words(bags: Path, write_lines: WriteLines) -> None:
-    write_lines(bags / "raw_data" / "train.raw.txt", ["a chair", "paint"])
-    assert read(bags).entries.texts.to_pylist() == ["a chair", "paint"]
-
-
-def test_label_features_may_have_the_older_name(bags: Path) -> None:
-    (bags / "lbl_X_Xf.txt").rename(bags / "Yf.txt")
-    assert open_dataset(bags).labels.texts.to_pylist() == ["garden chair", "red paint"]
-
-
 def test_bag_of_words_without_its_words_is_refused_and_the_error_names_both_files(bags: Path) -> None:
     (bags / "Xf.txt").unlink()
     with pytest.raises(DatasetError, match=r"lbl_X_Xf\.txt and Xf\.txt, found lbl_X_Xf\.txt without Xf\.txt.*add the"):
         open_dataset(bags)
-
-
-def test_row_without_words_is_an_empty_text(bags: Path, write_lines: WriteLines) -> None:
-    write_lines(bags / "trn_X_Xf.txt", ["2 4", "0:1", ""])
-    with pytest.raises(DatasetError, match=r"trn_X_Xf\.txt:3: the text is empty"):
-        read(bags)
 
 
 def test_words_of_another_dataset_are_refused(bags: Path, write_lines: WriteLines) -> None:
@@ -116,15 +94,9 @@ def test_words_of_another_dataset_are_refused(bags: Path, write_lines: WriteLine
 
 
 BAD_MATRICES: dict[str, tuple[list[Any], str]] = {
-    "empty file": ([], r":1: expected two numbers"),
     "no header": (["0:1 2:1", "1:1"], r":1: expected two numbers, .* found '0:1 2:1'"),
-    "negative header": (["-2 3", "0:1", ""], r":1: expected two numbers"),
     "too few rows": (["2 3", "0:1"], r": expected 2 rows, as its first line states, found 1"),
-    "too many rows": (["2 3", "0:1", "", ""], r": expected 2 rows, as its first line states, found 3"),
     "word": (["2 3", "0:1", "red"], r":3: expected entries like 3:1\.0, found 'red'"),
-    "no value": (["2 3", "0:1", "1"], r":3: expected entries like 3:1\.0"),
-    "three parts": (["2 3", "0:1:2", "1:1"], r":2: expected entries like 3:1\.0"),
-    "fraction as column": (["2 3", "0:1", "1.5:1"], r":3: expected entries like"),
     "infinite value": (["2 3", "0:1", "1:inf"], r":3: expected entries like"),
     "column too large": (["2 3", "0:1 2:1", "1:1 3:1"], r":3: column 3 is out of range; expected 0 to 2"),
     "negative column": (["2 3", "", "-1:1"], r":3: column -1 is out of range"),
@@ -139,11 +111,6 @@ def test_bad_matrix_is_refused_and_the_error_names_file_and_line(
     write_lines(raw / "trn_X_Y.txt", lines)
     with pytest.raises(DatasetError, match=rf"trn_X_Y\.txt{complaint}"):
         read(raw)
-
-
-def test_matrix_of_many_chunks_equals_the_matrix_of_one_chunk(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.trainer.data.formats.matrices._CHUNK_LINES", 1)
-    assert label_sets(read(raw)) == [[0, 2], [1]]
 
 
 def test_entry_with_the_value_zero_is_no_label(raw: Path, write_lines: WriteLines) -> None:

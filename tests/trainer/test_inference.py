@@ -88,7 +88,7 @@ def with_random_memories(test: Callable[..., None]) -> Callable[..., None]:
         top_b=st.integers(1, 30),
         depth=st.integers(1, 12),
     )
-    return settings(max_examples=60, deadline=None)(random_arguments(test))
+    return settings(max_examples=40, deadline=None)(random_arguments(test))
 
 
 @with_random_memories
@@ -139,13 +139,6 @@ def test_equal_scores_are_ordered_by_label_position() -> None:
         assert predicted_labels(memory, setting, 5) == served_labels(memory, setting, 5) == [[0, 1, 2, 3, 4]]
 
 
-def test_label_is_returned_even_if_only_a_distant_key_votes_for_it() -> None:
-    labels = Neighbours(np.array([[0.9, -0.3]], dtype=np.float32), np.array([[0, 1]]))
-    memory = Memory(labels, labels, sparse.csr_matrix((2, 2), dtype=np.float32))
-    setting = InferenceSetting(0.0, 0.01, 2)
-    assert predicted_labels(memory, setting, 2) == served_labels(memory, setting, 2) == [[0, 1]]
-
-
 @pytest.mark.parametrize("lambda_", LAMBDAS)
 def test_labels_without_votes_are_not_returned(lambda_: float) -> None:
     values = sparse.csr_matrix(np.array([[0, 0, 0], [0, 1, 0]], dtype=np.float32))
@@ -155,28 +148,7 @@ def test_labels_without_votes_are_not_returned(lambda_: float) -> None:
     assert predicted_labels(Memory(instances, labels, values), InferenceSetting(lambda_, 0.04, 1), 2) == expected
 
 
-@pytest.mark.parametrize("lambda_", LAMBDAS)
-def test_query_without_keys_gets_no_label(lambda_: float) -> None:
-    values = sparse.csr_matrix(np.ones((2, 2), dtype=np.float32))
-    part = Neighbours(np.array([[-np.inf, -np.inf], [0.9, -np.inf]], dtype=np.float32), np.array([[-1, -1], [1, -1]]))
-    best = predicted_labels(Memory(part, part, values), InferenceSetting(lambda_, 0.04, 2), 2)
-    assert best[0] == [-1, -1]
-    assert best[1] == served_labels(Memory(part, part, values), InferenceSetting(lambda_, 0.04, 2), 2)[1]
-
-
-@pytest.mark.parametrize("lambda_", LAMBDAS)
-@pytest.mark.parametrize("found", [0, 1, 3])
-def test_label_keys_alone_decide_if_no_query_of_a_block_has_an_instance(lambda_: float, found: int) -> None:
-    values = sparse.csr_matrix(np.ones((3, 5), dtype=np.float32))
-    instances = Neighbours(np.full((2, found), -np.inf, dtype=np.float32), np.full((2, found), -1))
-    labels = neighbours(np.random.default_rng(0), 2, 5, 5, padded=False)
-    expected = np.full((2, 5), -1) if lambda_ == 1 else labels.keys
-    assert predicted_labels(Memory(instances, labels, values), InferenceSetting(lambda_, 0.04, 4), 5) == [
-        [*row[:4], -1] for row in expected.tolist()
-    ]
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_predicting_many_settings_at_once_gives_the_labels_of_one_setting_at_a_time(seed: int) -> None:
     memory = random_memory(seed)
     many = [
@@ -189,10 +161,3 @@ def test_predicting_many_settings_at_once_gives_the_labels_of_one_setting_at_a_t
     assert [setting for setting, _ in at_once] == many
     for setting, best in at_once:
         assert best.tolist() == predicted_labels(memory, setting, 6)
-
-
-def test_setting_that_is_given_twice_is_returned_once() -> None:
-    memory = random_memory(1)
-    setting = InferenceSetting(0.5, 0.04, 5)
-    ((_, best),) = predict(*memory, [setting, setting], 3)
-    assert best.tolist() == predicted_labels(memory, setting, 3)

@@ -40,7 +40,7 @@ def written_formula(
     return keys
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
 def test_label_keys_equal_the_formula_of_pefa(alpha: float) -> None:
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
     assert (len(keys), keys.shape, keys.alpha) == (LABELS, (LABELS, DIM), alpha)
@@ -50,11 +50,7 @@ def test_label_keys_equal_the_formula_of_pefa(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-@pytest.mark.parametrize(
-    "rows",
-    [slice(0, 2), slice(3, None), slice(4, 5), slice(2, 2), slice(5, 99), [0], [4], [5, 1, 1, 4], []],
-    ids=str,
-)
+@pytest.mark.parametrize("rows", [slice(3, None), slice(2, 2), slice(5, 99), [5, 1, 1, 4], []], ids=str)
 def test_label_keys_can_be_indexed_like_an_array(alpha: float, rows: slice | list[int]) -> None:
     chosen = rows if isinstance(rows, slice) else np.array(rows, dtype=np.int64)
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
@@ -63,59 +59,23 @@ def test_label_keys_can_be_indexed_like_an_array(alpha: float, rows: slice | lis
     np.testing.assert_allclose(keys[chosen], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_label_keys_do_not_depend_on_the_chunk_size(alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_keys, "_CHUNK_LABELS", chunk)
-    keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
+def test_label_keys_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_keys, "_CHUNK_LABELS", 4)
+    keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), 0.5)
     np.testing.assert_array_equal(keys.filled(), keys[:])
     assert keys.filled().dtype == np.float32
 
 
-def test_alpha_0_gives_the_text_vectors_unchanged() -> None:
-    np.testing.assert_array_equal(LabelKeys(TEXTS, INSTANCES, label_sets(SETS), 0.0)[:], TEXTS)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_label_without_instances_keeps_its_text_vector(alpha: float) -> None:
+def test_label_without_instances_keeps_its_text_vector() -> None:
+    alpha = 1.0
     np.testing.assert_array_equal(LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)[4:5], TEXTS[4:5])
     none = LabelKeys(TEXTS, INSTANCES[:0], label_sets([]), alpha)
     np.testing.assert_array_equal(none[:], TEXTS)
 
 
-def test_label_of_one_instance_has_that_instances_vector_at_alpha_1() -> None:
-    np.testing.assert_allclose(LabelKeys(TEXTS, INSTANCES, label_sets(SETS), 1.0)[5:6], INSTANCES[5:6], atol=1e-6)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_instances_that_sum_to_zero_leave_the_text_vector(alpha: float) -> None:
+def test_instances_that_sum_to_zero_leave_the_text_vector() -> None:
     opposites = np.stack([INSTANCES[0], -INSTANCES[0]])
-    np.testing.assert_array_equal(LabelKeys(TEXTS[:1], opposites, label_sets([[0], [0]]), alpha)[:], TEXTS[:1])
-
-
-def test_instance_opposite_to_the_text_leaves_the_text_vector() -> None:
-    text = np.eye(1, DIM, dtype=np.float32)
-    np.testing.assert_array_equal(LabelKeys(text, -text, label_sets([[0]]), 0.5)[:], text)
-
-
-def test_reading_a_label_key_uses_only_the_instances_of_this_label() -> None:
-    instances = INSTANCES.copy()
-    instances[[2, 3, 4, 6]] = np.nan  # these instances do not have label 1 or 5
-    wanted = np.array([1, 5])
-    found = LabelKeys(TEXTS, instances, label_sets(SETS), 0.5)[wanted]
-    np.testing.assert_allclose(found, written_formula(TEXTS, INSTANCES, SETS, 0.5)[wanted], atol=1e-6)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_memory_mapped_half_precision_keys_are_mixed_in_single_precision(tmp_path: Path, alpha: float) -> None:
-    for name, vectors in (("texts", TEXTS), ("instances", INSTANCES)):
-        np.save(tmp_path / f"{name}.npy", vectors.astype(np.float16))
-    texts, instances = (np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("texts", "instances"))
-    keys = LabelKeys(texts, instances, label_sets(SETS), alpha)
-    expected = written_formula(texts, instances, SETS, alpha)
-    for rows in (slice(None), slice(1, 4), np.array([5, 0, 4])):
-        assert keys[rows].dtype == np.float32
-        np.testing.assert_allclose(keys[rows], expected[rows], atol=1e-6)
+    np.testing.assert_array_equal(LabelKeys(TEXTS[:1], opposites, label_sets([[0], [0]]), 0.5)[:], TEXTS[:1])
 
 
 class TestLabelKeysOfAMemory:
@@ -129,7 +89,7 @@ class TestLabelKeysOfAMemory:
         write_memory(tmp_path / "memory", plan, dataset.labels, split, source, ALONE, label_key_alpha=0.25)
         return open_memory(tmp_path / "memory")
 
-    @pytest.mark.parametrize("alpha", [None, 0.0, 0.5, 1.0])
+    @pytest.mark.parametrize("alpha", [None, 0.5])
     def test_label_keys_of_a_memory_have_its_default_alpha_unless_alpha_is_given(
         self, memory: Memory, alpha: float | None
     ) -> None:
@@ -137,12 +97,6 @@ class TestLabelKeysOfAMemory:
         sets = [row.tolist() for row in votes]
         expected = written_formula(memory.keys[14:], memory.keys[:14], sets, 0.25 if alpha is None else alpha)
         np.testing.assert_allclose(memory.label_keys(alpha)[:], expected, atol=1e-6)
-
-    def test_label_keys_of_a_memory_use_its_instance_keys_and_label_sets(self, memory: Memory) -> None:
-        np.testing.assert_array_equal(memory.instance_keys, memory.keys[:14])
-        assert isinstance(memory.instance_keys, np.memmap)
-        assert len(memory.label_sets) == 14
-        np.testing.assert_array_equal(memory.label_sets.indices, memory.value_indices)
 
 
 ADAPTED_LABELS, ADAPTED_INSTANCES = 7, 12
@@ -180,7 +134,7 @@ def test_inputs_of_all_instances_are_enriched_label_keys(inputs: LabelInputs, se
     assert (len(inputs), inputs.lengths.tolist(), inputs.lengths_of(np.arange(3)).tolist()) == (7, [1] * 7, [1] * 3)
 
 
-@pytest.mark.parametrize("gone", [[0], [4], [3, 4, 9], list(range(ADAPTED_INSTANCES))])
+@pytest.mark.parametrize("gone", [[4], [3, 4, 9], list(range(ADAPTED_INSTANCES))])
 def test_left_out_instances_are_in_no_label_input(inputs: LabelInputs, sets: LabelSets, gone: list[int]) -> None:
     expected = LabelKeys(
         input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), without(sets, gone), 0.5
@@ -189,15 +143,3 @@ def test_left_out_instances_are_in_no_label_input(inputs: LabelInputs, sets: Lab
     vectors, *_ = inputs.excluding(np.array(gone)).batch(rows, "cpu")
     np.testing.assert_allclose(vectors.numpy(), expected[rows], atol=1e-6)
     assert np.abs(expected - inputs.vectors(slice(None))).max() > 0.01
-
-
-def test_input_of_a_label_whose_only_instance_is_left_out_is_exactly_its_text(inputs: LabelInputs) -> None:
-    alone = inputs.excluding(np.array([4])).vectors(np.array([1]))
-    np.testing.assert_array_equal(alone, input_vectors(ADAPTED_LABELS, 1)[[1]])
-
-
-def test_inputs_with_alpha_0_contain_no_instance(sets: LabelSets) -> None:
-    inputs = LabelInputs.of(input_vectors(ADAPTED_LABELS, 1), input_vectors(ADAPTED_INSTANCES, 2), sets, 0.0).excluding(
-        np.array([4])
-    )
-    np.testing.assert_array_equal(inputs.vectors(slice(None)), input_vectors(ADAPTED_LABELS, 1))

@@ -52,22 +52,15 @@ def without_disjoint_instances(pool: Pool) -> Pool:
 
 
 POOLS: dict[str, Pool] = {
-    **{f"random {seed}": draw(seed, queries=5 + seed, keys=4 + 3 * seed) for seed in range(4)},
-    **{f"sampled positives {seed}": draw(seed, dense=0.5, sampled=True) for seed in range(3)},
+    **{f"random {seed}": draw(seed, queries=5 + seed, keys=4 + 3 * seed) for seed in (1, 3)},
+    "sampled positives": draw(0, dense=0.5, sampled=True),
     "no label at all": draw(dense=0.0),
-    "most queries without a label": draw(seed=1, queries=20, dense=0.03),
-    "every label positive": draw(dense=1.0),
     "every label positive, no disjoint instance": without_disjoint_instances(draw(dense=1.0)),
-    "every label relevant, one positive": without_disjoint_instances(draw(dense=1.0, sampled=True)),
     "repeated labels": with_repeated_labels(draw(seed=2, sampled=True)),
-    "one query": draw(seed=3, queries=1, instances=1),
-    "one key, relevant": draw(keys=1, dense=1.0),
-    "one key, irrelevant": draw(keys=1, dense=0.0),
     "one query, one key, itself the only instance": draw(queries=1, keys=1, instances=1, dense=1.0),
     "no keys": draw(keys=0),
     "no instances": draw(seed=4, instances=0, sampled=True),
     "scores of 500": at_extremes(draw(seed=5, sampled=True)),
-    "scores of 500, all positives": at_extremes(draw(seed=6, dense=0.5)),
     "scores of 500, no negatives": without_disjoint_instances(at_extremes(draw(seed=7, dense=1.0))),
 }
 every_pool = pytest.mark.parametrize("pool", [pytest.param(pool, id=name) for name, pool in POOLS.items()])
@@ -183,36 +176,15 @@ def test_loss_in_single_precision_and_bfloat16_gives_no_nan(
     assert all(part.isfinite().all() for part in value_and_gradients(loss, low))
 
 
-def test_decoupled_softmax_leaves_other_positives_out_of_the_denominator() -> None:
-    pool = draw(dense=0.5, sampled=True)
-    moved = pool._replace(labels=pool.labels + 100.0 * (pool.relevant & ~pool.positives))
-    torch.testing.assert_close(decoupled(moved), decoupled(pool))
-    assert (softmax(moved) >= softmax(pool)).all()
-
-
-def test_pal_gives_a_query_a_weight_equal_to_its_number_of_labels() -> None:
-    pool = draw(dense=0.6)
-    torch.testing.assert_close(pal(pool), softmax(pool) * pool.positives.sum(dim=1))
-
-
-def test_expected_loss_of_one_sampled_positive_equals_the_loss_of_all_positives() -> None:
-    pool = draw(queries=1, dense=0.6)
-    for loss in WRITTEN.keys() - {pal}:
-        samples = [torch.zeros_like(pool.positives).index_fill(1, j, True) for j in pool.positives.nonzero()[:, 1]]
-        mean = torch.stack([loss(pool._replace(positives=one)) for one in samples]).mean(dim=0)
-        torch.testing.assert_close(mean, loss(pool))
-
-
-@pytest.mark.parametrize("name", ["random 1", "random 3", "sampled positives 0", "repeated labels", "no label at all"])
-@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("name", ["random 3", "sampled positives", "repeated labels", "no label at all"])
+@pytest.mark.parametrize("k", [1, 5])
 def test_soft_top_k_loss_equals_its_formula(name: str, k: int) -> None:
     found = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, k), POOLS[name])
     expected = value_and_gradients(lambda pool: written_soft_top_k(pool, k), POOLS[name])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("alpha", [0.5, 2.0, 7.0])
-@pytest.mark.parametrize("k", [1, 5, 11])
+@pytest.mark.parametrize(("k", "alpha"), [(1, 7.0), (5, 2.0), (11, 0.5)])
 def test_log_soft_top_k_equals_the_exact_solution_of_its_equation(k: int, alpha: float) -> None:
     def precise(pool: Pool) -> Tensor:
         return torch.cat([written_log_soft_top_k(row, k, alpha) for row in pool.labels])
@@ -230,25 +202,9 @@ def test_gradient_of_log_soft_top_k_agrees_with_finite_differences() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["random 0", "random 3", "repeated labels", "scores of 500"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_soft_top_k_sums_to_k(name: str, k: int) -> None:
-    sums = losses.log_soft_top_k(POOLS[name].labels, k).exp().sum(dim=1)
-    torch.testing.assert_close(sums, torch.full_like(sums, k), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("keys", [1_000, 200_000])
-def test_soft_top_k_of_many_equal_keys_sums_to_k(keys: int) -> None:
-    sums = losses.log_soft_top_k(torch.full((1, keys), 18.0, dtype=torch.float64), 5).exp().sum(dim=1)
+def test_soft_top_k_of_many_equal_keys_sums_to_k() -> None:
+    sums = losses.log_soft_top_k(torch.full((1, 200_000), 18.0, dtype=torch.float64), 5).exp().sum(dim=1)
     torch.testing.assert_close(sums, torch.full_like(sums, 5), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("keys", [1, 4, 5])
-def test_all_keys_of_a_pool_of_at_most_k_keys_are_in_the_top_k(keys: int) -> None:
-    pool = draw(keys=keys, dense=1.0)
-    value, gradient, _ = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5), pool)
-    assert value.max() < 1e-4
-    assert gradient.abs().max() < 1e-3
 
 
 def test_log_soft_top_k_of_scores_far_apart_has_finite_gradients() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -14,8 +13,8 @@ from torch import Tensor
 from recollect.trainer.methods import losses
 from tests.trainer.test_losses import Pool, average, draw, every_pool, value_and_gradients
 
-MARGINS = [(0.1, 0.3), (0.2, 0.2), (0.0, 1.0)]
-every_margin = pytest.mark.parametrize("margin", MARGINS, ids=["clipped", "fixed", "wide"])
+MARGINS = [(0.1, 0.3), (0.2, 0.2)]
+every_margin = pytest.mark.parametrize("margin", MARGINS, ids=["clipped", "fixed"])
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -99,25 +98,21 @@ def test_sum_of_triplets_and_its_gradient_equal_the_formula(pool: Pool, margin: 
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("hardest", [1, 3, 8])
-@pytest.mark.parametrize("seed", range(4))
-def test_triplet_loss_uses_only_the_hardest_negatives(seed: int, hardest: int) -> None:
-    pool = cosines(draw(seed, keys=12, sampled=seed % 2 == 0))
+@pytest.mark.parametrize("hardest", [1, 3])
+def test_triplet_loss_uses_only_the_hardest_negatives(hardest: int) -> None:
+    pool = cosines(draw(keys=12))
     found = value_and_gradients(lambda own: triplet(own, hardest=hardest), pool)
     expected = value_and_gradients(lambda own: written_triplet(own, hardest=hardest), pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@every_margin
-@pytest.mark.parametrize("factor", [0.0, 0.02, 0.5], ids=["all zero", "some", "most"])
+@pytest.mark.parametrize("factor", [0.02, 0.5], ids=["some", "most"])
 @every_pool
-def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, margin: tuple[float, float], factor: float) -> None:
+def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, factor: float) -> None:
     pool = cosines(pool)
     pool = pool._replace(instances=pool.labels + factor * (pool.instances - pool.labels))
-    for m in margin:
-        found = value_and_gradients(functools.partial(regulariser, margin=m), pool)
-        expected = value_and_gradients(functools.partial(written_regulariser, margin=m), pool)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    found, expected = value_and_gradients(regulariser, pool), value_and_gradients(written_regulariser, pool)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -134,31 +129,7 @@ def test_prime_losses_in_single_precision_and_bfloat16_give_no_nan(
     assert found[0].dtype == dtype
 
 
-@pytest.mark.parametrize("loss", [triplet, regulariser])
-def test_prime_losses_in_single_precision_are_close_to_double_precision(loss: Callable[[Pool], Tensor]) -> None:
-    pool = cosines(draw(seed=5, keys=20, dense=0.2))
-    low = pool._replace(labels=pool.labels.float(), instances=pool.instances.float())
-    found = [part.double() for part in value_and_gradients(loss, low)]
-    torch.testing.assert_close(found, value_and_gradients(loss, pool), rtol=1e-4, atol=1e-5)
-
-
 class TestTriplet:
-    @every_type
-    def test_loss_is_the_lower_bound_of_the_margin_if_positive_and_negative_are_equally_near(
-        self, dtype: torch.dtype
-    ) -> None:
-        value, gradient, _ = value_and_gradients(triplet, query([0.5, 0.5], [0], dtype))
-        torch.testing.assert_close(value, torch.tensor([0.1], dtype=dtype), rtol=0, atol=1e-7)
-        weight = 0.5  # the weight of the first query in `value_and_gradients`
-        assert gradient.tolist() == [[-weight, weight]]
-
-    @every_type
-    @pytest.mark.parametrize("lead", [0.1, 0.3])
-    def test_loss_is_exactly_0_if_the_positive_is_nearer_by_a_bound_of_the_margin(
-        self, lead: float, dtype: torch.dtype
-    ) -> None:
-        assert all(not part.any() for part in value_and_gradients(triplet, query([lead, 0.0], [0], dtype)))
-
     @every_type
     def test_loss_is_exactly_0_if_the_positive_is_nearer_by_an_amount_between_the_bounds(
         self, dtype: torch.dtype
@@ -172,59 +143,9 @@ class TestTriplet:
         found = value_and_gradients(triplet, Pool(scores, relevant, relevant, scores, relevant))
         assert all(not part.any() for part in found)
 
-    @pytest.mark.parametrize(("lead", "cost"), [(0.5, 0.0), (0.04, 0.06), (-0.04, 0.14), (-0.2, 0.4), (-0.9, 1.2)])
-    def test_margin_equals_the_distance_of_both_similarities_within_its_bounds(self, lead: float, cost: float) -> None:
-        value, *_ = value_and_gradients(triplet, query([0.05, 0.05 - lead], [0]))
-        torch.testing.assert_close(value, torch.tensor([cost], dtype=torch.float64))
-
     @every_type
     def test_constant_margin_gives_a_hinge_loss_that_is_0_at_the_margin(self, dtype: torch.dtype) -> None:
         pool = query([0.25, 0.0, 0.125, -0.5], [0], dtype)
         value, gradient, _ = value_and_gradients(lambda own: triplet(own, (0.25, 0.25)), pool)
         assert value.tolist() == [0.125]  # only the second negative counts: the first is exactly at the margin
         assert gradient.tolist() == [[-0.5, 0, 0.5, 0]]
-
-    def test_negatives_that_violate_the_margin_are_weighted_by_a_softmax_without_gradient(self) -> None:
-        pool = query([0.0, 0.2, 0.1, -0.9], [0])
-        weights = torch.softmax(torch.tensor([2.0, 1.0], dtype=torch.float64), dim=0)
-        value, gradient, _ = value_and_gradients(triplet, pool)
-        torch.testing.assert_close(value, (weights * torch.tensor([0.4, 0.2])).sum()[None])
-        torch.testing.assert_close(2 * gradient, torch.tensor([[-1.0, *weights, 0.0]], dtype=torch.float64))
-
-    @pytest.mark.parametrize(
-        ("similarities", "positives"),
-        [([0.4, 0.9], []), ([0.4, 0.9], [0, 1]), ([0.9, 0.2, 0.3], [0]), ([], []), ([0.4], [0])],
-        ids=["no positive", "no negative", "no violator", "no key", "one key, positive"],
-    )
-    def test_query_without_positives_has_no_loss(self, similarities: list[float], positives: list[int]) -> None:
-        assert all(not part.any() for part in value_and_gradients(triplet, query(similarities, positives)))
-
-    def test_true_labels_that_were_not_drawn_have_no_effect(self) -> None:
-        pool = query([0.2, 0.9, 0.1], [0, 1])
-        drawn = pool.positives.clone()
-        drawn[0, 1] = False
-        value, gradient, _ = value_and_gradients(triplet, pool._replace(positives=drawn))
-        assert value == triplet(query([0.2, 0.1], [0]))
-        assert gradient[0, 1] == 0
-
-
-class TestRegulariser:
-    def test_means_of_the_regulariser_are_over_terms_that_are_not_zero(self) -> None:
-        b = query([0.5, 0.5, 0.1, 0.2, 0.9], [0, 1])
-        s = torch.tensor([[0.6, 0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
-        # Positives: .2 too far, and near enough. Negatives: far enough, .1 too near, and .7 too near.
-        value = regulariser(b._replace(instances=s))
-        torch.testing.assert_close(value, torch.tensor([(0.2 + (0.1 + 0.7) / 2) / 2], dtype=torch.float64))
-
-    @every_type
-    def test_regulariser_is_exactly_0_for_prototypes_that_are_better_by_the_margin(self, dtype: torch.dtype) -> None:
-        b = query([0.5, 0.25, -0.25], [0], dtype)
-        s = torch.tensor([[0.375, 0.375, -0.125]], dtype=dtype)
-        found = value_and_gradients(lambda own: regulariser(own, 0.125), b._replace(instances=s))
-        assert all(not part.any() for part in found)
-
-    @pytest.mark.parametrize(("positives", "value"), [([], 0.0), ([0], 0.1), ([0, 1], 0.05)])
-    def test_regulariser_of_prototypes_equal_to_their_texts_is_half_the_margin_for_each_mean(
-        self, positives: list[int], value: float
-    ) -> None:
-        torch.testing.assert_close(regulariser(query([0.3, 0.8], positives)), torch.tensor([value]).double())

@@ -1,7 +1,4 @@
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.memory.memory import (
-    DEFAULTS,
     MemoryPlan,
     is_complete,
     open_memory,
@@ -27,8 +23,6 @@ from recollect.trainer.memory.memory import (
 )
 from recollect.trainer.memory.memory_writer import write_memory
 from tests.trainer.helpers import learned_adapter, learned_head
-
-REPOSITORY = Path(__file__).parents[2]
 
 # 14 instances and 5 labels in chunks of 4. The last chunk of instances is short, and labels start a new chunk.
 CHUNK = 4
@@ -125,19 +119,6 @@ class TestFinishedMemory:
                 {"uid": record["uid"], "text": record["text"]} for record in map(json.loads, given)
             ]
 
-    def test_written_memory_contains_its_plan_and_defaults(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write(tmp_path / "memory")
-        memory = open_memory(tmp_path / "memory")
-        assert memory.plan == saved_plan(tmp_path / "memory") == writer.plan()
-        assert memory.defaults == DEFAULTS
-
-    def test_stored_defaults_contain_the_alpha_of_label_keys(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write(tmp_path / "text")
-        writer.write(tmp_path / "enriched", label_key_alpha=0.25)
-        text, enriched = open_memory(tmp_path / "text"), open_memory(tmp_path / "enriched")
-        assert (text.defaults["label_key_alpha"], enriched.defaults["label_key_alpha"]) == (0, 0.25)
-        np.testing.assert_array_equal(enriched.keys, text.keys)
-
     def test_writing_defaults_changes_only_memory_json(self, writer: Writer, tmp_path: Path) -> None:
         writer.write(tmp_path / "memory")
         before = bytes_of(tmp_path / "memory")
@@ -149,17 +130,7 @@ class TestFinishedMemory:
         assert after.keys() == before.keys()
         assert {name for name in after if after[name] != before[name]} == {"memory.json"}
 
-    def test_memory_without_label_key_alpha_has_text_vectors_as_label_keys(
-        self, writer: Writer, tmp_path: Path
-    ) -> None:
-        writer.write(tmp_path / "memory")
-        old = {name: value for name, value in DEFAULTS.items() if name != "label_key_alpha"}
-        write_defaults(tmp_path / "memory", writer.plan(), old)
-        memory = open_memory(tmp_path / "memory")
-        assert memory.defaults == DEFAULTS
-        np.testing.assert_array_equal(memory.label_keys()[:], memory.keys[14:])
-
-    @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
+    @pytest.mark.parametrize("method", ["prime", "unidec"])
     def test_adapted_keys_equal_the_keys_of_the_encoder_with_that_adapter_and_head(
         self, writer: Writer, tmp_path: Path, method: str
     ) -> None:
@@ -191,15 +162,9 @@ class TestFinishedMemory:
         assert half.dtype == np.float16
         np.testing.assert_array_equal(half, open_memory(tmp_path / "single").keys.astype(np.float16))
 
-    def test_keys_are_memory_mapped_and_read_only(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write(tmp_path / "memory")
-        keys = open_memory(tmp_path / "memory").keys
-        assert isinstance(keys, np.memmap)
-        assert not keys.flags.writeable
-
 
 class TestInterruptedMemory:
-    @pytest.mark.parametrize("chunk", range(6))
+    @pytest.mark.parametrize("chunk", [2, 4])
     def test_resumed_run_encodes_only_texts_without_keys_and_gives_equal_bytes(
         self, writer: Writer, tmp_path: Path, chunk: int
     ) -> None:
@@ -209,13 +174,6 @@ class TestInterruptedMemory:
         assert not is_complete(tmp_path / "memory")
         assert writer.write(tmp_path / "memory") == KEYS - CHUNK_STARTS[chunk]
         assert writer.encoded == everything[CHUNK_STARTS[chunk] :]
-        assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
-
-    def test_memory_written_with_two_interruptions_has_equal_bytes(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write(tmp_path / "whole")
-        writer.write_until(1, tmp_path / "memory")
-        writer.write_until(2, tmp_path / "memory")
-        assert writer.write(tmp_path / "memory") == KEYS - 12
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
     def test_keys_written_after_the_last_save_of_progress_are_discarded(self, writer: Writer, tmp_path: Path) -> None:
@@ -230,12 +188,8 @@ class TestInterruptedMemory:
         ("name", "damage"),
         [
             ("keys.npy", lambda content: content[:-4]),
-            ("keys.npy", lambda content: content[:5]),
-            ("keys.npy", lambda content: b"x" * len(content)),
-            ("progress.json", lambda content: content[:-4]),
-            ("progress.json", lambda content: content.replace(b'"keys_done": 8', b'"keys_done": "x"')),
             ("keys.npy", None),
-            ("progress.json", None),
+            ("progress.json", lambda content: content[:-4]),
         ],
     )
     def test_unfinished_memory_with_damaged_files_is_written_from_the_start(
@@ -251,64 +205,6 @@ class TestInterruptedMemory:
         assert writer.write(tmp_path / "memory") == KEYS
         assert bytes_of(tmp_path / "memory") == bytes_of(tmp_path / "whole")
 
-    def test_resuming_with_another_chunk_size_leaves_no_gap(
-        self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        writer.write(tmp_path / "whole")
-        writer.write_until(2, tmp_path / "memory")
-        monkeypatch.setattr("recollect.trainer.memory.memory_writer._CHUNK_TEXTS", 5)
-        assert writer.write(tmp_path / "memory") == KEYS - 8
-        resumed, whole = open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys
-        np.testing.assert_allclose(resumed, whole, atol=1e-6)
-
-    def test_killed_process_loses_only_the_chunk_that_it_was_encoding(
-        self, writer: Writer, tiny_bert: Any, toy: Path, tmp_path: Path
-    ) -> None:
-        writer.write(tmp_path / "whole", encoder_sha256="f" * 64)
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED_IN_CHUNK, toy, tiny_bert.folder, tmp_path / "memory"],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-        )
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        with pytest.raises(MemoryFolderError, match="expected a memory, found one that is not finished"):
-            open_memory(tmp_path / "memory")
-        assert writer.write(tmp_path / "memory", encoder_sha256="f" * 64) == KEYS - 12
-        np.testing.assert_allclose(
-            open_memory(tmp_path / "memory").keys, open_memory(tmp_path / "whole").keys, atol=1e-6
-        )
-
-
-# The process kills itself with SIGKILL in the middle of the fourth chunk.
-KILLED_IN_CHUNK = """
-import os, signal, sys
-from pathlib import Path
-from recollect.trainer.memory import memory_writer
-from recollect.trainer.encoding.pretrained import load_pretrained
-from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.data.dataset import open_dataset
-from recollect.trainer.encoding.keys import EncodedTexts
-from recollect.trainer.memory.memory import MemoryPlan
-from recollect.trainer.distributed import ALONE
-
-memory_writer._CHUNK_TEXTS = 4
-real, chunks = Encoder.encode, []
-
-def encode(self, texts, max_length, progress, *which):
-    chunks.append(texts)
-    stop = (lambda rows: os.kill(os.getpid(), signal.SIGKILL)) if len(chunks) == 4 else progress
-    return real(self, texts, max_length, stop, *which)
-
-Encoder.encode = encode
-dataset = open_dataset(Path(sys.argv[1]))
-split = dataset.read_split("train")
-encoder = load_pretrained(sys.argv[2], "auto", 32, 8, "cpu")
-plan = MemoryPlan.of(dataset.labels, split, encoder, "f" * 64, "float32")
-source = EncodedTexts(encoder, dataset.labels, split.entries, ALONE)
-memory_writer.write_memory(Path(sys.argv[3]), plan, dataset.labels, split, source, ALONE)
-"""
-
 
 class TestOpening:
     @pytest.fixture
@@ -320,25 +216,20 @@ class TestOpening:
         with pytest.raises(MemoryFolderError, match=r"expected a memory, found none; run `recollect train`"):
             open_memory(tmp_path)
 
-    def test_unfinished_memory_is_refused(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write_until(3, tmp_path / "memory")
-        with pytest.raises(MemoryFolderError, match="found one that is not finished"):
-            open_memory(tmp_path / "memory")
-
     def test_unknown_format_version_is_refused_even_if_other_fields_changed(self, folder: Path) -> None:
         (folder / "memory.json").write_text('{"format_version": 2}')
         with pytest.raises(MemoryFolderError, match=r"memory\.json: expected format_version 1, found 2"):
             open_memory(folder)
         assert saved_plan(folder) is None
 
-    @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format_version": 1}'])
+    @pytest.mark.parametrize("content", ["{", '{"format_version": 1}'])
     def test_broken_memory_json_is_refused(self, folder: Path, content: str) -> None:
         (folder / "memory.json").write_text(content)
         with pytest.raises(MemoryFolderError, match=r"memory\.json: expected a memory's header, found: "):
             open_memory(folder)
 
-    @pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
-    def test_truncated_or_missing_array_is_refused_and_the_error_names_its_file(self, folder: Path, name: str) -> None:
+    def test_truncated_or_missing_array_is_refused_and_the_error_names_its_file(self, folder: Path) -> None:
+        name = "value_indices.npy"
         (folder / name).write_bytes((folder / name).read_bytes()[:-1])
         with pytest.raises(
             MemoryFolderError, match=rf"{name}: expected an array, found: .*run `recollect train` again"
@@ -348,31 +239,20 @@ class TestOpening:
         with pytest.raises(MemoryFolderError, match=rf"{name}: expected an array, found: "):
             open_memory(folder)
 
-    @pytest.mark.parametrize(
-        ("array", "complaint"),
-        [
-            (np.zeros((KEYS - 1, 32), np.float32), r"shape \(18, 32\)"),
-            (np.zeros((KEYS, 31), np.float32), r"shape \(19, 31\)"),
-            (np.zeros((KEYS, 32), np.float16), r"float16"),
-        ],
-        ids=["too few rows", "other dimension", "other type"],
-    )
-    def test_keys_of_wrong_shape_or_type_are_refused(self, folder: Path, array: np.ndarray, complaint: str) -> None:
-        np.save(folder / "keys.npy", array)
-        with pytest.raises(
-            MemoryFolderError, match=rf"keys\.npy: expected float32 of shape \(19, 32\), found .*{complaint}"
-        ):
-            open_memory(folder)
+    def test_keys_of_wrong_shape_or_type_are_refused(self, folder: Path) -> None:
+        for keys in (np.zeros((KEYS - 1, 32), np.float32), np.zeros((KEYS, 32), np.float16)):
+            np.save(folder / "keys.npy", keys)
+            with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected float32 of shape \(19, 32\), found "):
+                open_memory(folder)
 
     def test_pickled_array_is_refused(self, folder: Path) -> None:
         np.save(folder / "keys.npy", np.array([{}], dtype=object))
         with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected an array, found: "):
             open_memory(folder)
 
-    @pytest.mark.parametrize("value", [-1, 5])
-    def test_memory_whose_instances_vote_for_an_unknown_label_is_refused(self, folder: Path, value: int) -> None:
+    def test_memory_whose_instances_vote_for_an_unknown_label_is_refused(self, folder: Path) -> None:
         indices = np.load(folder / "value_indices.npy")
-        indices[2] = value
+        indices[2] = 5
         np.save(folder / "value_indices.npy", indices)
         with pytest.raises(MemoryFolderError, match="expected instances to vote for labels below 5, found others"):
             open_memory(folder)

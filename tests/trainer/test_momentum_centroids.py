@@ -11,7 +11,6 @@ from recollect.trainer.training.batches import Batches
 from tests.trainer.helpers import random_units
 from tests.trainer.test_centroids import (
     DIM,
-    HELD_OUT,
     INSTANCES,
     LABELS,
     OWN,
@@ -57,10 +56,3 @@ def test_each_drawn_label_moves_by_a_twentieth_towards_the_mean_of_its_queries()
     for label, centroid in enumerate(read(centroids)):
         np.testing.assert_allclose(centroid, expected[label] / np.linalg.norm(expected[label]), atol=1e-5)
     np.testing.assert_array_equal(read(centroids)[WITHOUT_INSTANCE], TEXTS[WITHOUT_INSTANCE])
-
-
-def test_batch_whose_queries_have_no_labels_changes_no_centroid() -> None:
-    centroids = started()
-    before = read(centroids)
-    centroids.follow(Batches(SETS, LABELS, np.array([HELD_OUT]), 1, 1, 0, seed=0).at(0, None), torch.ones(1, DIM))
-    np.testing.assert_array_equal(read(centroids), before)

@@ -9,10 +9,9 @@ from recollect.trainer.training.negatives import HardNegatives, mine
 from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("top", [1, 6, 23, 24, 100])
-def test_mined_labels_are_the_nearest_labels_except_the_true_labels(seed: int, top: int) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("top", [1, 6, 100])
+def test_mined_labels_are_the_nearest_labels_except_the_true_labels(top: int) -> None:
+    rng = np.random.default_rng(0)
     labels = 23
     sets = random_sets(rng, 30, labels)
     queries, label_keys = random_units(rng, len(sets)), random_units(rng, labels)
@@ -57,7 +56,7 @@ def test_each_rank_mines_negatives_for_its_share_of_the_instances(search: str) -
     np.testing.assert_array_equal(np.concatenate(shares), whole)
 
 
-@pytest.mark.parametrize("m", range(6))
+@pytest.mark.parametrize("m", [0, 2, 5])
 def test_at_most_m_distinct_negatives_are_drawn_for_a_row(m: int) -> None:
     mined = HardNegatives(Sharded.of(np.array([[4, -1, 2, 9], [-1, -1, -1, -1], [-1, 7, -1, -1]], dtype=np.int32)))
     for seed in range(50):
@@ -66,18 +65,3 @@ def test_at_most_m_distinct_negatives_are_drawn_for_a_row(m: int) -> None:
         assert len(set(drawn[0])) == len(drawn[0])
         assert set(drawn[0]) <= {4, 2, 9}
         assert set(drawn[2]) <= {7}
-
-
-def test_negatives_are_drawn_in_the_order_of_the_rows() -> None:
-    mined = HardNegatives(Sharded.of(np.array([[1, -1], [2, -1], [3, -1]], dtype=np.int32)))
-    assert mined.draw(np.array([2, 0, 2]), 2, np.random.default_rng(0)).tolist() == [3, 1, 3]
-
-
-def test_all_negatives_of_a_row_are_drawn_with_equal_probability() -> None:
-    mined = HardNegatives(Sharded.of(np.array([[5, -1, 3, 0, -1, 8, 1]], dtype=np.int32)))
-    draws, m = 5_000, 2
-    drawn = mined.draw(np.zeros(draws, dtype=np.int64), m, np.random.default_rng(0))
-    counts = np.bincount(drawn, minlength=9)
-    assert counts[[2, 4, 6, 7]].sum() == 0
-    share = m / 5
-    np.testing.assert_allclose(counts[[0, 1, 3, 5, 8]], draws * share, atol=5 * np.sqrt(draws * share * (1 - share)))

@@ -16,7 +16,7 @@ from tests.trainer.conftest import load
 
 
 class TestPackagedEncoder:
-    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
+    @pytest.mark.parametrize("name", ["model.safetensors", "1_Pooling/config.json"])
     def test_changed_file_of_the_packaged_encoder_is_refused(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -37,7 +37,7 @@ class TestPackagedEncoder:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("name", ["no-such/encoder", "bert-typo-uncased", "./absent/folder", "a name"])
+@pytest.mark.parametrize("name", ["no-such/encoder", "./absent/folder"])
 def test_unknown_encoder_is_refused_in_one_line_if_there_is_no_network(name: str) -> None:
     with pytest.raises(
         EncoderError, match=rf"^--encoder {name}: expected a Hugging Face text encoder.*found: .+"
@@ -46,22 +46,10 @@ def test_unknown_encoder_is_refused_in_one_line_if_there_is_no_network(name: str
     assert "\n" not in str(refusal.value)
 
 
-def test_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="expected a Hugging Face text encoder with safetensors weights"):
-        load(tmp_path)
-
-
 def test_pickled_weights_are_refused(encoder_folder: Path) -> None:
     torch.save(load_file(encoder_folder / "model.safetensors"), encoder_folder / "pytorch_model.bin")
     (encoder_folder / "model.safetensors").unlink()
     with pytest.raises(EncoderError, match="expected a Hugging Face text encoder with safetensors weights"):
-        load(encoder_folder)
-
-
-def test_folder_without_tokenizer_is_refused(encoder_folder: Path) -> None:
-    for path in encoder_folder.glob("tokenizer*"):
-        path.unlink()
-    with pytest.raises(EncoderError, match=r"expected a fast tokenizer \(tokenizer\.json\), found none"):
         load(encoder_folder)
 
 
@@ -82,19 +70,13 @@ def test_weights_that_lack_a_layer_are_refused(encoder_folder: Path) -> None:
         load(encoder_folder)
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("bert", 64), ("distilbert", 64), ("roberta", 64)])
-def test_largest_max_length_is_accepted_and_a_larger_one_is_refused(
-    kind: str, limit: int, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_largest_max_length_is_accepted_and_a_larger_one_is_refused(kind: str, request: pytest.FixtureRequest) -> None:
+    limit = 64
     folder = request.getfixturevalue(f"tiny_{kind}").folder
     assert np.isfinite(load(folder, max_length=limit).encode(["lazy dog " * 100], limit)).all()
     with pytest.raises(EncoderError, match=f"--max-length {limit + 1}: expected at most {limit}, the positions"):
         load(folder, max_length=limit + 1)
-
-
-def test_too_large_label_max_length_is_refused_and_the_error_names_the_flag(tiny_bert: Any) -> None:
-    with pytest.raises(EncoderError, match="--label-max-length 65: expected at most 64"):
-        load_pretrained(str(tiny_bert.folder), "auto", 32, 65, "cpu")
 
 
 class TestDeclaredPooling:
@@ -109,29 +91,19 @@ class TestDeclaredPooling:
         ("declared", "pooling"),
         [
             ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-            ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
-            ({"pooling_mode": "cls", "embedding_dimension": 32}, "cls"),
             ({"pooling_mode": "mean", "embedding_dimension": 32}, "mean"),
             ({"pooling_mode": "lasttoken", "embedding_dimension": 32}, "last"),
-            ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ],
     )
     def test_pooling_that_a_model_declares_is_used(self, encoder_folder: Path, declared: Any, pooling: str) -> None:
         assert load(self.declare(encoder_folder, declared)).config.pooling == pooling
 
-    def test_pooling_is_the_mean_if_a_model_declares_none(self, encoder_folder: Path) -> None:
-        assert load(encoder_folder).config.pooling == "mean"
-
     @pytest.mark.parametrize(
         "declared",
         [
-            {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": False},
             {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
             {"pooling_mode": "weightedmean"},
-            {"pooling_mode": ["cls", "mean"]},
-            {},
             "not JSON",
-            "[1]",
         ],
     )
     def test_declared_pooling_of_an_unknown_kind_is_refused_unless_the_flag_pooling_is_given(

@@ -26,21 +26,6 @@ def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("train", "epochs", "batch_size", "learning_rate"), [("adapter", 15, 256, 1e-3), ("full", 3, 128, 1e-4)]
-)
-def test_defaults_of_epochs_batch_size_and_learning_rate_depend_on_train(
-    train: str, epochs: int, batch_size: int, learning_rate: float
-) -> None:
-    found = recipe(train=train)
-    assert (found.train, found.epochs, found.batch_size, found.learning_rate) == (
-        train,
-        epochs,
-        batch_size,
-        learning_rate,
-    )
-
-
-@pytest.mark.parametrize(
     ("method", "temperature", "hard_negatives", "positives", "mines"),
     [
         ("rae", 0.04, 2, 1, True),
@@ -61,11 +46,6 @@ def test_defaults_of_temperature_negatives_and_positives_depend_on_method(
     assert found.mines == mines
 
 
-def test_recipe_stores_ranks_device_and_micro_batch() -> None:
-    found = recipe(device="cuda", ranks=4, micro_batch=16)
-    assert (found.device, found.ranks, found.micro_batch) == ("cuda", 4, 16)
-
-
 def test_given_settings_replace_defaults_even_if_they_are_zero() -> None:
     found = recipe(
         method="rae", hard_negatives=0, positives=0, temperature=0.1, learning_rate=0.5, batch_size=10, epochs=2
@@ -83,21 +63,19 @@ def test_epoch_has_one_step_for_each_batch_and_by_default_negatives_are_mined_on
     assert recipe(mine_every=3).mine_every == 3
 
 
-@pytest.mark.parametrize(("max_steps", "steps"), [(0, 40), (7, 7), (40, 40), (1_000, 40)])
+@pytest.mark.parametrize(("max_steps", "steps"), [(0, 40), (7, 7), (1_000, 40)])
 def test_first_limit_counts_if_epochs_and_steps_are_given(max_steps: int, steps: int) -> None:
     assert recipe(batch_size=100, epochs=4, max_steps=max_steps).steps == steps
 
 
-@pytest.mark.parametrize(("max_steps", "epochs"), [(1, 1), (10, 1), (11, 2), (40_000, 4_000)])
-@pytest.mark.parametrize("more", [{}, {"max_seconds": 60}], ids=["alone", "with seconds"])
-def test_given_steps_decide_the_number_of_epochs(max_steps: int, epochs: int, more: dict[str, float]) -> None:
-    found = recipe(batch_size=100, max_steps=max_steps, **more)
+@pytest.mark.parametrize(("max_steps", "epochs"), [(10, 1), (11, 2)])
+def test_given_steps_decide_the_number_of_epochs(max_steps: int, epochs: int) -> None:
+    found = recipe(batch_size=100, max_steps=max_steps)
     assert (found.steps, found.epochs) == (max_steps, epochs)
 
 
-@pytest.mark.parametrize("method", ["infonce", "rae", "dexml"])
-def test_all_as_hard_negatives_means_the_whole_label_space(method: str) -> None:
-    found = recipe(method=method, hard_negatives="all")
+def test_all_as_hard_negatives_means_the_whole_label_space() -> None:
+    found = recipe(method="infonce", hard_negatives="all")
     assert (found.hard_negatives, found.mines) == (None, False)
 
 
@@ -109,18 +87,6 @@ def test_negatives_are_mined_from_the_given_epoch_and_then_in_the_given_rhythm()
             mined = True
             steps.append(step)
     assert steps == [20, 24, 32, 40, 48, 56]
-
-
-def test_given_propensity_is_stored_if_positives_are_drawn_with_it() -> None:
-    assert recipe(method="prime", propensity=(0.6, 2.6)).propensity == (0.6, 2.6)
-    assert recipe(positive_sampling="propensity", propensity=(0.6, 2.6)).propensity == (0.6, 2.6)
-    assert recipe(propensity=(0.6, 2.6)) == recipe()
-
-
-@pytest.mark.parametrize("train", ["adapter", "full"])
-def test_small_dataset_forms_a_single_batch(train: str) -> None:
-    assert recipe(instances=7, train=train).batch_size == 7
-    assert recipe(instances=7, batch_size=7).steps == 15
 
 
 def test_batch_larger_than_the_dataset_is_refused() -> None:
@@ -148,8 +114,6 @@ def test_precision_auto_means_bf16_only_on_a_gpu(precision: str, device: str, ex
         ("auto", 100, "cpu", "exact"),
         ("auto", 10_000_000, "cpu", "approximate"),
         ("auto", 10_000_000, "cuda", "exact"),
-        ("exact", 10_000_000, "cpu", "exact"),
-        ("approximate", 100, "cuda", "approximate"),
     ],
 )
 def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(
@@ -158,29 +122,12 @@ def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(
     assert recipe(labels=labels, device=device, mine_search=given).mine_search == expected
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 9, 10, 11, 19, 100, 1_234])
-def test_learning_rate_rises_in_the_first_tenth_and_falls_to_zero(steps: int) -> None:
-    found = peaking(steps, learning_rate=3e-4)
-    rates = [found.rate(step) for step in range(steps + 1)]
-    assert rates[-1] == 0
-    assert min(rates[:-1]) > 0
-    assert max(rates) == 3e-4
-    peak = rates.index(max(rates))
-    assert peak <= -(-steps // 10)
-    assert all(a < b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
-    assert all(a >= b for a, b in zip(rates[peak:-1], rates[peak + 1 :], strict=True))
-
-
 def test_learning_rate_rises_and_falls_linearly() -> None:
     found = peaking(100)
     assert [found.rate(step) for step in range(10)] == pytest.approx([0.1 * (step + 1) for step in range(10)])
     assert [found.rate(step) for step in range(10, 101)] == pytest.approx(
         [(100 - step) / 90 for step in range(10, 101)]
     )
-
-
-def test_single_step_has_the_peak_learning_rate() -> None:
-    assert peaking(1).rate(0) == 1
 
 
 def test_recipe_does_not_differ_after_it_was_stored_as_json() -> None:
@@ -205,16 +152,6 @@ def test_recipe_with_any_changed_field_differs(field: str) -> None:
     assert found.differences(found.as_json() | {field: "another"}) == [field.removesuffix("_sha256")]
 
 
-@pytest.mark.parametrize(
-    ("method", "field"), [(name, field) for name in METHODS for field in METHODS[name].options.model_fields]
-)
-def test_recipe_with_any_changed_method_option_differs(method: str, field: str) -> None:
-    found = recipe(method=method)
-    saved = json.loads(json.dumps(found.as_json()))
-    saved["options"][field] = "another"
-    assert found.differences(saved) == [field]
-
-
 def test_ranks_device_and_micro_batch_are_no_difference_after_training() -> None:
     found = recipe()
     saved = found.as_json() | {"micro_batch": 8, "ranks": 2, "device": "cuda", "seed": 1}
@@ -226,13 +163,9 @@ def test_ranks_device_and_micro_batch_are_no_difference_after_training() -> None
     ("given", "expected"),
     [
         ({"method": "rae"}, (0, 0, 1)),
-        ({"method": "rae", "clusters": 20}, (20, 0, 2)),
         ({"method": "rae", "clusters": 20, "cluster_from": 3, "cluster_every": 4}, (20, 3, 4)),
         ({"method": "prime"}, (125, 0, 2)),
-        ({"method": "prime", "epochs": 3}, (125, 0, 1)),
         ({"method": "prime", "epochs": 100, "cluster_from": 10}, (125, 10, 5)),
-        ({"method": "prime", "clusters": 0}, (0, 0, 1)),
-        ({"method": "unidec"}, (4, 0, 2)),
         ({"method": "supcon", "batch_size": 100}, (10, 0, 2)),
     ],
     ids=str,
@@ -244,30 +177,11 @@ def test_number_of_clusters_is_the_given_number_or_the_default_of_the_method(
     assert (found.clusters, found.cluster_from, found.cluster_every) == expected
 
 
-def test_recipe_stores_the_options_of_its_method() -> None:
-    assert recipe(method="rae").as_json()["options"] == {}
-    assert recipe(method="supcon", psl="pal", symmetric=False).as_json()["options"] == {
-        "symmetric": False,
-        "psl": "pal",
-    }
-    assert recipe(method="prime", margin=(0.2, 0.2), bank=7).as_json()["options"] == {
-        "symmetric": True,
-        "prototype": ["text", "free", "centroid"],
-        "bank": 7,
-        "margin": [0.2, 0.2],
-        "centroids": "instances",
-        "triplets": "weighted",
-        "text_loss": True,
-        "regulariser": True,
-    }
-    assert bank_of(recipe(method="prime", prototype="text,centroid")) == 0
-
-
 def bank_of(found: Recipe) -> Any:
     return found.as_json()["options"]["bank"]
 
 
-@pytest.mark.parametrize(("labels", "bank"), [(2, 1), (3, 1), (4, 2), (15, 4), (16, 8), (100, 32), (1_024, 512)])
+@pytest.mark.parametrize(("labels", "bank"), [(2, 1), (15, 4), (100, 32)])
 def test_default_bank_has_one_free_vector_for_each_two_or_three_labels(labels: int, bank: int) -> None:
     assert bank_of(recipe(labels=labels, method="prime")) == bank
 
@@ -276,16 +190,8 @@ def test_default_bank_has_one_free_vector_for_each_two_or_three_labels(labels: i
     ("given", "complaint"),
     [
         ({"clusters": 1_001}, "--clusters 1001: expected at most 1,000, the instances to train on; choose fewer"),
-        (
-            {"clusters": 2},
-            "--clusters 2: expected at least 4, the batches of an epoch, as larger clusters gain nothing; choose more, "
-            "or 0 for random batches",
-        ),
-        (
-            {"cluster_from": 3, "epochs": 3},
-            "--cluster-from 3: expected an epoch before the end, found 3 in all; choose an earlier one, or "
-            "--clusters 0",
-        ),
+        ({"clusters": 2}, "--clusters 2: expected at least 4, the batches of an epoch"),
+        ({"cluster_from": 3, "epochs": 3}, "--cluster-from 3: expected an epoch before the end, found 3 in all"),
         ({"bank": 101}, "--bank 101: expected at most 100, the number of labels; choose a smaller one"),
     ],
     ids=str,
@@ -314,8 +220,3 @@ class TestLimitInSeconds:
         rates = [found.rate(10, float(seconds)) for seconds in range(6, 50)]
         assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
         assert min(rates) > 0
-
-    def test_learning_rate_reaches_its_peak_within_a_tenth_of_max_seconds(self) -> None:
-        found = dataclasses.replace(peaking(100_000), max_seconds=50.0)
-        assert found.rate(3, 2.5) == pytest.approx(0.5, abs=1e-3)
-        assert found.rate(6, 5.0) == pytest.approx(1, abs=1e-3)

@@ -17,7 +17,7 @@ import pytest
 import recollect
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.errors import MemoryFolderError, TrainingError
+from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.memory import DEFAULTS, open_memory
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.run_folder import RunFolder, TrainingResult
@@ -73,20 +73,10 @@ def test_run_without_epochs_writes_the_pretrained_encoder_and_its_memory(
     assert encoder_digest(encoder) == encoder_digest(load(tiny_bert.folder)) == memory.plan.encoder_sha256
 
 
-@pytest.mark.parametrize(
-    ("flags", "alpha"),
-    [
-        (["--label-keys", "enriched"], 0.5),
-        (["--label-keys", "enriched", "--label-key-alpha", 0.25], 0.25),
-        (["--label-keys", "text"], 0),
-    ],
-)
-def test_memory_stores_the_alpha_of_label_keys_that_the_flags_give(
-    train: Train, run_folder: Path, flags: list[object], alpha: float
-) -> None:
-    assert train(*flags).status == 0
+def test_memory_stores_the_alpha_of_label_keys_that_the_flags_give(train: Train, run_folder: Path) -> None:
+    assert train("--label-keys", "enriched", "--label-key-alpha", 0.25).status == 0
     memory = open_memory(run_folder / "memory")
-    assert memory.defaults == DEFAULTS | {"label_key_alpha": alpha}
+    assert memory.defaults == DEFAULTS | {"label_key_alpha": 0.25}
     np.testing.assert_array_equal(memory.label_keys(0.0)[:], memory.keys[14:])
 
 
@@ -100,16 +90,6 @@ def test_second_run_with_the_same_settings_encodes_no_text(
     assert outcome.status == 0
     assert "already done, 19 keys" in outcome.err
     assert (run_folder / "memory" / "keys.npy").stat().st_mtime_ns == before
-
-
-def test_second_run_writes_a_missing_checkpoint_again(
-    train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]
-) -> None:
-    train()
-    shutil.rmtree(run_folder / "checkpoint")
-    refuse_to_encode()
-    assert train().status == 0
-    assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 32
 
 
 def test_interrupted_run_exits_with_130_and_the_next_run_continues(
@@ -135,8 +115,6 @@ def test_interrupted_run_exits_with_130_and_the_next_run_continues(
     ("flags", "differs"),
     [
         (["--max-length", 16], "encoder"),
-        (["--label-max-length", 16], "encoder"),
-        (["--pooling", "cls"], "encoder"),
         (["--key-dtype", "float16"], "key_dtype"),
     ],
 )
@@ -160,28 +138,11 @@ def test_run_with_a_different_dataset_is_refused_and_the_error_names_the_differe
     assert "differs in instances, dataset_sha256;" in outcome.err
 
 
-def test_run_with_a_different_encoder_is_refused_and_the_error_names_the_difference(
-    train: Train, tiny_distilbert: Any
-) -> None:
-    train()
-    outcome = train("--encoder", tiny_distilbert.folder)
-    assert outcome.status == 2
-    assert "differs in encoder, encoder_sha256;" in outcome.err
-
-
 def test_overwrite_replaces_memory_and_checkpoint(train: Train, run_folder: Path) -> None:
     train()
     assert train("--max-length", 16, "--key-dtype", "float16", "--overwrite").status == 0
     assert open_memory(run_folder / "memory").keys.dtype == np.float16
     assert load_checkpoint(run_folder / "checkpoint", "cpu").config.max_length == 16
-
-
-def test_overwrite_replaces_a_memory_that_differs_only_in_the_alpha_of_label_keys(
-    train: Train, run_folder: Path
-) -> None:
-    train()
-    assert train("--label-keys", "enriched", "--overwrite").status == 0
-    assert open_memory(run_folder / "memory").defaults == DEFAULTS | {"label_key_alpha": 0.5}
 
 
 def test_unreadable_memory_is_refused_and_replaced_by_overwrite(train: Train, run_folder: Path) -> None:
@@ -196,18 +157,17 @@ def test_unreadable_memory_is_refused_and_replaced_by_overwrite(train: Train, ru
     assert open_memory(run_folder / "memory").keys.shape == (19, 32)
 
 
-@pytest.mark.parametrize("name", ["keys.npy", "value_indptr.npy", "value_indices.npy"])
-def test_second_run_rewrites_a_damaged_memory(train: Train, run_folder: Path, name: str) -> None:
+def test_second_run_rewrites_a_damaged_memory(train: Train, run_folder: Path) -> None:
     train()
     before = files(run_folder)
-    (run_folder / "memory" / name).write_bytes(before[f"memory/{name}"][:-1])
+    (run_folder / "memory" / "value_indices.npy").write_bytes(before["memory/value_indices.npy"][:-1])
     outcome = train()
     assert outcome.status == 0
     assert f"{run_folder}/memory: damaged; writing it again" in outcome.err
     assert files(run_folder) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoint/weights", "memory/notes", "frozen/x", "tensorboard/x", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["checkpoint/weights", "metrics.jsonl"])
 def test_run_folder_with_unknown_files_is_refused_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
     (run_folder / name).parent.mkdir(parents=True)
     (run_folder / name).write_text("mine")
@@ -229,16 +189,6 @@ def test_run_folder_with_a_checkpoint_but_without_a_memory_is_completed(train: T
     assert files(run_folder) == before
 
 
-def test_run_folder_with_the_checkpoint_of_another_encoder_is_refused_without_overwrite(
-    train: Train, run_folder: Path, tiny_distilbert: Any
-) -> None:
-    train("--encoder", tiny_distilbert.folder)
-    shutil.rmtree(run_folder / "memory")
-    before = files(run_folder)
-    assert "found checkpoint of unknown origin" in train().message
-    assert files(run_folder) == before
-
-
 def test_environment_variable_sets_a_value_unless_the_flag_is_given(
     train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,15 +202,8 @@ def test_environment_variable_sets_a_value_unless_the_flag_is_given(
 BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
     "unknown encoder": (["--encoder", "no-such/encoder"], "--encoder no-such/encoder: expected a Hugging Face"),
     "limit beyond positions": (["--max-length", 65], "--max-length 65: expected at most 64"),
-    "limit too small": (["--max-length", 2], "--max-length: expected greater than or equal to 3; found '2'"),
     "limit no number": (["--max-length", "long"], "--max-length: expected a valid integer"),
-    "epochs": (["--epochs", -1], "--epochs: expected greater than or equal to 0; found '-1'"),
-    "weight above 1": (["--label-key-alpha", 1.5], "--label-key-alpha: expected less than or equal to 1; found '1.5'"),
     "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean', 'cls' or 'last'; found 'max'"),
-    "unknown format": (
-        ["--format", "csv"],
-        "--format: expected 'auto', 'native', 'xmc', 'pecos', 'xclib', 'attentionxml', 'parquet' or 'annif'",
-    ),
     "format of other files": (["--format", "pecos"], "expected Y.txt or label_map.txt or output-items.txt"),
 }
 
@@ -276,29 +219,6 @@ def test_run_with_a_bad_setting_exits_with_2_and_prints_one_line(
     assert len(message) == 1, outcome.err
     assert message[0].startswith("recollect train: ")
     assert complaint in message[0]
-    assert not run_folder.exists()
-
-
-BAD_DATA: dict[str, tuple[bytes, str]] = {
-    "broken JSON": (b'{"uid": ', "train.jsonl:2: expected one JSON object, found broken JSON"),
-    "position out of range": (b'{"text": "t", "labels": [5]}', "train.jsonl:2: label position 5 is out of range"),
-    "unknown label": (b'{"text": "t", "labels": ["x"]}', "train.jsonl:2: label uid 'x' is unknown"),
-    "duplicate": (b'{"uid": "i0", "text": "t", "labels": []}', "train.jsonl: uid 'i0' occurs twice, in rows 1 and 2"),
-    "empty text": (b'{"text": " ", "labels": []}', "train.jsonl:2: 'text': the text is empty"),
-    "invalid UTF-8": (b'{"text": "\xff", "labels": []}', "train.jsonl:2: expected UTF-8"),
-    "lone surrogate": (b'{"text": "\\udfff", "labels": []}', "train.jsonl:2: 'text': the text contains half"),
-}
-
-
-@pytest.mark.parametrize(("line", "complaint"), BAD_DATA.values(), ids=BAD_DATA)
-def test_run_with_bad_data_exits_with_2_and_prints_one_line(
-    train: Train, toy: Path, run_folder: Path, line: bytes, complaint: str
-) -> None:
-    (toy / "train.jsonl").write_bytes(b'{"uid": "i0", "text": "first", "labels": [0]}\n' + line + b"\n")
-    outcome = train()
-    assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"recollect train: {toy}/{complaint}")
-    assert outcome.err.count("\n") == 1
     assert not run_folder.exists()
 
 
@@ -323,24 +243,10 @@ class TestProcess:
         environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"} | environment
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
 
-    def test_process_with_bad_data_exits_with_2_and_prints_one_line_without_traceback(
-        self, toy: Path, tmp_path: Path
-    ) -> None:
-        (toy / "train.jsonl").write_text("{")
-        done = self.run(toy, "--out", tmp_path / "run")
+    def test_process_with_bad_flags_exits_with_2_and_prints_no_traceback(self) -> None:
+        done = self.run("data", "--out", "x", "--bogus")
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"recollect train: {toy}/train.jsonl:1: expected one JSON object")
-        assert done.stderr.count("\n") == 1
-
-    @pytest.mark.parametrize(
-        ("arguments", "complaint"), [([], "required"), (["data", "--out", "x", "--bogus"], "--bogus")]
-    )
-    def test_process_with_bad_flags_exits_with_2_and_prints_no_traceback(
-        self, arguments: list[str], complaint: str
-    ) -> None:
-        done = self.run(*arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert complaint in done.stderr
+        assert "--bogus" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_encoder_is_found_in_the_hub_cache_and_uses_its_declared_pooling(
@@ -401,9 +307,6 @@ class TestRunFolder:
             given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, labels=5, device="cpu"
         )
 
-    def test_empty_run_folder_has_no_training(self, folder: RunFolder) -> None:
-        assert folder.training() is None
-
     def test_training_json_contains_the_recipe_and_the_result(self, folder: RunFolder) -> None:
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
         begun = folder.training()
@@ -423,28 +326,6 @@ class TestRunFolder:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)
         assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
-    def test_unfinished_training_continues_only_with_resume(self, folder: RunFolder) -> None:
-        folder.begin_training(self.recipe(), resume=False, overwrite=False)
-        folder.state.mkdir()
-        with pytest.raises(TrainingError, match="expected no unfinished training, found one; continue with --resume"):
-            folder.begin_training(self.recipe(), resume=False, overwrite=False)
-        assert folder.begin_training(self.recipe(), resume=True, overwrite=False)
-        assert folder.state.is_dir()
-        assert folder.begin_training(self.recipe(), resume=False, overwrite=True)
-        assert not folder.state.exists()
-
-    @pytest.mark.parametrize("done", [False, True])
-    @pytest.mark.parametrize("resume", [False, True])
-    def test_run_folder_of_a_different_training_is_refused_and_the_error_names_the_differences(
-        self, folder: RunFolder, done: bool, resume: bool
-    ) -> None:
-        folder.write_training(self.recipe(), RESULT if done else None)
-        before = folder.training()
-        with pytest.raises(TrainingError, match=r"found one that differs in steps, epochs, seed; .* --overwrite"):
-            folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=False)
-        assert folder.training() == before
-        assert folder.begin_training(self.recipe(seed=1, epochs=2), resume, overwrite=True)
-
     def test_device_ranks_and_micro_batch_may_change_only_after_training(self, folder: RunFolder) -> None:
         recipe = self.recipe()
         other_device = dataclasses.replace(recipe, micro_batch=8, ranks=2, device="cuda")
@@ -454,9 +335,7 @@ class TestRunFolder:
         folder.write_training(recipe, RESULT)
         assert not folder.begin_training(other_device, resume=False, overwrite=False)
 
-    @pytest.mark.parametrize(
-        "content", ["", "{", "[]", "{}", '{"format_version": 1}', '{"format_version": 2, "recipe": {"seed": 0}}']
-    )
+    @pytest.mark.parametrize("content", ["{", '{"format_version": 2, "recipe": {"seed": 0}}'])
     def test_run_folder_with_an_invalid_training_json_is_refused_without_overwrite(
         self, folder: RunFolder, content: str
     ) -> None:
@@ -482,18 +361,3 @@ class TestRunFolder:
         assert folder.training() is not None
         assert train("--overwrite").status == 0
         assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoint", "memory"]
-
-    def test_lock_adds_the_run_folder_to_errors_without_a_file_name(self, folder: RunFolder) -> None:
-        with pytest.raises(OSError, match="No space left") as full, folder.lock():
-            raise OSError(28, "No space left on device")
-        assert full.value.filename == str(folder.path)
-
-    def test_run_folder_can_be_locked_only_once_until_the_lock_is_released(self, folder: RunFolder) -> None:
-        with (
-            folder.lock(),
-            pytest.raises(MemoryFolderError, match="another `recollect train` writes here"),
-            folder.lock(),
-        ):
-            pytest.fail("two processes hold the lock")
-        with folder.lock():
-            pass

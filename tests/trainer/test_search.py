@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from recollect.trainer.memory import search
 from recollect.trainer.memory.search import nearest, nearest_among, nearest_approximate
@@ -19,7 +18,7 @@ def brute_force(queries: np.ndarray, keys: np.ndarray, top: int) -> tuple[np.nda
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("top", [1, 5, 40])
+@pytest.mark.parametrize("top", [5, 40])
 def test_nearest_keys_equal_those_of_a_full_sort(device: str, top: int) -> None:
     rng = np.random.default_rng(top)
     queries, keys = random_units(rng, 33), random_units(rng, 40)
@@ -30,15 +29,6 @@ def test_nearest_keys_equal_those_of_a_full_sort(device: str, top: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_keys_are_returned_if_top_exceeds_their_number(device: str) -> None:
-    rng = np.random.default_rng(0)
-    queries, keys = random_units(rng, 3), random_units(rng, 4)
-    similarities, rows = nearest(queries, keys, 10, device)
-    assert similarities.shape == (3, 4)
-    np.testing.assert_array_equal(rows, brute_force(queries, keys, 4)[1])
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_half_precision_keys_and_strided_queries_are_searched(device: str) -> None:
     rng = np.random.default_rng(1)
     queries, keys = random_units(rng, 20)[::2], random_units(rng, 30).astype(np.float16)
@@ -46,7 +36,7 @@ def test_half_precision_keys_and_strided_queries_are_searched(device: str) -> No
     np.testing.assert_array_equal(rows, brute_force(queries, keys, 3)[1])
 
 
-@pytest.mark.parametrize(("queries", "similarities"), [(4_096, 1 << 28), (7, 1 << 28), (4_096, 20), (4_096, 1)])
+@pytest.mark.parametrize(("queries", "similarities"), [(7, 1 << 28), (4_096, 20)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_queries_of_several_blocks_keep_their_order(
     device: str, queries: int, similarities: int, monkeypatch: pytest.MonkeyPatch
@@ -59,7 +49,7 @@ def test_queries_of_several_blocks_keep_their_order(
     np.testing.assert_array_equal(rows, brute_force(many, keys, 1)[1])
 
 
-@pytest.mark.parametrize(("chunk", "top"), [(1, 1), (3, 5), (7, 40)])
+@pytest.mark.parametrize(("chunk", "top"), [(3, 5), (7, 40)])
 def test_gpu_search_in_chunks_of_keys_equals_a_full_sort(chunk: int, top: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(6)
     queries, keys = random_units(rng, 9), random_units(rng, 20)
@@ -68,19 +58,8 @@ def test_gpu_search_in_chunks_of_keys_equals_a_full_sort(chunk: int, top: int, m
     np.testing.assert_array_equal(rows, brute_force(queries, keys, top)[1])
 
 
-def test_gpu_block_size_limits_the_number_of_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_BLOCK_SIMILARITIES", 100)
-    sizes = []
-    topk = torch.Tensor.topk
-    monkeypatch.setattr(torch.Tensor, "topk", lambda block, top: sizes.append(block.shape) or topk(block, top))
-    rng = np.random.default_rng(3)
-    nearest(random_units(rng, 8), random_units(rng, 30), 4, "cpu:0")
-    assert sizes == [(3, 30), (3, 30), (2, 30)]
-
-
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("chunk", [1, 4, 7, 100])
-@pytest.mark.parametrize("top", [1, 5, 40])
+@pytest.mark.parametrize(("chunk", "top"), [(7, 1), (4, 5), (100, 40)])
 def test_nearest_among_returns_only_keys_of_the_given_rows(
     device: str, chunk: int, top: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,14 +73,7 @@ def test_nearest_among_returns_only_keys_of_the_given_rows(
     np.testing.assert_allclose(similarities, expected_similarities, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_no_queries_give_empty_results(device: str) -> None:
-    similarities, rows = nearest(np.empty((0, 8), np.float32), random_units(np.random.default_rng(3), 5), 2, device)
-    assert similarities.shape == rows.shape == (0, 2)
-
-
-@pytest.mark.parametrize("keys", [1, 2, 38, 39, 77])
-@pytest.mark.parametrize("top", [1, 3, 100])
+@pytest.mark.parametrize(("keys", "top"), [(1, 3), (39, 100), (77, 3)])
 def test_approximate_search_finds_the_exact_result_among_few_keys(keys: int, top: int) -> None:
     rng = np.random.default_rng(keys)
     queries, vectors = random_units(rng, 10), random_units(rng, keys)
@@ -129,11 +101,3 @@ def test_approximate_search_fills_the_result_with_minus_one_if_it_finds_too_few_
     assert (rows == -1).any()
     assert (similarities[rows == -1] == -np.inf).all()
     assert np.isfinite(similarities[rows >= 0]).all()
-
-
-@pytest.mark.parametrize("keys", [390, 600, 1_200])
-def test_approximate_search_covers_at_least_a_sixteenth_of_the_keys(keys: int) -> None:
-    rng = np.random.default_rng(6)
-    vectors = random_units(rng, keys)
-    _, rows = nearest_approximate(random_units(rng, 200), vectors, keys)
-    assert (rows >= 0).sum(axis=1).mean() >= keys / 16

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
@@ -17,7 +15,7 @@ from recollect.trainer.static import model as model_file
 from recollect.trainer.static.model import StaticModel
 from recollect.trainer.static.pretrained import make_static
 from tests.trainer.conftest import TEXTS, TinyEncoder, load
-from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, training, weights
+from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, weights
 
 TOKENS, DIM = 20, 6
 # Without held-out instances, the checkpoint is the newest model instead of the best one.
@@ -68,33 +66,11 @@ class TestStaticModel:
         assert not torch.allclose(trained, trained[:1], atol=1e-3)
         torch.testing.assert_close(evaluated, evaluated[:1].expand_as(evaluated))
 
-    def test_every_weight_gets_a_gradient(self, model: StaticModel) -> None:
-        ids = torch.tensor([[3, 5]])
-        model(ids, torch.ones_like(ids)).sum().backward()
-        used = model.tokens.weight.grad.abs().sum(1).nonzero()[:, 0].tolist()  # type: ignore[union-attr]
-        assert used == [3, 5]
-        assert model.weights.grad is not None
-        assert model.positions is not None
-        assert model.positions.grad is not None
-        assert model.projection.weight.grad is not None
-
 
 class TestUntrainedStaticEncoder:
     def test_vectors_are_finite_unit_vectors_even_of_a_text_without_words(self, static: Encoder) -> None:
         vectors = static.encode([*TEXTS, "", "  "], 32)
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-
-    def test_frequent_tokens_weigh_less_than_rare_tokens(self, static: Encoder) -> None:
-        weight = static.model.transformer.weights.detach()
-        frequent, rare, absent = (
-            float(weight[static.tokenizer.encode(word, add_special_tokens=False).ids[0]])
-            for word in ("red", "chair", "blue")
-        )
-        assert frequent < rare < absent <= 1
-
-    def test_vector_of_a_text_does_not_depend_on_other_texts(self, static: Encoder) -> None:
-        alone = np.concatenate([static.encode([text], 32) for text in TEXTS])
-        np.testing.assert_allclose(static.encode(list(TEXTS), 32), alone, atol=1e-6)
 
     def test_checkpoint_keeps_the_encoder(self, static: Encoder, tmp_path: Path) -> None:
         save_checkpoint(static, tmp_path / "checkpoint")
@@ -103,20 +79,6 @@ class TestUntrainedStaticEncoder:
         assert loaded.config == static.config
         assert encoder_digest(loaded) == encoder_digest(static)
         np.testing.assert_array_equal(loaded.encode(TEXTS, 32), static.encode(TEXTS, 32))
-
-    def test_checkpoint_of_an_older_release_without_weights_of_positions_gives_the_same_vectors(
-        self, static: Encoder, tmp_path: Path
-    ) -> None:
-        save_checkpoint(static, tmp_path / "checkpoint")
-        config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
-        del config["positions"]
-        (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
-        weights = load_file(tmp_path / "checkpoint" / "model.safetensors")
-        del weights["positions"]
-        save_file(weights, tmp_path / "checkpoint" / "model.safetensors", {"format": "pt"})
-        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        assert loaded.model.transformer.positions is None
-        np.testing.assert_allclose(loaded.encode(TEXTS, 32), static.encode(TEXTS, 32), atol=1e-6)
 
     def test_encoder_with_a_case_sensitive_tokenizer_or_other_special_tokens_can_be_the_source(
         self, request: pytest.FixtureRequest
@@ -144,38 +106,27 @@ class TestTraining:
         self, run: Callable[..., int], tmp_path: Path
     ) -> None:
         assert run("--out", tmp_path / "never", *NEWEST) == 0, (tmp_path / "log").read_text()
-        for moment in (
-            Moment("recollect.trainer.training.objective.Objective.backward", 8),
-            Moment("recollect.trainer.training.train.save_state", 2),
-        ):
-            assert run("--out", tmp_path / "run", *NEWEST, "--resume", killed=moment) == KILLED
+        moment = Moment("recollect.trainer.training.objective.Objective.backward", 8)
+        assert run("--out", tmp_path / "run", *NEWEST, killed=moment) == KILLED
         assert run("--out", tmp_path / "run", *NEWEST, "--resume") == 0, (tmp_path / "log").read_text()
         assert results(tmp_path / "run") == results(tmp_path / "never")
 
-    @pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
     def test_methods_train_table_weights_positions_and_projection(
-        self, run: Callable[..., int], tmp_path: Path, method: str
+        self, run: Callable[..., int], tmp_path: Path
     ) -> None:
         assert run("--out", tmp_path / "zero", "--epochs", 0) == 0, (tmp_path / "log").read_text()
-        assert run("--out", tmp_path / "run", "--method", method, *NEWEST) == 0, (tmp_path / "log").read_text()
+        assert run("--out", tmp_path / "run", "--method", "unidec", "--epochs", 1, *NEWEST) == 0, (
+            tmp_path / "log"
+        ).read_text()
         before, after = weights(tmp_path / "zero"), weights(tmp_path / "run")
         for name in ("tokens.weight", "weights", "positions", "projection.weight"):
             assert not torch.equal(before[name], after[name]), name
 
-    def test_static_encoder_is_trained_as_a_whole_with_its_own_defaults(
-        self, run: Callable[..., int], tmp_path: Path
-    ) -> None:
-        assert run("--out", tmp_path / "run", "--max-steps", 1) == 0, (tmp_path / "log").read_text()
-        recipe = training(tmp_path / "run")["recipe"]
-        assert (recipe["train"], recipe["learning_rate"]) == ("full", 1e-3)
-        assert load_checkpoint(tmp_path / "run" / "checkpoint", "cpu").model.is_static
-
-    @pytest.mark.parametrize("what", ["adapter", "full"])
     def test_trained_static_encoder_can_start_another_training(
-        self, run: Callable[..., int], flags: list[object], tmp_path: Path, what: str
+        self, run: Callable[..., int], flags: list[object], tmp_path: Path
     ) -> None:
         assert run("--out", tmp_path / "first", "--max-steps", 1) == 0
-        again = ["--encoder", tmp_path / "first" / "checkpoint", "--train", what, "--max-steps", 1]
+        again = ["--encoder", tmp_path / "first" / "checkpoint", "--train", "adapter", "--max-steps", 1]
         (status,) = run_recollect([*flags, *again], tmp_path / "log")
         assert status == 0, (tmp_path / "log").read_text()
         assert load_checkpoint(tmp_path / "run" / "checkpoint", "cpu").model.is_static

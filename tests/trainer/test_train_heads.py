@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,15 +19,13 @@ import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint, load_encoder
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import EncoderError
-from recollect.trainer.heads.classifier import Classifier
-from recollect.trainer.heads.prototypes import Prototypes
 from recollect.trainer.memory import memory_writer
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.training import memory_check, run_log
 from recollect.trainer.training import train as loop
 from recollect.trainer.training.validation import Validation, hold_out
 from tests.trainer.helpers import Clock, files, label_sets
-from tests.trainer.runs import LEFT, USUAL, Outcome, Train, metrics, texts, training, weights
+from tests.trainer.runs import USUAL, Outcome, Train, metrics, texts, training, weights
 
 INSTANCES, LABELS, DIM = 60, 12, 32
 
@@ -40,110 +38,83 @@ def weights_above_and_below(checkpoint: Path) -> tuple[int, int]:
     return sum(weight.numel() for weight in above), sum(weight.numel() for weight in below)
 
 
-@pytest.fixture(scope="module", params=["adapter", "full"])
-def what(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+class HeadRun(NamedTuple):
+    """A finished run, its method, and its value of --train."""
+
+    folder: Path
+    method: str
+    what: str
 
 
-@pytest.fixture(scope="module", params=["prime", "unidec", "supcon"])
-def method(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def run(what: str, method: str, lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of a training of four epochs, with --label-inputs text. Tests must not change it."""
+@pytest.fixture(scope="module", params=[("prime", "full"), ("unidec", "adapter")], ids=" ".join)
+def run(
+    request: pytest.FixtureRequest, lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory
+) -> HeadRun:
+    """A training of four epochs, with --label-inputs text. Tests must not change its folder."""
+    method, what = request.param
     folder = tmp_path_factory.mktemp(f"{method}-{what}") / "run"
     words = ["train", lesson, "--out", folder, "--encoder", tiny_bert.folder, "--max-length", 16]
     words += ["--label-max-length", 8, "--batch-size", 8, "--epochs", 4, "--validation-fraction", 0.2]
-    words += ["--train", what, "--method", method, *(["--label-inputs", "text"] if what == "adapter" else [])]
+    words += [
+        "--tune",
+        "no",
+        "--train",
+        what,
+        "--method",
+        method,
+        *(["--label-inputs", "text"] if what == "adapter" else []),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_writer, "_CHUNK_TEXTS", 5)  # label positions must be right in every chunk
         assert recollect.main([*map(str, words)]) == 0
-    return folder
+    return HeadRun(folder, method, what)
 
 
 class TestRun:
-    def test_training_with_a_head_writes_a_complete_run_folder(self, run: Path, method: str, what: str) -> None:
-        assert {path.name for path in run.iterdir()} == LEFT[what]
-        kept = {path.name for path in (run / "checkpoint").glob("*.safetensors")}
-        adapter = {"adapter.safetensors"} if what == "adapter" else set()
-        head = set() if method == "supcon" else {"head.safetensors"}
-        assert kept == {"model.safetensors"} | adapter | head
-
-    def test_memory_of_a_training_with_a_head_has_the_keys_that_the_checkpoint_gives(
-        self, run: Path, method: str
-    ) -> None:
-        encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
-        dim = 2 * DIM if method == "unidec" else DIM
+    def test_memory_of_a_training_with_a_head_has_the_keys_that_the_checkpoint_gives(self, run: HeadRun) -> None:
+        folder = run.folder
+        encoder, memory = load_checkpoint(folder / "checkpoint", "cpu"), open_memory(folder / "memory")
+        dim = 2 * DIM if run.method == "unidec" else DIM
         assert memory.keys.shape == (INSTANCES + LABELS, dim)
         np.testing.assert_allclose(np.linalg.norm(memory.keys, axis=1), 1, atol=1e-5)
-        np.testing.assert_allclose(memory.instance_keys, encoder.encode(texts(run, "instances.jsonl"), 16), atol=1e-5)
-        names = texts(run, "labels.jsonl")
+        np.testing.assert_allclose(
+            memory.instance_keys, encoder.encode(texts(folder, "instances.jsonl"), 16), atol=1e-5
+        )
+        names = texts(folder, "labels.jsonl")
         for first, last in ((0, 12), (0, 5), (5, 12)):
             found = encoder.encode(names[first:last], 8, side="labels", first=first)
             np.testing.assert_allclose(memory.keys[INSTANCES + first : INSTANCES + last], found, atol=1e-5)
         moved = encoder.encode(names, 8, side="labels", first=0)[::-1]
         assert not np.allclose(memory.keys[INSTANCES:], moved, atol=1e-2)
 
-    def test_training_with_a_head_reports_time_memory_and_number_of_parameters(self, run: Path, what: str) -> None:
-        saved = training(run)
-        above, below = weights_above_and_below(run / "checkpoint")
-        assert saved["measured"]["trainable_parameters"] == above + (below if what == "full" else 0)
+    def test_training_with_a_head_reports_time_memory_and_number_of_parameters(self, run: HeadRun) -> None:
+        saved = training(run.folder)
+        above, below = weights_above_and_below(run.folder / "checkpoint")
+        assert saved["measured"]["trainable_parameters"] == above + (below if run.what == "full" else 0)
         assert saved["measured"]["seconds"] == saved["progress"]["seconds"] > 0
         assert saved["measured"]["peak_memory_bytes"] > 2**20
-        scores, seconds = (metrics(run, name) for name in ("validation_ndcg_5", "seconds"))
+        scores, seconds = (metrics(run.folder, name) for name in ("validation_ndcg_5", "seconds"))
         spent = [seconds[step] for step in scores]
         assert list(scores) == [0, 6, 12, 18, 24]
         assert spent == sorted(spent)
         assert spent[-1] == saved["measured"]["seconds"]
 
-    def test_recollect_tune_tunes_the_memory_of_a_head_without_training_again(self, run: Path, tmp_path: Path) -> None:
-        tuned = Path(shutil.copytree(run, tmp_path / "run"))
-        assert recollect.main(["tune", str(tuned), "--lambda", "0,.5,1", "--temperature", ".04", "--json"]) == 0
-        np.testing.assert_array_equal(open_memory(tuned / "memory").keys, open_memory(run / "memory").keys)
-
-    @pytest.mark.parametrize("more", [["--epochs", 0], ["--method", "rae", "--max-steps", 1]], ids=["untrained", "rae"])
     def test_checkpoint_with_a_head_can_start_another_training_which_drops_the_head(
-        self, run: Path, train: Train, run_folder: Path, what: str, more: list[object]
+        self, run: HeadRun, train: Train, run_folder: Path
     ) -> None:
-        start = run / "checkpoint"
-        assert train("--encoder", start, "--validation-fraction", 0, *more).status == 0
+        start = run.folder / "checkpoint"
+        assert train("--encoder", start, "--validation-fraction", 0, "--epochs", 0).status == 0
         encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
         assert encoder.model.head is None
-        assert (encoder.model.adapter is not None) == (what == "adapter" or "rae" in more)
+        assert (encoder.model.adapter is not None) == (run.what == "adapter")
         assert memory.plan.dim == encoder.dim == DIM
-        if "rae" not in more:
-            found = load_encoder(str(start), "auto", 16, 8, "cpu").encode(texts(run, "labels.jsonl"), 8, side="labels")
-            np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
+        names = texts(run.folder, "labels.jsonl")
+        found = load_encoder(str(start), "auto", 16, 8, "cpu").encode(names, 8, side="labels")
+        np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
         assert not list((run_folder / "checkpoint").glob("head*"))
 
-    def test_checkpoint_with_a_head_gives_its_adapter_to_another_training_with_a_new_head(
-        self, run: Path, train: Train, run_folder: Path, method: str, what: str
-    ) -> None:
-        more = ["--method", method, "--train", what, "--max-steps", 1]
-        assert train("--encoder", run / "checkpoint", *more).status == 0
-        head = load_checkpoint(run_folder / "checkpoint", "cpu").model.head
-        assert type(head) is {"prime": Prototypes, "unidec": Classifier, "supcon": type(None)}[method]
 
-
-def test_label_keys_of_prime_are_its_prototypes(train: Train, run_folder: Path) -> None:
-    assert train("--method", "prime", "--epochs", 1, "--label-inputs", "text").status == 0
-    encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
-    head = encoder.model.head
-    assert isinstance(head, Prototypes)
-    assert list(head.shape()["tokens"]) == ["text", "free", "centroid"]
-    bare = encoder.with_adapter(encoder.model.adapter).encode(texts(run_folder, "labels.jsonl"), 8, side="labels")
-    head.eval()
-    with torch.inference_mode():
-        prototypes, vectors = head.labels(torch.from_numpy(bare), torch.arange(LABELS)).unbind(1)
-    np.testing.assert_allclose(memory.keys[INSTANCES:], prototypes, atol=1e-5)
-    np.testing.assert_allclose(vectors, bare, atol=1e-6)
-    assert not np.allclose(prototypes, bare, atol=1e-2)
-
-
-@pytest.mark.parametrize("what", ["adapter", "full"])
-@pytest.mark.parametrize("method", ["prime", "unidec"])
+@pytest.mark.parametrize(("method", "what"), [("prime", "adapter"), ("unidec", "full")])
 def test_held_out_instances_do_not_influence_the_head(
     train: Train,
     run_folder: Path,
@@ -163,16 +134,15 @@ def test_held_out_instances_do_not_influence_the_head(
     scores = itertools.count(1.0)
     monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # every checkpoint counts as the best so far
     for dataset, run in ((lesson, run_folder), (other, tmp_path / "second")):
-        assert train("--method", method, "--train", what, "--out", run, dataset=dataset).status == 0
+        more = ["--method", method, "--train", what, "--tune", "no", "--epochs", 2]
+        assert train(*more, "--out", run, dataset=dataset).status == 0
     first, second = weights(run_folder), weights(tmp_path / "second")
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.parametrize("what", ["adapter", "full"])
-@pytest.mark.parametrize("method", ["rae", "prime", "unidec"])
 def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
-    train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, what: str
+    train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, backward = Clock(), loop.Objective.backward
 
@@ -183,7 +153,7 @@ def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
     monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0)
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(loop.Objective, "backward", tick)
-    more = ["--method", method, "--train", what, "--max-seconds", 10, "--epochs", 1_000, "--learning-rate", 1e-3]
+    more = ["--method", "prime", "--tune", "no", "--max-seconds", 10, "--epochs", 1_000, "--learning-rate", 1e-3]
     assert train(*more).status == 0
     saved = training(run_folder)
     assert (saved["done"], saved["progress"]["step"], saved["measured"]["seconds"]) == (True, 10, 10)
@@ -194,35 +164,26 @@ def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
     assert rates[-1] == pytest.approx(1e-3 / 9, rel=1e-2)
     assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 6, 10]
     assert open_memory(run_folder / "memory").plan.instances == INSTANCES
-    assert {path.name for path in run_folder.iterdir()} == LEFT[what]
     assert "already done" in train(*more).err
 
 
-@pytest.mark.parametrize("what", ["adapter", "full"])
 @pytest.mark.parametrize(
     "more",
     [
-        ["prime"],
-        ["prime", "--prototype", "text,centroid", "--margin", "0.2,0.2", "--no-symmetric"],
-        ["prime", "--prototype", "text,free", "--bank", 12],
-        ["prime", "--centroids", "ema", "--triplets", "sum", "--no-text-loss", "--no-regulariser"],
-        ["unidec"],
-        ["unidec", "--no-classifier-norm", "--embedding-dropout", 0.1, "--projection", 24],
-        ["unidec", "--clusters", 48, "--psl", "pal"],
+        ["prime", "--train", "full", "--prototype", "text,centroid", "--margin", "0.2,0.2", "--no-symmetric"],
+        ["prime", "--label-inputs", "text", "--centroids", "ema", "--triplets", "sum", "--no-text-loss", "--bank", 12],
+        ["unidec", "--train", "full", "--no-classifier-norm", "--embedding-dropout", 0.1, "--projection", 24],
+        ["unidec", "--label-inputs", "text", "--clusters", 48, "--psl", "pal"],
     ],
     ids=lambda more: " ".join(map(str, more)),
 )
 def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
-    train: Train, run_folder: Path, lesson: Path, tmp_path: Path, what: str, more: list[object]
+    train: Train, run_folder: Path, lesson: Path, tmp_path: Path, more: list[object]
 ) -> None:
     dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
     with (dataset / "labels.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"uid": "never", "text": "lawn over chair"}\n')
-    method, *flags = more
-    flags_given = ["--method", method, *flags, "--train", what, "--label-inputs", "text"][
-        : None if what == "adapter" else -2
-    ]
-    assert train(*flags_given, dataset=dataset).status == 0
+    assert train("--tune", "no", "--method", *more, dataset=dataset).status == 0
     encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
     key = memory.keys[-1]
     assert np.isfinite(key).all()
@@ -235,20 +196,17 @@ def test_label_without_instances_has_a_key_near_its_text_and_is_found_by_it(
 class TestRefused:
     """Trainings that must be refused before the run folder changes."""
 
-    @pytest.fixture(params=[[], ["--overwrite"]], ids=["new", "over another"])
-    def refused_training(
-        self, request: pytest.FixtureRequest, train: Train, run_folder: Path
-    ) -> Callable[..., Outcome]:
+    @pytest.fixture
+    def refused_training(self, train: Train, run_folder: Path) -> Callable[..., Outcome]:
         """Run a training that must be refused. The contents of the run folder must stay unchanged."""
-        if request.param:
-            assert train("--epochs", 0).status == 0
+        run_folder.mkdir()
+        (run_folder / "metrics.jsonl").write_text("of another run")
 
         def refused(*more: object) -> Outcome:
             before = files(run_folder)
-            outcome = train(*more, *request.param)
+            outcome = train(*more, "--overwrite")
             assert (outcome.status, outcome.out) == (2, "")
             assert files(run_folder) == before
-            assert run_folder.exists() == bool(request.param)
             return outcome
 
         return refused
@@ -257,20 +215,11 @@ class TestRefused:
         ("more", "complaint"),
         [
             (["prime", "--bank", 13], "--bank 13: expected at most 12, the number of labels; choose a smaller one"),
-            (["prime", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["prime", "--prototype", "text,magic"], "--prototype"),
-            (["prime", "--prototype", ""], "--prototype"),
-            (["prime", "--prototype", "text,text"], "--prototype: expected each part only once, found text,text"),
-            (["prime", "--margin=-.1,.3"], "--margin: expected greater than 0; found '-.1'"),
-            (["prime", "--margin", ".1"], "--margin"),
             (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),
             (["prime", "--temperature", 0.1], "--temperature: expected a method with a softmax, found --method prime"),
-            (["unidec", "--psl", "pam"], "--psl: expected 'pal-n' or 'pal'; found 'pam'"),
             (["rae", "--no-symmetric"], "--symmetric: expected --method prime or unidec or supcon, found --method rae"),
-            (["rae", "--positive-sampling", "rare"], "--positive-sampling: expected 'uniform' or 'propensity'"),
-            (["unidec", "--cluster-every", 0], "--cluster-every: expected greater than or equal to 1; found '0'"),
-            (["rae", "--max-seconds", -1], "--max-seconds: expected greater than or equal to 0; found '-1'"),
         ],
         ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
     )
@@ -279,24 +228,19 @@ class TestRefused:
     ) -> None:
         assert f"recollect train: {complaint}" in refused_training("--method", *more).message
 
-    @pytest.mark.parametrize("what", ["adapter", "full"])
     def test_head_that_does_not_fit_into_memory_is_refused(
-        self, refused_training: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, what: str
+        self, refused_training: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A projection with its bias, and a vector for each label, six times in float32.
         needed = (DIM * DIM + DIM + LABELS * DIM) * 4 * 6
         monkeypatch.setattr(memory_check, "free_bytes", lambda: needed - 1)
         monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("nothing should be encoded"))
         monkeypatch.setattr(Encoder, "tokenise", lambda *_: pytest.fail("nothing should be tokenised"))
-        message = refused_training("--method", "unidec", "--train", what).message
+        message = refused_training("--method", "unidec").message
         assert (
             "--method unidec: 12 labels of 32 dimensions: expected 0.0 MB of free memory for weights, gradients and"
             in message
         )
-
-    def test_head_that_just_fits_into_memory_is_accepted(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory_check, "free_bytes", lambda: (DIM * DIM + DIM + LABELS * DIM) * 4 * 6)
-        assert train("--method", "unidec", "--max-steps", 1).status == 0
 
 
 class TestTunedAtOnce:
@@ -321,16 +265,6 @@ class TestTunedAtOnce:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
         assert "tune: lambda " not in train("--method", "prime", "--max-steps", 1).err
 
-    def test_memory_without_held_out_instances_is_not_tuned(self, train: Train, run_folder: Path) -> None:
-        assert train("--method", "prime", "--max-steps", 1, "--validation-fraction", 0.001).status == 0
-        assert not (run_folder / "memory" / "tuning.json").exists()
-
-
-def test_free_memory_for_a_head_is_checked_only_before_training(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train("--method", "unidec", "--max-steps", 1).status == 0
-    monkeypatch.setattr(memory_check, "free_bytes", lambda: 0)
-    assert "already done" in train("--method", "unidec", "--max-steps", 1).err
-
 
 @pytest.fixture(scope="module")
 def trained(lesson: Path, tiny_bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -347,62 +281,21 @@ class TestDamagedHead:
         """A copy of the run folder that a test damages."""
         return Path(shutil.copytree(trained, run_folder))
 
-    @pytest.mark.parametrize("damage", ["no weights", "no description"])
-    def test_train_and_build_refuse_a_damaged_head_in_one_line_and_write_nothing(
-        self, damaged: Path, train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
-    ) -> None:
-        weights, description = (damaged / "checkpoint" / name for name in ("head.safetensors", "recollect.json"))
-        if damage == "no weights":
-            weights.unlink()
-            expected = f"{weights}: expected weights of the shapes in recollect.json, found: "
-        else:
-            description.write_text(json.dumps(json.loads(description.read_text()) | {"head": {}}))
-            expected = f"{description}: expected the description of a head, found: "
-        before = files(damaged)
-        started = train("--encoder", damaged / "checkpoint", "--out", tmp_path / "second", "--epochs", 0)
-        assert started.status == 2
-        assert expected in started.message
-        assert not (tmp_path / "second").exists()
-        capfd.readouterr()
-        assert recollect.main(["build", str(damaged), "--store", str(tmp_path / "store")]) == 2
-        (line,) = capfd.readouterr().err.splitlines()
-        assert expected in line
-        assert files(damaged) == before
-
-    @pytest.mark.parametrize("content", [None, b"", b"\x00\x01", "half", "a tensor less", "another shape"], ids=repr)
+    @pytest.mark.parametrize("damage", ["missing", "half", "another shape"])
     def test_damaged_weights_of_a_head_are_refused_and_the_error_names_their_file(
-        self, damaged: Path, content: Any
+        self, damaged: Path, damage: str
     ) -> None:
         path = damaged / "checkpoint" / "head.safetensors"
         weights, whole = load_file(path), path.read_bytes()
         path.unlink()
-        match content:
-            case bytes():
-                path.write_bytes(content)
-            case "half":
-                path.write_bytes(whole[: len(whole) // 2])
-            case "a tensor less":
-                weights.popitem()
-                save_file(weights, path)
-            case "another shape":
-                save_file(weights | {"free": weights["free"][:, 1:].contiguous()}, path)
+        if damage == "half":
+            path.write_bytes(whole[: len(whole) // 2])
+        elif damage == "another shape":
+            save_file(weights | {"free": weights["free"][:, 1:].contiguous()}, path)
         with pytest.raises(EncoderError, match=f"^{path}: expected weights of the shapes in recollect.json, found: "):
             load_checkpoint(damaged / "checkpoint", "cpu")
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"kind": "oracle"},
-            {"kind": None},
-            {"kind": ["prototypes"]},
-            {"labels": -1},
-            {"labels": "many"},
-            {"bank": None},
-            {"tokens": 7},
-            {"colour": "red"},
-        ],
-        ids=str,
-    )
+    @pytest.mark.parametrize("change", [{"kind": "oracle"}, {"labels": "many"}, {"colour": "red"}], ids=str)
     def test_damaged_description_of_a_head_is_refused_and_the_error_names_its_file(
         self, damaged: Path, change: dict[str, Any]
     ) -> None:
@@ -412,19 +305,9 @@ class TestDamagedHead:
         with pytest.raises(EncoderError, match=f"^{path}: expected the description of a head, found: "):
             load_checkpoint(damaged / "checkpoint", "cpu")
 
-    @pytest.mark.parametrize("head", ["prototypes", [], 3, {}], ids=repr)
-    def test_recollect_json_whose_head_is_not_a_description_is_refused(self, damaged: Path, head: Any) -> None:
-        path = damaged / "checkpoint" / "recollect.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"head": head}))
-        with pytest.raises(EncoderError, match=f"^{path}: expected the description of a head, found: "):
-            load_checkpoint(damaged / "checkpoint", "cpu")
-
-    @pytest.mark.parametrize("change", [{"labels": 13}, {"bank": 3}, {"tokens": []}], ids=str)
-    def test_description_of_a_head_that_does_not_match_its_weights_is_refused(
-        self, damaged: Path, change: dict[str, Any]
-    ) -> None:
+    def test_description_of_a_head_that_does_not_match_its_weights_is_refused(self, damaged: Path) -> None:
         path = damaged / "checkpoint" / "recollect.json"
         saved = json.loads(path.read_text())
-        path.write_text(json.dumps(saved | {"head": saved["head"] | change}))
+        path.write_text(json.dumps(saved | {"head": saved["head"] | {"labels": 13}}))
         with pytest.raises(EncoderError, match=r"head\.safetensors: expected weights of the shapes in recollect.json"):
             load_checkpoint(damaged / "checkpoint", "cpu")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
@@ -39,8 +36,6 @@ from tests.trainer.runs import (
 
 REPOSITORY = Path(__file__).parents[2]
 
-HEAD = "head.safetensors"
-
 # Moments at which a training with 6 steps an epoch is killed. Its state is saved after every step.
 ON_THE_WAY = [
     Moment("recollect.trainer.memory.memory_writer._write_progress", 2),  # some frozen keys are written
@@ -56,22 +51,12 @@ ON_THE_WAY = [
 # Flags for each value of --train. 5 divides neither the number of steps of an epoch nor the steps at which tests kill
 # the training.
 KINDS: dict[str, list[object]] = {
-    "adapter": ["--train", "adapter", "--method", "softtopk"],
-    "whole encoder": ["--train", "full", "--method", "dexml", "--positives", 1],
+    "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
     "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--cluster-every", 1],
-    "adapter, prototypes": ["--method", "prime", "--hard-negatives", 2, "--mine-every", 5, "--positives", 2],
-    "classifier": ["--train", "full", "--method", "unidec", "--mine-every", 5, "--clusters", 16],
-    "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
-    "adapter, mined negatives": ["--method", "rae", "--mine-every", 5, "--mine-top", 4, "--validation-fraction", 0],
 }
-# Kinds of training whose slow case has all moments.
-THOROUGH = ("adapter", "mined negatives", "prototypes", "classifier")
-# Each quick case has a third of the moments, and each moment is in two or three of them.
-SEVERAL_TIMES = [
-    *(pytest.param(kind, ON_THE_WAY[number % 3 :: 3], id=kind) for number, kind in enumerate(KINDS)),
-    *(pytest.param(kind, ON_THE_WAY, id=f"{kind}, all moments", marks=pytest.mark.slow) for kind in THOROUGH),
-]
+# Each kind has a third of the moments. The first moment is in the first kind, because only frozen encoders have it.
+SEVERAL_TIMES = [pytest.param(kind, ON_THE_WAY[number::3], id=kind) for number, kind in enumerate(KINDS)]
 
 
 class TestKilled:
@@ -93,11 +78,7 @@ class TestKilled:
     ) -> None:
         assert run(*KINDS[kind], "--out", tmp_path / "never") == 0
         for moment in moments:
-            encodes = (
-                moment.function != "recollect.trainer.memory.memory_writer._write_progress" or "full" not in KINDS[kind]
-            )
-            if encodes:  # a whole encoder has no frozen keys
-                assert run(*KINDS[kind], "--resume", killed=moment) == KILLED, (moment, (tmp_path / "log").read_text())
+            assert run(*KINDS[kind], "--resume", killed=moment) == KILLED, (moment, (tmp_path / "log").read_text())
         assert run(*KINDS[kind], "--resume") == 0, (tmp_path / "log").read_text()
         assert results(run_folder) == results(tmp_path / "never")
         scores = metrics(run_folder, "validation_ndcg_5")
@@ -108,25 +89,18 @@ class TestKilled:
         assert both[0] == both[1]
 
     @pytest.mark.parametrize(
-        ("what", "resume"), [("adapter", []), ("full", ["--resume"])], ids=["adapter, run again", "full, resumed"]
-    )
-    @pytest.mark.parametrize(
-        "moment",
+        ("what", "resume", "moment"),
         [
-            Moment(
-                "recollect.trainer.run_folder.RunFolder.write_training", 2, after=True
-            ),  # the last state still exists
-            Moment("recollect.trainer.encoding.keys.AdaptedKeys.keys", 2),
-            Moment("recollect.trainer.run_memory.Run.write_memory", 1, after=True),
+            ("adapter", [], Moment("recollect.trainer.encoding.keys.AdaptedKeys.keys", 2)),
+            # The last state still exists.
+            ("full", ["--resume"], Moment("recollect.trainer.run_folder.RunFolder.write_training", 2, after=True)),
         ],
-        ids=["before the memory", "in the memory", "after the memory"],
+        ids=["adapter, in the memory, run again", "full, before the memory, resumed"],
     )
     def test_training_killed_at_its_end_finishes_when_it_is_run_again(
         self, run: Callable[..., int], run_folder: Path, tmp_path: Path, moment: Moment, what: str, resume: list[str]
     ) -> None:
         few = ["--train", what, "--max-steps", 2]
-        if what == "full" and "Adapted" in moment.function:
-            moment = Moment("recollect.trainer.encoding.keys.EncodedTexts.keys", 2)
         assert run(*few, killed=moment) == KILLED, (tmp_path / "log").read_text()
         trained = (run_folder / "checkpoint" / "model.safetensors").stat().st_mtime_ns
         assert run(*few, *resume) == 0, (tmp_path / "log").read_text()
@@ -136,14 +110,6 @@ class TestKilled:
         np.testing.assert_allclose(
             memory.instance_keys, encoder.encode(texts(run_folder, "instances.jsonl"), 16), atol=1e-5
         )
-
-    def test_training_killed_before_its_first_saved_state_starts_again_without_resume(
-        self, run: Callable[..., int], run_folder: Path, tmp_path: Path
-    ) -> None:
-        assert run("--max-steps", 2, "--out", tmp_path / "never") == 0
-        assert run("--max-steps", 2, killed=Moment("recollect.trainer.training.train.save_state")) == KILLED
-        assert run("--max-steps", 2) == 0
-        assert results(run_folder) == results(tmp_path / "never")
 
     def test_unfinished_training_is_refused_without_resume_and_stays_unchanged(
         self,
@@ -161,12 +127,7 @@ class TestKilled:
         assert "expected no unfinished training, found one; continue with --resume, or start again" in outcome.message
         for flags, differs in (
             (["--encoder", tiny_distilbert.folder], "encoder"),
-            (["--method", "infonce"], "method, temperature, hard_negatives"),
-            (["--train", "full"], "train, learning_rate"),
             (["--batch-size", 4], "steps, batch_size, mine_every"),
-            (["--seed", 1], "seed"),
-            (["--label-keys", "enriched"], "label_key_alpha"),
-            (["--micro-batch", 3], "micro_batch"),
         ):
             outcome = train("--resume", *flags)
             assert outcome.status == 2
@@ -174,19 +135,6 @@ class TestKilled:
         outcome = train("--epochs", 0, "--resume")
         assert outcome.status == 2
         assert "expected no training here, found one" in outcome.message
-        assert files(run_folder) == before
-
-    def test_training_can_be_resumed_only_with_the_same_dataset(
-        self, run: Callable[..., int], train: Train, run_folder: Path, lesson: Path, tmp_path: Path
-    ) -> None:
-        dataset = Path(shutil.copytree(lesson, tmp_path / "dataset"))
-        changed = (dataset / "train.jsonl").read_text("utf-8").replace("garden", "lawn")
-        assert run(killed=Moment("recollect.trainer.training.objective.Objective.backward", 2)) == KILLED
-        (dataset / "train.jsonl").write_text(changed, "utf-8")
-        before = files(run_folder)
-        outcome = train("--resume", dataset=dataset)
-        assert outcome.status == 2
-        assert "expected this training, found one that differs in dataset; continue with the same" in outcome.message
         assert files(run_folder) == before
 
     def test_damaged_vectors_of_the_frozen_encoder_are_computed_again(
@@ -200,15 +148,6 @@ class TestKilled:
         keys.write_bytes(keys.read_bytes()[:-1])
         assert run("--max-steps", 3, "--resume") == 0, (tmp_path / "log").read_text()
         assert results(run_folder) == results(tmp_path / "never")
-
-    def test_overwrite_starts_a_killed_training_again(
-        self, run: Callable[..., int], run_folder: Path, tmp_path: Path
-    ) -> None:
-        assert run("--seed", 1, "--max-steps", 7, "--out", tmp_path / "never") == 0
-        assert run(killed=Moment("recollect.trainer.training.objective.Objective.backward", 4)) == KILLED
-        assert run("--seed", 1, "--max-steps", 7, "--overwrite") == 0
-        assert results(run_folder) == results(tmp_path / "never")
-        assert metrics(run_folder, "validation_ndcg_5") == metrics(tmp_path / "never", "validation_ndcg_5")
 
     def test_resume_changes_nothing_in_a_finished_run_and_starts_an_absent_run(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,21 +168,6 @@ class TestKilled:
         assert train("--max-steps", 1).status == 0
         assert files(run_folder) == before
 
-    def test_saved_state_includes_clusters_and_the_instance_vectors_of_centroids(
-        self, run: Callable[..., int], run_folder: Path
-    ) -> None:
-        assert (
-            run(*KINDS["prototypes"], killed=Moment("recollect.trainer.training.objective.Objective.backward", 8))
-            == KILLED
-        )
-        (state,) = (run_folder / "state").iterdir()
-        clusters = np.load(state / "clusters.npy")
-        assert len(clusters) == 60
-        assert (clusters == -1).sum() == 12  # held out
-        assert np.unique(clusters).tolist() == list(range(-1, clusters.max() + 1))
-        kept, head = (load_file(path) for path in (state / "model.safetensors", run_folder / "checkpoint" / HEAD))
-        assert {f"head.{name}" for name in head} <= kept.keys()
-
     def test_training_killed_from_outside_while_it_runs_has_the_same_result(
         self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
     ) -> None:
@@ -255,7 +179,7 @@ class TestKilled:
 
 
 def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
-    """Start a training, and kill all its processes when its log reaches a step."""
+    """Start a training, and kill its process when its log reaches a step."""
     output, steps_log = folder.with_name("killed.log"), folder / "metrics.jsonl"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with output.open("wb") as log:
@@ -267,29 +191,12 @@ def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
             assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.001)
     finally:
-        for pid in descendants(process.pid):
-            os.kill(pid, signal.SIGKILL)
+        process.kill()
         process.wait()
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the numbers of a process and all its descendants."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, table.splitlines())}
-    found = [pid]
-    for member in found:  # the list grows during the loop
-        found.extend(child for child, parent in parents.items() if parent == member)
-    return found
 
 
 # Flags for one process and for two.
 TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
-# Flags of methods with a head. Dropout is off, because each process draws its own dropout.
-HEADS: dict[str, list[object]] = {
-    "prime": ["--hard-negatives", 2, "--cluster-from", 0, "--positives", 2],
-    "unidec": ["--hard-negatives", 3],
-}
-STEADY = {"recollect.trainer.heads.prototypes._DROPOUT": 0.0, "recollect.trainer.heads.classifier._DROPOUT": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -297,32 +204,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
 
 
-@pytest.fixture(scope="module")
-def two(folder: Path, lesson: Path, steady_encoder: Path) -> Path:
-    """An uninterrupted run of two processes."""
-    words = ["train", lesson, "--out", folder / "two", "--encoder", steady_encoder, *USUAL, *TWICE]
-    assert run_recollect(words, folder / "log", ranks=2) == [0, 0], (folder / "log").read_text()
-    return folder / "two"
-
-
 def test_training_with_two_ranks_gives_the_weights_of_one_process(
-    two: Path, folder: Path, lesson: Path, steady_encoder: Path
+    folder: Path, lesson: Path, steady_encoder: Path
 ) -> None:
-    words = ["train", lesson, "--out", folder / "one", "--encoder", steady_encoder, *USUAL, *TWICE]
-    assert run_recollect(words, folder / "log") == [0]
-    assert_same(folder / "one", two)
-
-
-@pytest.mark.parametrize("method", HEADS)
-def test_training_a_head_with_two_ranks_gives_the_weights_of_one_process(
-    folder: Path, lesson: Path, steady_encoder: Path, method: str
-) -> None:
-    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE, "--method", method, *HEADS[method]]
-    runs = [folder / f"{method}, {ranks}" for ranks in (1, 2)]
-    for ranks, run in enumerate(runs, 1):
-        statuses = run_recollect([*words, "--out", run], folder / "log", ranks=ranks, changed=STEADY)
+    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE]
+    for ranks in (1, 2):
+        statuses = run_recollect([*words, "--out", folder / f"{ranks} ranks"], folder / "log", ranks=ranks)
         assert statuses == [0] * ranks, (folder / "log").read_text()
-    assert_same(*runs)
+    assert_same(folder / "1 ranks", folder / "2 ranks")
 
 
 def assert_same(one: Path, two: Path) -> None:
@@ -339,36 +228,20 @@ def assert_same(one: Path, two: Path) -> None:
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
-@pytest.mark.slow
-def test_training_with_two_ranks_killed_under_torchrun_resumes_to_the_same_weights(
-    two: Path, folder: Path, lesson: Path, steady_encoder: Path
-) -> None:
-    words = ["train", lesson, "--out", folder / "killed", "--encoder", steady_encoder, *USUAL, *TWICE]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    saving = [*words, "--save-minutes", 0]
-    kill_after_steps([*torchrun, "-m", "recollect", *map(str, saving)], folder / "killed", 6)
-    assert list((folder / "killed" / "state").glob("step-*"))
-    assert run_recollect([*saving, "--resume"], folder / "log", ranks=2) == [0, 0], (folder / "log").read_text()
-    assert results(folder / "killed") == results(two)
-
-
 def test_two_ranks_train_an_adapter_and_a_head_with_dropout_and_resume_after_a_kill(
     folder: Path, lesson: Path, tiny_bert: Any
 ) -> None:
     words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
-    words += ["--method", "prime", *HEADS["prime"]]  # each rank stores the vectors of its share of the instances
-    for run, kills in (
-        ("never", []),
-        ("again", [Moment("recollect.trainer.training.objective.Objective.backward", 9)]),
-    ):
-        out = ["--out", folder / f"adapter, {run}"]
-        for moment in kills:
-            first, second = run_recollect([*words, *out], folder / "log", moment, ranks=2)
-            assert first == KILLED
-            assert second != 0  # also killed, or failed without the other process
-            assert run_recollect([*words, *out, "--resume"], folder / "alone") == [2]
-            assert "found one that differs in ranks; continue with the same settings" in (folder / "alone").read_text()
-        assert run_recollect([*words, *out, "--resume"], folder / "log", ranks=2) == [0, 0], (
-            folder / "log"
-        ).read_text()
-    assert results(folder / "adapter, again") == results(folder / "adapter, never")
+    # Each rank stores the vectors of its share of the instances.
+    words += ["--method", "prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2]
+    never, again = ([*words, "--resume", "--out", folder / name] for name in ("never", "again"))
+    log = folder / "log"
+    assert run_recollect(never, log, ranks=2) == [0, 0], log.read_text()
+    moment = Moment("recollect.trainer.training.objective.Objective.backward", 9)
+    first, second = run_recollect(again, log, moment, ranks=2)
+    assert first == KILLED
+    assert second != 0  # also killed, or failed without the other process
+    assert run_recollect(again, folder / "alone") == [2]
+    assert "found one that differs in ranks; continue with the same settings" in (folder / "alone").read_text()
+    assert run_recollect(again, log, ranks=2) == [0, 0], log.read_text()
+    assert results(folder / "again") == results(folder / "never")

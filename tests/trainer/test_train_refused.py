@@ -24,24 +24,14 @@ from recollect.trainer.training import train as loop
 from recollect.trainer.training.validation import Validation
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
-from tests.trainer.runs import KILLED, LEFT, Moment, Outcome, Train, results, run_recollect, weights
+from tests.trainer.runs import LEFT, Outcome, Train, results, weights
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "recollect.trainer.training.train.Objective.backward",
-        "recollect.trainer.training.train.mine",
-        "recollect.trainer.run_memory.write_memory",
-    ],
-)
-def test_gpu_without_enough_memory_is_reported_in_one_line(
-    train: Train, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_gpu_without_enough_memory_is_reported_in_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of")
 
-    monkeypatch.setattr(where, full)
+    monkeypatch.setattr(loop.Objective, "backward", full)
     outcome = train()
     assert outcome.status == 2
     assert "found too little (CUDA out of memory. Tried to allocate 2.00 GiB); lower --micro-batch" in outcome.message
@@ -64,8 +54,7 @@ class TestDiverging:
         assert not (run_folder / "memory").exists()
         assert train("--train", "full", "--overwrite", "--epochs", 1).status == 0
 
-    @pytest.mark.parametrize("what", ["adapter", "full"])
-    @pytest.mark.parametrize("fraction", [0, 0.2], ids=["nothing held out", "some held out"])
+    @pytest.mark.parametrize(("what", "fraction"), [("adapter", 0.2), ("full", 0)])
     def test_training_that_diverges_in_its_last_step_writes_no_broken_checkpoint_or_memory(
         self, train: Train, run_folder: Path, what: str, fraction: float
     ) -> None:
@@ -95,18 +84,6 @@ class TestDiverging:
             in (outcome.message)
         )
         assert load_checkpoint(run_folder / "checkpoint", "cpu").model.adapter is not None
-
-    def test_error_says_that_the_gradient_is_not_finite(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loop, "_take_step", lambda *_: math.inf)
-        assert "found a gradient of length inf; the checkpoint of step 0 is kept" in train().message
-
-    def test_error_says_that_vectors_are_not_finite(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loop, "_has_finite_vectors", lambda *_: False)
-        message = train().message
-        assert (
-            "step 6: expected a finite loss, gradient and vectors, found vectors that are not finite; the check"
-            in message
-        )
 
 
 class TestFullDisk:
@@ -152,16 +129,8 @@ class TestFullDisk:
         assert train("--train", "full", "--resume").status == 0
         assert results(run_folder) == results(run_folder.with_name("never"))
 
-    @pytest.mark.parametrize("what", ["adapter", "full"])
-    @pytest.mark.parametrize("size", [100, 20_000], ids=["first file", "weights"])
     def test_full_disk_while_saving_a_checkpoint_keeps_the_last_good_checkpoint(
-        self,
-        train: Train,
-        run_folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        limited: Callable[[int], Any],
-        what: str,
-        size: int,
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, limited: Callable[[int], Any]
     ) -> None:
         save_checkpoint, before = walk.save_checkpoint, []
         scores: Iterator[float] = iter([1.0, 2.0])
@@ -170,16 +139,16 @@ class TestFullDisk:
             full = (run_folder / "checkpoint").is_dir()
             if full:
                 before.append(files(run_folder / "checkpoint"))
-            with limited(size if full else 2**30):
+            with limited(20_000 if full else 2**30):  # the weights do not fit
                 save_checkpoint(*arguments)
 
         monkeypatch.setattr(Validation, "score", lambda *_: next(scores))
         monkeypatch.setattr(walk, "save_checkpoint", fill_up)
-        outcome = train("--train", what)
+        outcome = train("--train", "full")
         assert outcome.status == 2
         assert str(run_folder) in outcome.message
         assert before == [files(run_folder / "checkpoint")]
-        assert {path.name for path in run_folder.iterdir()} == LEFT[what] - {"memory", "tensorboard"}
+        assert {path.name for path in run_folder.iterdir()} == LEFT["full"] - {"memory", "tensorboard"}
         assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
 
     def test_full_disk_while_saving_a_tokenizer_is_reported_in_one_line(
@@ -219,29 +188,19 @@ class TestFullDisk:
 BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     "method": (
         ["--method", "svm"],
-        "--method: expected 'rae', 'dexml', 'softtopk', 'prime', 'unidec', 'supcon', 'infonce' or 'ova'; found 'svm'",
+        "--method: expected 'rae', 'dexml', 'softtopk', ",
     ),
     "unknown flag": (
         ["--learning-rat", 1],
         "unrecognized arguments: --learning-rat 1; did you mean --learning-rate? see `recollect train --help`",
     ),
-    "what to train": (["--train", "head"], "--train: expected 'adapter' or 'full'; found 'head'"),
-    "learning rate": (["--learning-rate", 0], "--learning-rate: expected greater than 0; found '0'"),
     "learning rate no number": (["--learning-rate", "nan"], "--learning-rate: expected a finite number; found 'nan'"),
-    "temperature": (["--temperature", -1], "--temperature: expected greater than 0; found '-1'"),
-    "batch size": (["--batch-size", 0], "--batch-size: expected greater than or equal to 1; found '0'"),
     "large batch": (["--batch-size", 49], "--batch-size 49: expected at most 48, the instances to train on; choose a"),
     "fraction": (["--validation-fraction", 0.6], "--validation-fraction: expected less than or equal to 0.5"),
-    "mine top": (["--mine-top", 0], "--mine-top: expected greater than or equal to 1; found '0'"),
-    "search": (["--mine-search", "fast"], "'exact' or 'approximate'; found 'fast'"),
-    "precision": (["--precision", "fp8"], "--precision: expected 'auto', 'fp32', 'tf32' or 'bf16'; found 'fp8'"),
-    "steps": (["--max-steps", -1], "--max-steps: expected greater than or equal to 0; found '-1'"),
-    "minutes": (["--save-minutes", "soon"], "--save-minutes: expected a valid number"),
     "resume and overwrite": (
         ["--resume", "--overwrite"],
         "--resume, --overwrite: expected only one of these flags, found both",
     ),
-    "seed": (["--seed", -1], "--seed: expected greater than or equal to 0; found '-1'"),
 }
 
 
@@ -266,9 +225,6 @@ BAD_DATA: dict[str, tuple[str, str, str]] = {
         '{"text": "a", "labels": []}\n',
         "found no instance with",
     ),
-    "no labels at all": ("", '{"text": "red", "labels": []}\n', "labels.jsonl"),
-    "labels without text": ('{"uid": "a"}\n', '{"text": "red", "labels": []}\n', "labels.jsonl:1"),
-    "labels with empty text": ('{"uid": "a", "text": " "}\n', '{"text": "red", "labels": []}\n', "labels.jsonl:1"),
     "nothing to train on": ('{"uid": "a", "text": "red"}\n{"uid": "b", "text": "fox"}\n', "", "train.jsonl"),
 }
 
@@ -303,28 +259,6 @@ def test_device_cuda_without_a_gpu_is_refused_by_recollect_train(
     assert outcome.status == 2
     assert "--device cuda: expected a CUDA GPU, found none; use --device cpu" in outcome.message
     assert not run_folder.exists()
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "memory", "state", "frozen", "tensorboard"])
-def test_folder_with_unknown_files_is_not_removed_without_overwrite(train: Train, run_folder: Path, name: str) -> None:
-    (run_folder / name).mkdir(parents=True)
-    (run_folder / name / "precious.bin").write_text("mine")
-    assert train("--max-steps", 1).status == 2
-    assert files(run_folder) == {f"{name}/precious.bin": b"mine"}
-
-
-def test_unreadable_saved_state_is_refused_without_overwrite(
-    train: Train, flags: list[object], run_folder: Path, tmp_path: Path
-) -> None:
-    killed = Moment("recollect.trainer.training.objective.Objective.backward", 3)
-    assert run_recollect([*flags, "--save-minutes", 0], tmp_path / "log", killed) == [KILLED]
-    (state,) = (run_folder / "state").iterdir()
-    (state / "optimizer.safetensors").write_bytes(b"half")
-    outcome = train("--resume")
-    assert outcome.status == 2
-    assert f"{state}: expected a training state, found: " in outcome.message
-    assert load_checkpoint(run_folder / "checkpoint", "cpu").dim == 32
-    assert train("--overwrite", "--max-steps", 1).status == 0
 
 
 def test_dataset_of_two_instances_and_two_labels_can_be_trained(

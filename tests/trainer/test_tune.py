@@ -22,6 +22,7 @@ from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import MemoryFolderError, TrainingError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.memory import tune as tuner
+from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
 from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.tune import Trial, Tuning, table, tune
@@ -151,8 +152,10 @@ GRID: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("metric", ["P@1", "nDCG@5", "PSP@5", "R@10"])
-@pytest.mark.parametrize(("seed", "instances", "labels"), [(0, 30, 9), (1, 18, 40), (2, 3, 5)])
+@pytest.mark.parametrize(
+    ("metric", "seed", "instances", "labels"),
+    [("P@1", 0, 30, 9), ("nDCG@5", 1, 18, 40), ("PSP@5", 0, 30, 9), ("R@10", 2, 3, 5)],
+)
 def test_scores_equal_a_naive_leave_one_out_implementation(
     tmp_path: Path, metric: str, seed: int, instances: int, labels: int
 ) -> None:
@@ -166,12 +169,9 @@ def test_scores_equal_a_naive_leave_one_out_implementation(
         assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
 
 
-@pytest.mark.parametrize("top_b", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(4))
-def test_scores_equal_the_naive_implementation_for_small_b_and_many_labels(
-    tmp_path: Path, seed: int, top_b: int
-) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("top_b", [1, 5])
+def test_scores_equal_the_naive_implementation_for_small_b_and_many_labels(tmp_path: Path, top_b: int) -> None:
+    rng = np.random.default_rng(0)
     sets = [set(rng.choice(80, size=3, replace=False).tolist()) for _ in range(60)]
     memory = open_memory(make_run(tmp_path, random_units(rng, 140, 4), sets) / "memory")
     own = DEFAULTS | {"top_b": top_b}
@@ -182,7 +182,7 @@ def test_scores_equal_the_naive_implementation_for_small_b_and_many_labels(
         assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_scores_of_half_precision_keys_equal_the_naive_implementation(tmp_path: Path, alpha: float) -> None:
     rng = np.random.default_rng(4)
     # At alpha = 1, two labels of the same instances have equal votes, and rounding would decide their order. So any two
@@ -227,55 +227,12 @@ def test_query_that_is_the_only_instance_is_scored_with_label_keys_only(tmp_path
 
 
 class TestQueries:
-    @pytest.fixture
-    def queries(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-        """The query rows of each tuning."""
-        rows: list[list[int]] = []
-        find = tuner.instance_neighbours
-
-        def watched(memory: Memory, chosen: Any, top_b: int, device: str) -> Any:
-            rows.append(chosen.tolist())
-            return find(memory, chosen, top_b, device)
-
-        monkeypatch.setattr(tuner, "instance_neighbours", watched)
-        return rows
-
-    def test_queries_of_an_untrained_run_are_all_instances_with_labels(
-        self, tmp_path: Path, queries: list[list[int]]
-    ) -> None:
-        memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
-        tune(settings(tmp_path, **GRID))
-        labelled = [row for row, own in enumerate(sets_of(memory)) if own]
-        assert queries == [labelled]
-        assert len(labelled) < 40
-
-    def test_queries_are_a_random_sample_that_depends_on_the_seed(
-        self, tmp_path: Path, queries: list[list[int]]
-    ) -> None:
-        memory = open_memory(random_run(tmp_path, 0, 40, 6) / "memory")
-        for seed in (0, 0, 1):
-            assert tune(settings(tmp_path, queries=7, seed=seed, **GRID)).queries == 7
-        assert queries[0] == queries[1] != queries[2]
-        assert all(sets_of(memory)[row] for row in queries[2])
-        assert queries[0] == sorted(set(queries[0]))
-
-    @pytest.mark.parametrize("seed", [0, 3])
-    def test_queries_of_a_trained_run_are_the_held_out_instances(
-        self, train: Train, run_folder: Path, queries: list[list[int]], seed: int
-    ) -> None:
-        train("--max-steps", 1, "--seed", seed)
+    def test_queries_of_a_trained_run_are_the_held_out_instances(self, train: Train, run_folder: Path) -> None:
+        train("--max-steps", 1, "--seed", 3)
         memory = open_memory(run_folder / "memory")
-        assert tune(settings(run_folder, **GRID)).queries == 12
-        assert queries == [np.flatnonzero(hold_out(memory.label_sets, 0.2, seed)).tolist()]
-
-    @pytest.mark.parametrize("fraction", [0, 0.005], ids=["fraction 0", "rounded to 0"])
-    def test_queries_are_all_instances_with_labels_if_training_held_out_none(
-        self, train: Train, run_folder: Path, queries: list[list[int]], fraction: float
-    ) -> None:
-        assert "0 instances held out" in train("--max-steps", 1, "--validation-fraction", fraction).err
-        tuning = tune(settings(run_folder, **GRID))
-        assert (tuning.queries, tuning.trained_on) == (59, True)
-        assert queries == [list(range(59))]
+        rows, trained_on = choose_queries(memory, run_folder, 100, seed=0)
+        assert rows.tolist() == np.flatnonzero(hold_out(memory.label_sets, 0.2, 3)).tolist()
+        assert not trained_on
 
     def test_tuning_on_training_instances_gives_a_warning_and_sets_trained_on(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
@@ -288,14 +245,10 @@ class TestQueries:
         assert "held out no instances" not in out
         assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is True
 
-    @pytest.mark.parametrize("trained", [True, False], ids=["held out", "never trained"])
     def test_tuning_on_instances_that_training_did_not_use_gives_no_warning(
-        self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str], trained: bool
+        self, run_folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        if trained:
-            train("--max-steps", 1)
-        else:
-            random_run(run_folder, 0, 40, 6)
+        random_run(run_folder, 0, 40, 6)
         assert not tune(settings(run_folder, **GRID)).trained_on
         assert "held out no instances" not in capfd.readouterr().err
         assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is False
@@ -336,7 +289,7 @@ class TestResult:
         assert saved["before"] in saved["trials"]
         assert saved["before"] | {"score": 0} == DEFAULTS | {"score": 0}
 
-    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("seed", [0, 1])
     def test_best_trial_is_never_worse_than_the_previous_defaults(self, tmp_path: Path, seed: int) -> None:
         run = random_run(tmp_path, seed, 25, 7)
         bad: dict[str, Any] = {"lambda_": [0], "temperature": [9.0], "top_b": [1], "label_key_alpha": [0.25]}
@@ -344,17 +297,6 @@ class TestResult:
             tuning = tune(settings(run, metric=metric, **bad))
             assert tuning.best.score >= tuning.before.score
             assert setting(tuning.before) in {setting(trial) for trial in tuning.trials}
-
-    def test_second_tuning_finds_the_same_result(self, run: Path) -> None:
-        first, second = (tune(settings(run, **GRID)) for _ in range(2))
-        assert second.before == second.best == first.best
-
-    def test_best_trial_does_not_depend_on_the_previous_defaults(self, run: Path) -> None:
-        first = tune(settings(run, **GRID))
-        memory = open_memory(run / "memory")
-        write_defaults(memory.folder, memory.plan, DEFAULTS | {"top_b": 4, "temperature": 0.4, "lambda": 0.3})
-        second = tune(settings(run, **GRID))
-        assert (second.best.score, second.best.lambda_) == (first.best.score, first.best.lambda_)
 
     def test_tuning_prefers_text_keys_then_larger_b_then_smaller_tau_among_equal_scores(self, tmp_path: Path) -> None:
         keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # every setting is correct
@@ -393,11 +335,6 @@ class TestTable:
             "best at lambda 1 1 0.04 200 0.25 55.12",
         ]
 
-    def test_lines_of_the_table_have_equal_length(self, tmp_path: Path) -> None:
-        lines = table(tune(settings(random_run(tmp_path, 6, 20, 5), **GRID)))
-        assert len({len(line) for line in lines}) == 1
-        assert len(lines) == 3 + 4 + 3  # the header, before and best; lambdas 0, .3, .5 and 1; alphas
-
 
 class TestCommand:
     @pytest.fixture
@@ -421,19 +358,11 @@ class TestCommand:
         ("flags", "complaint"),
         [
             (["--lambda", "2"], "--lambda: expected less than or equal to 1; found '2'"),
-            (["--lambda", "0,-.5"], "--lambda: expected greater than or equal to 0; found '-.5'"),
             (["--lambda", ""], "--lambda: expected a valid number"),
-            (["--temperature", "0"], "--temperature: expected greater than 0; found '0'"),
-            (["--temperature", ""], "--temperature: expected a valid number"),
             (["--temperature", "nan"], "--temperature: expected a finite number; found 'nan'"),
-            (["--top-b", "0"], "--top-b: expected greater than or equal to 1; found '0'"),
             (["--top-b", "1001"], "--top-b: expected less than or equal to 1000; found '1001'"),
             (["--top-b", "10,2.5"], "--top-b: expected a valid integer"),
-            (["--label-key-alpha", "1.1"], "--label-key-alpha: expected less than or equal to 1; found '1.1'"),
-            (["--label-key-alpha", ","], "--label-key-alpha: expected a valid number"),
-            (["--queries", "0"], "--queries: expected greater than or equal to 1; found '0'"),
             (["--metric", "F1"], "--metric: expected 'P@1', 'P@3'"),
-            (["--propensity", ".5"], "--propensity"),
             (["--propensity", ".5,0"], "--propensity: expected greater than 0; found '0'"),
             (["--taus", "1"], "unrecognized arguments: --taus 1; see `recollect tune --help`"),
         ],
@@ -450,14 +379,6 @@ class TestCommand:
         assert complaint in err
         assert files(run) == before
 
-    def test_help_of_recollect_tune_describes_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            recollect.main(["tune", "--help"])
-        out = " ".join(capsys.readouterr().out.split())
-        for name, field in TuneSettings.model_fields.items():
-            assert field.description, name
-            assert " ".join(field.description.split())[:40] in out
-
 
 class TestRefused:
     def test_tuning_without_a_memory_is_refused(self, tmp_path: Path) -> None:
@@ -465,23 +386,12 @@ class TestRefused:
             tune(settings(tmp_path))
         assert not list(tmp_path.iterdir())
 
-    def test_tuning_an_unfinished_memory_is_refused(self, tmp_path: Path) -> None:
-        memory = random_run(tmp_path, 0, 6, 3) / "memory"
-        (memory / "memory.json").rename(memory / "progress.json")
-        with pytest.raises(MemoryFolderError, match=r"expected a memory, found one that is not finished"):
-            tune(settings(tmp_path))
-
     def test_tuning_is_refused_if_no_instance_has_a_label(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 5), [set(), set(), set()])
         before = files(run)
         with pytest.raises(TrainingError, match=r"expected instances with labels, found none; tuning needs some"):
             tune(settings(run))
         assert files(run) == before
-
-    def test_tuning_a_memory_without_instances_is_refused(self, tmp_path: Path) -> None:
-        run = make_run(tmp_path, random_units(np.random.default_rng(0), 2), [])
-        with pytest.raises(TrainingError, match=r"expected instances with labels, found none"):
-            tune(settings(run))
 
     def test_tuning_a_run_with_an_invalid_recipe_is_refused(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1)
