@@ -195,7 +195,7 @@ class TestClusteredBatches:
 
 
 class TestWeightedPositives:
-    STEPS = 2_000
+    STEPS = 500
 
     def drawn(self, weights: np.ndarray | None, positives: int, sets: list[set[int]] | None = None) -> list[list[int]]:
         """Return the labels that each step draws for its only query."""

@@ -28,7 +28,7 @@ def split_of(rows: list[tuple[str, str, list[int]]], filtered: list[list[int]] |
     return dataclasses.replace(builder.build(), filtered_pairs=pairs)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 9)), max_size=20))
 def test_split_builder_sorts_the_labels_of_a_row_and_removes_duplicates(rows: list[list[int]]) -> None:
     split = split_of([(str(number), "t", labels) for number, labels in enumerate(rows)])
@@ -46,7 +46,7 @@ def test_head_of_a_split_contains_its_first_rows(rows: int) -> None:
     assert head.filtered_pairs.tolist() == kept
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_split_without_some_rows_and_labels_has_the_other_pairs_under_new_numbers(data: st.DataObject) -> None:
     labels = 5

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from napkinxc import metrics as napkinxc
 from scipy.sparse import csr_matrix
@@ -119,6 +119,7 @@ class TestReport:
         measured = report(PREDICTIONS, TRUTH, counts, 500, propensity=(0.6, 2.6))
         assert measured["PSP@3"] == pytest.approx(100 * psp_at(PREDICTIONS, HIT, TRUTH, weights, 3))
 
+    @settings(max_examples=40)
     @given(cases(), st.integers(2, 10_000))
     def test_every_metric_of_the_report_is_between_0_and_100(
         self, case: tuple[np.ndarray, csr_matrix], instances: int

@@ -90,7 +90,7 @@ def naive_score_at(
 
 
 @pytest.mark.parametrize(
-    ("seed", "instances", "labels", "alpha"), [(0, 12, 7, 0.5), (1, 40, 3, 1.0), (2, 150, 120, 0.0)]
+    ("seed", "instances", "labels", "alpha"), [(0, 12, 7, 0.5), (1, 40, 3, 1.0), (2, 130, 80, 0.0)]
 )
 def test_validation_score_equals_the_formula_and_held_out_instances_do_not_vote(
     seed: int, instances: int, labels: int, alpha: float
