@@ -95,11 +95,3 @@ def test_follow_updates_query_vectors_with_momentum_and_only_the_centroids_of_th
         np.testing.assert_allclose(centroid, written(expected, label), atol=1e-2)
     assert moved[:WITHOUT_INSTANCE].all()
     assert np.linalg.norm(read(centroids) - TEXTS, axis=1)[WITHOUT_INSTANCE] == 0
-
-
-def test_batch_whose_queries_have_no_labels_changes_no_centroid(centroids: Centroids) -> None:
-    alone = Batches(SETS, LABELS, np.array([HELD_OUT]), 1, 1, 0, seed=0).at(0, None)
-    before = centroids.sums.clone()
-    centroids.leave_out(alone)
-    centroids.follow(alone, torch.ones(1, DIM))
-    assert torch.equal(centroids.sums, before)

@@ -197,12 +197,6 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
     return Group(size, folder, log)
 
 
-def test_all_ranks_succeed(group: Group) -> None:
-    assert {path.name for path in group.folder.iterdir()} == {
-        f"{name} {rank}.pt" for name in WORK for rank in range(group.size)
-    }, group.log
-
-
 def test_rows_of_a_divided_array_are_gathered_on_every_rank_or_on_one(group: Group) -> None:
     vectors = shared_arrays()["vectors"]
     for rank, found in enumerate(group.found("divided arrays")):

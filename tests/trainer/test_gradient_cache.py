@@ -114,15 +114,6 @@ def test_without_dropout_the_gradient_does_not_depend_on_the_size_of_micro_batch
     assert_same(gradient(learner.model), expected)
 
 
-def test_gradient_is_added_to_the_existing_gradient_of_the_model(learner: Learner) -> None:
-    learner.model.eval()
-    embedder(learner.model).backward(learner.parts, backward_of_written_loss)
-    once = gradient(learner.model)
-    for _ in range(2):
-        embedder(learner.model).backward(learner.parts, backward_of_written_loss)
-    assert_same(gradient(learner.model), 2 * once)
-
-
 @pytest.mark.parametrize("cache", [True, False])
 def test_side_without_rows_gives_an_empty_array_of_views(learner: Learner, cache: bool) -> None:
     queries, keys = learner.parts

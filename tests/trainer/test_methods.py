@@ -157,14 +157,6 @@ def test_options_of_prime_leave_out_terms_and_sum_all_triplets(
     torch.testing.assert_close(loss_and_gradient("prime", pools, given), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_label_loss_of_prime_sums_all_triplets_on_request() -> None:
-    pools = drawn("prime")
-    found = label_loss_and_gradient("prime", pools, options("prime", triplets="sum"))
-    similarities = stacked(pools)
-    expected = with_gradient(written_triplet_sum(of_views(pools, similarities)[1]), similarities)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
 @every_margin
 def test_label_loss_of_prime_uses_texts_and_never_prototypes(margin: tuple[float, float]) -> None:
     pools = drawn("prime")

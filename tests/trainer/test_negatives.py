@@ -6,7 +6,7 @@ import pytest
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.negatives import HardNegatives, mine
-from tests.trainer.helpers import OwnShare, label_sets, random_sets, random_units, unit
+from tests.trainer.helpers import label_sets, random_sets, random_units, unit
 
 
 @pytest.mark.parametrize("top", [1, 6, 100])
@@ -43,17 +43,6 @@ def test_approximate_search_finds_most_negatives_of_exact_search() -> None:
     )
     common = [len(set(a.tolist()) & set(b.tolist()) - {-1}) for a, b in zip(exact, nearly, strict=True)]
     assert sum(common) > 0.9 * (exact >= 0).sum()
-
-
-@pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_each_rank_mines_negatives_for_its_share_of_the_instances(search: str) -> None:
-    rng = np.random.default_rng(2)
-    sets = label_sets(random_sets(rng, 17, 9))
-    queries, label_keys = random_units(rng, 17), random_units(rng, 9)
-    ranks = [OwnShare(rank, 3) for rank in range(3)]
-    shares = [mine(rank.share(queries), label_keys, sets, 4, search, "cpu", rank).labels.own for rank in ranks]
-    whole = mine(queries, label_keys, sets, 4, search, "cpu", ALONE).labels.own
-    np.testing.assert_array_equal(np.concatenate(shares), whole)
 
 
 @pytest.mark.parametrize("m", [0, 2, 5])

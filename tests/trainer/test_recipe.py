@@ -181,11 +181,6 @@ def bank_of(found: Recipe) -> Any:
     return found.as_json()["options"]["bank"]
 
 
-@pytest.mark.parametrize(("labels", "bank"), [(2, 1), (15, 4), (100, 32)])
-def test_default_bank_has_one_free_vector_for_each_two_or_three_labels(labels: int, bank: int) -> None:
-    assert bank_of(recipe(labels=labels, method="prime")) == bank
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

@@ -237,33 +237,24 @@ def test_run_whose_run_folder_is_a_file_exits_with_2(train: Train, run_folder: P
     assert run_folder.read_text() == "precious"
 
 
-class TestProcess:
-    def run(self, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "recollect", "train", *map(str, arguments)]
-        environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"} | environment
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
-
-    def test_process_with_bad_flags_exits_with_2_and_prints_no_traceback(self) -> None:
-        done = self.run("data", "--out", "x", "--bogus")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "--bogus" in done.stderr
-        assert "Traceback" not in done.stderr
-
-    def test_encoder_is_found_in_the_hub_cache_and_uses_its_declared_pooling(
-        self, toy: Path, tiny_bert: Any, tmp_path: Path
-    ) -> None:
-        cached = tmp_path / "hub" / "models--acme--tiny"
-        snapshot = cached / "snapshots" / ("a" * 40)
-        shutil.copytree(tiny_bert.folder, snapshot)
-        (snapshot / "1_Pooling").mkdir()
-        (snapshot / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
-        (cached / "refs").mkdir()
-        (cached / "refs" / "main").write_text("a" * 40)
-        limits = ["--epochs", 0, "--max-length", 32, "--label-max-length", 8]
-        done = self.run(toy, "--out", tmp_path / "run", "--encoder", "acme/tiny", *limits, HF_HOME=str(tmp_path))
-        assert done.returncode == 0, done.stderr
-        saved = json.loads((tmp_path / "run" / "checkpoint" / "recollect.json").read_text())
-        assert (saved["name"], saved["pooling"]) == ("acme/tiny", "cls")
+def test_encoder_is_found_in_the_hub_cache_and_uses_its_declared_pooling(
+    toy: Path, tiny_bert: Any, tmp_path: Path
+) -> None:
+    cached = tmp_path / "hub" / "models--acme--tiny"
+    snapshot = cached / "snapshots" / ("a" * 40)
+    shutil.copytree(tiny_bert.folder, snapshot)
+    (snapshot / "1_Pooling").mkdir()
+    (snapshot / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    words = ["train", toy, "--out", tmp_path / "run", "--encoder", "acme/tiny", "--epochs", 0]
+    words += ["--max-length", 32, "--label-max-length", 8]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}  # read when the library is imported
+    command = [sys.executable, "-m", "recollect", *map(str, words)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "run" / "checkpoint" / "recollect.json").read_text())
+    assert (saved["name"], saved["pooling"]) == ("acme/tiny", "cls")
 
 
 def test_second_recollect_train_is_refused_while_another_writes_the_same_run_folder(
@@ -306,21 +297,6 @@ class TestRunFolder:
         return Recipe.of(
             given, encoder, encoder_sha256="e" * 64, dataset_sha256="d" * 64, instances=14, labels=5, device="cpu"
         )
-
-    def test_training_json_contains_the_recipe_and_the_result(self, folder: RunFolder) -> None:
-        assert folder.begin_training(self.recipe(), resume=False, overwrite=False)
-        begun = folder.training()
-        assert begun is not None
-        assert (begun["done"], begun["progress"], begun["measured"]) == (False, None, None)
-        assert self.recipe().differences(begun["recipe"]) == []
-        folder.write_training(
-            self.recipe(), TrainingResult(Progress(step=8, best=51.5, best_step=4, seconds=2.0), 3_000, 70)
-        )
-        done = folder.training()
-        assert done is not None
-        assert (done["done"], done["progress"]["best_step"]) == (True, 4)
-        assert done["measured"] == {"seconds": 2.0, "peak_memory_bytes": 3_000, "trainable_parameters": 70}
-        assert not folder.begin_training(self.recipe(), resume=False, overwrite=False)
 
     def test_unfinished_training_without_a_saved_state_starts_again(self, folder: RunFolder) -> None:
         folder.begin_training(self.recipe(), resume=False, overwrite=False)

@@ -102,15 +102,3 @@ def test_batches_by_length_contain_each_row_once_longest_first_within_both_limit
 @pytest.mark.parametrize(("batch_tokens", "sizes"), [(4, [1] * 7), (14, [2, 2, 2, 1]), (15, [3, 3, 1]), (99, [7])])
 def test_batches_by_length_are_as_large_as_batch_tokens_allows(batch_tokens: int, sizes: list[int]) -> None:
     assert [len(rows) for rows in batches_by_length(np.full(7, 5), batch_tokens)] == sizes
-
-
-@given(
-    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=300),
-    batch_tokens=st.integers(1, 4_096),
-)
-def test_at_most_a_tenth_of_a_batch_is_padding_unless_it_is_small(lengths: list[int], batch_tokens: int) -> None:
-    every = np.array(lengths)
-    for rows in batches_by_length(every, batch_tokens):
-        size = every[rows].max() * len(rows)
-        small = every[rows].max() * (len(rows) - 1) < 128
-        assert small or every[rows].sum() >= 0.9 * size

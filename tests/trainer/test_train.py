@@ -335,17 +335,6 @@ class TestOptimizer:
             assert group == (None if ".pooler." in name else (1, 0) if plain else (1, 0.01)), name
         assert set(found.values()) == {None, (1, 0), (1, 0.01)}
 
-    def test_head_has_a_higher_learning_rate_than_the_encoder_and_its_lookup_tables_have_no_weight_decay(
-        self, tiny_bert: Any
-    ) -> None:
-        head = Prototypes(32, 40, ("text", "free"), 4)
-        model = load(tiny_bert.folder).with_adapter(None, head).model
-        groups = self.groups(model.trainable(), train="full")
-        assert groups[id(head.free)] == (10, 0)
-        assert groups[id(head.layer.linear1.weight)] == (2, 0.01)
-        assert groups[id(head.layer.linear1.bias)] == (2, 0)
-        assert groups[id(model.transformer.get_input_embeddings().weight)] == (1, 0.01)
-
     def test_each_group_of_weights_has_its_own_learning_rate_and_long_gradients_are_clipped(self) -> None:
         model = VectorDualEncoder(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
         learner = loop.Learner(model, loop._optimizer(model, recipe(train="full")), "cpu")

@@ -212,20 +212,6 @@ def test_query_is_not_part_of_the_means_of_its_labels(tmp_path: Path) -> None:
     assert {trial.score for trial in tuning.trials if trial.lambda_ == 0} == {0.0}
 
 
-def test_instances_with_equal_keys_vote_for_each_other(tmp_path: Path) -> None:
-    keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 0, 1, 2]]
-    tuning = tune(settings(make_run(tmp_path, keys, [{1}] * 4), metric="P@1", lambda_=[1], top_b=[1, 2, 400]))
-    assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {100.0}
-
-
-def test_query_that_is_the_only_instance_is_scored_with_label_keys_only(tmp_path: Path) -> None:
-    keys = np.eye(3, dtype=np.float32)[[0, 1, 0]]
-    tuning = tune(settings(make_run(tmp_path, keys, [{1}]), metric="P@1"))
-    assert tuning.queries == 1
-    assert tuning.best.score == 100
-    assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {0.0}
-
-
 class TestQueries:
     def test_queries_of_a_trained_run_are_the_held_out_instances(self, train: Train, run_folder: Path) -> None:
         train("--max-steps", 1, "--seed", 3)

@@ -15,8 +15,6 @@ from tests.trainer.helpers import label_sets, random_sets, random_units
 
 LAMBDAS, TEMPERATURES, TOP_B, K = (0.05, 0.1, 0.2, 0.4, 0.7), (0.03, 0.05, 0.1), 200, 5
 
-NO_FILTERS = label_sets([set()] * 4)
-
 any_sets = st.lists(st.sets(st.integers(0, 5)), min_size=0, max_size=40)
 few = settings(max_examples=40, deadline=None)
 
@@ -108,22 +106,3 @@ def test_validation_score_equals_the_formula_and_held_out_instances_do_not_vote(
         validation = Validation(held_out, label_sets(sets), labels, alpha, "cpu", label_sets(removed))
         expected = naive_score(keys, sets, removed, held_out, alpha)
         assert validation.score(keys) == pytest.approx(expected, abs=1e-3)
-
-
-def test_held_out_instance_is_not_among_its_own_neighbours() -> None:
-    keys = keys_of(np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[2, 3]])
-    validation = Validation(np.array([True, False]), label_sets([{0}, {1}]), 2, 1.0, "cpu", NO_FILTERS)
-    # The other instance has label 1. Label 0 has no instance except the query.
-    assert validation.score(keys) == pytest.approx(100 / math.log2(3))
-
-
-def test_filtered_label_of_a_held_out_instance_is_no_answer_to_it() -> None:
-    units = np.eye(6, dtype=np.float32)
-    # The query is label 0 itself. Its true label 1 comes second.
-    keys = keys_of(np.stack([units[0], units[2]]), np.stack([units[0], (units[0] + units[1]) / 2**0.5]))
-    sets, held_out = label_sets([{1}, {0}]), np.array([True, False])
-    scores = [
-        Validation(held_out, sets, 2, 0.0, "cpu", filtered).score(keys)
-        for filtered in (label_sets([set(), set()]), label_sets([{0}, set()]))
-    ]
-    assert scores == pytest.approx([100 / math.log2(3), 100])
