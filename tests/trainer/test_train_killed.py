@@ -48,12 +48,12 @@ ON_THE_WAY = [
     Moment("recollect.trainer.training.train._validate", 1),
     Moment("recollect.trainer.training.train._validate", 1, after=True),
 ]
-# Flags for each value of --train. 5 divides neither the number of steps of an epoch nor the steps at which tests kill
+# Flags for each kind of training. 5 divides neither the number of steps of an epoch nor the steps at which tests kill
 # the training.
 KINDS: dict[str, list[object]] = {
     "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
-    "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--cluster-every", 1],
+    "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--tune", "no"],
 }
 # Each kind has a third of the moments. The first moment is in the first kind, because only frozen encoders have it.
 SEVERAL_TIMES = [pytest.param(kind, ON_THE_WAY[number::3], id=kind) for number, kind in enumerate(KINDS)]
@@ -195,10 +195,6 @@ def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
         process.wait()
 
 
-# Flags for one process and for two.
-TWICE = ("--train", "full", "--method", "rae", "--mine-every", 5, "--learning-rate", 1e-3)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
@@ -207,7 +203,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_with_two_ranks_gives_the_weights_of_one_process(
     folder: Path, lesson: Path, steady_encoder: Path
 ) -> None:
-    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, *TWICE]
+    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--train", "full", "--method", "rae"]
+    words += ["--mine-every", 5, "--learning-rate", 1e-3]
     for ranks in (1, 2):
         statuses = run_recollect([*words, "--out", folder / f"{ranks} ranks"], folder / "log", ranks=ranks)
         assert statuses == [0] * ranks, (folder / "log").read_text()
@@ -222,9 +219,8 @@ def assert_same(one: Path, two: Path) -> None:
     np.testing.assert_allclose(open_memory(two / "memory").keys, open_memory(one / "memory").keys, atol=1e-3)
     mine, other = weights(one), weights(two)
     for name in mine:
-        if not name.endswith(
-            "key.bias"
-        ):  # softmax ignores this bias: its gradient is a rounding error, which Adam enlarges
+        # Softmax ignores this bias: its gradient is a rounding error, which Adam enlarges.
+        if not name.endswith("key.bias"):
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
@@ -233,7 +229,7 @@ def test_two_ranks_train_an_adapter_and_a_head_with_dropout_and_resume_after_a_k
 ) -> None:
     words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
     # Each rank stores the vectors of its share of the instances.
-    words += ["--method", "prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2]
+    words += ["--method", "prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2, "--tune", "no"]
     never, again = ([*words, "--resume", "--out", folder / name] for name in ("never", "again"))
     log = folder / "log"
     assert run_recollect(never, log, ranks=2) == [0, 0], log.read_text()
