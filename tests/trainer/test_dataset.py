@@ -90,16 +90,6 @@ class TestFingerprint:
     ) -> str:
         return fingerprint(entries(labels), split_of(rows, filtered))
 
-    def test_equal_content_gives_equal_fingerprints(self) -> None:
-        assert self.of() == self.of()
-
-    def test_fingerprint_does_not_depend_on_arrow_chunks_and_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = self.of()
-        monkeypatch.setattr("recollect.trainer.data.split._CHUNK_STRINGS", 1)
-        padded = entries([("x", "before"), *LABELS, ("y", "after")])
-        sliced = Entries(padded.uids[1:3], padded.texts[1:3])
-        assert fingerprint(sliced, split_of(ROWS)) == whole
-
     def test_every_change_of_content_changes_the_fingerprint(self) -> None:
         changed = {
             self.of(),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -55,18 +53,3 @@ def test_encoder_counts_label_positions_from_the_given_first_position(tiny_encod
     encoder = tiny_encoder.with_adapter(None, learned_head(method, DIM, LABELS))
     whole = encoder.encode(SAMPLE_TEXTS, 32, side="labels")
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS[2:], 32, side="labels", first=2), whole[2:], atol=1e-6)
-
-
-@every_side
-@pytest.mark.parametrize("method", METHODS)
-def test_views_in_bfloat16_are_close_to_views_in_single_precision(
-    tiny_encoder: Encoder, method: str, side: Side
-) -> None:
-    encoder = tiny_encoder.with_adapter(learned_adapter(DIM, 8), learned_head(method, DIM, LABELS))
-    model = copy.deepcopy(encoder.model).trainable()
-    inputs = tiny_encoder.tokenise(SAMPLE_TEXTS, 32, side).batch(np.arange(LABELS), "cpu")
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = model.views(*inputs).float()
-    torch.testing.assert_close(rounded, model.views(*inputs), rtol=0, atol=0.1)
-    (rounded**3).sum().backward()
-    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)

@@ -28,13 +28,6 @@ def model() -> DualEncoder:
     return VectorDualEncoder(DIM, learned_adapter(DIM, 16, dropout=0.5)).train()
 
 
-@pytest.fixture(params=["prime", "unidec"])
-def headed(request: pytest.FixtureRequest, model: DualEncoder) -> DualEncoder:
-    """The model with a method's head for four labels above the adapter."""
-    model.head = learned_head(request.param, DIM, 4)
-    return model.train()
-
-
 def table(rows: int, side: Side = "queries") -> VectorTable:
     return VectorTable(torch.nn.functional.normalize(torch.randn(rows, DIM), dim=1), side)
 
@@ -72,14 +65,6 @@ def test_keys_computed_with_bfloat16_are_float32_unit_vectors_near_the_exact_key
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         difference = np.abs(vectors - expected).max()
         assert 1e-5 < difference < 0.05
-
-
-def test_keys_of_a_model_with_a_head_come_from_the_head(headed: DualEncoder) -> None:
-    queries, labels = table(9), table(4, "labels")
-    keys = KeyMaker(headed, queries, labels, "cpu", ALONE).at(0)
-    assert (keys.instances.own.shape, keys.labels.shape) == ((9, headed.key_dim), (4, headed.key_dim))
-    np.testing.assert_allclose(keys.instances.own, expected(headed, queries), atol=1e-6)
-    np.testing.assert_allclose(keys.labels, expected(headed, labels), atol=1e-6)
 
 
 KINDS = [f"{what}, {method}" for what in ("texts", "adapter") for method in ("rae", "unidec")]

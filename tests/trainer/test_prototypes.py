@@ -66,15 +66,6 @@ def test_prototype_before_training_is_near_the_mean_of_its_parts(tokens: tuple[P
         assert torch.cosine_similarity(prototype, mean, dim=0) > 0.9
 
 
-@pytest.mark.parametrize("bank", [1, 5, LABELS])
-def test_free_vectors_belong_to_clusters_of_labels_of_similar_size(bank: int) -> None:
-    head = started(bank=bank)
-    counts = np.bincount(head.cluster.numpy(), minlength=bank)
-    assert len(counts) == len(head.free) == bank
-    assert counts.min() >= 1
-    assert counts.max() - counts.min() <= 1
-
-
 def test_free_vector_starts_as_the_mean_text_vector_of_its_cluster() -> None:
     head = started()
     for number, free in enumerate(head.free.detach()):
