@@ -27,7 +27,6 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.synthetic_memory import SyntheticMemory
 from recollect.index_builder.build import usable_device, write_bundle
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import check_factory, factory_string
 from recollect.index_builder.onnx_export import Sample
@@ -36,6 +35,7 @@ from recollect.index_builder.settings import BuildSettings
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.manifest import IndexInfo, Manifest
 from recollect.service.bundle.values import Values
+from recollect.service.console import print_status, progress_bar
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import cast_votes, rank
 from recollect.service.predictor.searcher import Neighbours
@@ -43,7 +43,6 @@ from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
 from recollect.trainer.encoding.pretrained import PACKAGED, load_pretrained
 from recollect.trainer.memory.memory import open_memory
-from recollect.trainer.progress_bar import progress_bar
 
 _TIMED_SECONDS = 60.0
 _SAMPLED_SECONDS = 0.02

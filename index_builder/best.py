@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.gains import METRICS
 from recollect.index_builder.ranking.rank import Ranking, rank_run
 from recollect.index_builder.settings import RankSettings
+from recollect.service.console import print_status
 from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.distributed import require_single_process

@@ -19,7 +19,6 @@ import torch
 
 from recollect.index_builder.bundle_tables import write_bundle_tables, write_label_tables
 from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
 from recollect.index_builder.hub import local_run
@@ -50,6 +49,7 @@ from recollect.service.bundle.manifest import (
     Probabilities,
 )
 from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.console import print_status, progress_bar
 from recollect.service.memory_log.retention import last_entry, removed_entries
 from recollect.service.predictor.golden import write_golden
 from recollect.service.predictor.gpu import NoGpuError, gpu_resources
@@ -60,7 +60,6 @@ from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import Memory, open_memory
-from recollect.trainer.progress_bar import progress_bar
 from recollect.trainer.static.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10

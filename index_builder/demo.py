@@ -7,10 +7,10 @@ import sys
 import webbrowser
 
 from recollect.index_builder.build import build
-from recollect.index_builder.console import print_status
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.evaluation.table import format_table
 from recollect.index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
+from recollect.service.console import print_status
 from recollect.service.model import open_model
 from recollect.trainer.data.sample import write_sample
 from recollect.trainer.errors import MemoryFolderError

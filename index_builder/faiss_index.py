@@ -15,9 +15,9 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import IndexInfo
+from recollect.service.console import print_status
 from recollect.service.predictor.gpu import NoGpuError, gpu_resources, reason
 from recollect.service.predictor.searcher import refines, unwrapped
 from recollect.service.settings import Device

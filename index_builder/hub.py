@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.settings import PushSettings
+from recollect.service.console import print_status
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.run_folder import RunFolder

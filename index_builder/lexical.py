@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.console import print_status
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
 from recollect.index_builder.ranking.gains import is_certain
 from recollect.index_builder.settings import Lexical
 from recollect.service.bundle.files import LEXICAL_FILES
 from recollect.service.bundle.values import SparseValues
+from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.predictor.scoring import rank
 from recollect.service.predictor.words import mix

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from recollect.service.console import printable
 from recollect.service.errors import RecollectError
 from recollect.verbs import VERBS, UsageError, describe, load_command, require_extra, settings_class
 
@@ -145,6 +146,5 @@ def _overview() -> str:
 
 
 def _write(stream: typing.TextIO, message: str) -> None:
-    """Print a message. Control characters are escaped, because they could change the terminal's state."""
-    escaped = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
-    print(escaped, file=stream)  # noqa: T201
+    """Print a message of one or several lines."""
+    print("\n".join(map(printable, message.split("\n"))), file=stream)  # noqa: T201

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from recollect.service.command_settings import (
@@ -21,8 +20,8 @@ from recollect.service.command_settings import (
     VerifySettings,
     VersionsSettings,
 )
+from recollect.service.console import print_line, print_status
 from recollect.service.errors import SettingsError
-from recollect.service.printable import printable
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.settings import RedisSettings, ServiceSettings
 
@@ -60,20 +59,20 @@ def _predict_one(settings: PredictSettings) -> None:
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
     (answer,) = model.answer([settings.text], **settings.answer_options())
     if settings.json_:
-        _print_line(to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode())
+        print_line(to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode())
         return
     if answer.truncated:
-        _print_error(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
+        print_status(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
     for label in answer.labels:
         probability = "" if label.probability is None else f"{label.probability:6.1%}  "
         text = f"  {label.text}" if label.text != label.uid else ""
-        _print_line(f"{probability}{label.score:.4f}  {label.uid}{text}")
+        print_line(f"{probability}{label.score:.4f}  {label.uid}{text}")
         for reason in label.because or []:
             kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
-            _print_line(f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}")
+            print_line(f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}")
         for term in label.ranked_by or []:
             value = "" if term.value is None else f"  {term.value:g}"
-            _print_line(f"    {term.log_odds:+.4f}  log-odds by {term.feature}{value}")
+            print_line(f"    {term.log_odds:+.4f}  log-odds by {term.feature}{value}")
 
 
 def versions(settings: VersionsSettings) -> None:
@@ -86,7 +85,7 @@ def versions(settings: VersionsSettings) -> None:
         record = store.activation()
     except StoreError as error:  # the list still shows which versions can be activated
         record = None
-        _print_error(str(error))
+        print_status(str(error))
     current, generation = (record.version, record.generation) if record else (None, None)
     candidate = record.candidate if record else None
     for version in store.versions():
@@ -112,11 +111,11 @@ def versions(settings: VersionsSettings) -> None:
         rows.append(row)
     if settings.json_:
         facts = {"current": current, "generation": generation, "candidate": candidate, "versions": rows}
-        _print_line(json.dumps(facts))
+        print_line(json.dumps(facts))
         return
     for row in rows:
         mark = "* " if row["current"] else "~ " if row["candidate"] else "  "
-        _print_line(f"{mark}{row['version']}  {_summary(row)}{'  (candidate)' if row['candidate'] else ''}")
+        print_line(f"{mark}{row['version']}  {_summary(row)}{'  (candidate)' if row['candidate'] else ''}")
 
 
 def log(settings: LogSettings) -> None:
@@ -124,16 +123,16 @@ def log(settings: LogSettings) -> None:
     store.require()
     entries = store.log()
     if settings.json_:
-        _print_line(json.dumps({"log": [entry.model_dump(mode="json", by_alias=True) for entry in entries]}))
+        print_line(json.dumps({"log": [entry.model_dump(mode="json", by_alias=True) for entry in entries]}))
         return
     if not entries:
-        _print_error(f"{store.name}: no activation is logged yet")
+        print_status(f"{store.name}: no activation is logged yet")
     for entry in entries:
         change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
         if entry.candidate:
             change = f"{entry.to}, {entry.candidate} as candidate"
         why = f"  {entry.why}" if entry.why else ""
-        _print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
+        print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
 
 
 def memory(settings: MemorySettings) -> None:
@@ -151,15 +150,15 @@ def memory(settings: MemorySettings) -> None:
     if settings.json_:
         found = dataclasses.asdict(summary) | {"oldest": summary.oldest and summary.oldest.isoformat()}
         facts = {"version": manifest.version, "sequence": log.sequence, "size_bytes": log.size_bytes}
-        _print_line(json.dumps(facts | found | {"oldest_age_seconds": age}))
+        print_line(json.dumps(facts | found | {"oldest_age_seconds": age}))
         return
-    _print_line(f"version {manifest.version}, sequence {log.sequence:,}, {log.size_bytes:,} bytes")
-    _print_line(
+    print_line(f"version {manifest.version}, sequence {log.sequence:,}, {log.size_bytes:,} bytes")
+    print_line(
         f"added:   {summary.instances:,} instances, {summary.labels:,} labels, {summary.corrections} corrections"
     )
-    _print_line(f"removed: {summary.removed_instances:,} instances, {summary.removed_labels:,} labels")
+    print_line(f"removed: {summary.removed_instances:,} instances, {summary.removed_labels:,} labels")
     if summary.oldest is not None and age is not None:
-        _print_line(f"entries: {summary.entries:,}, the oldest of {summary.oldest:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
+        print_line(f"entries: {summary.entries:,}, the oldest of {summary.oldest:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
 
 
 def extend(settings: ExtendSettings) -> None:
@@ -168,8 +167,8 @@ def extend(settings: ExtendSettings) -> None:
 
     done = extend_memory(settings, read_signing_key(settings.sign) if settings.sign else None)
     if done.unknown:
-        _print_error(f"uids to remove that are not in the memory: {len(done.unknown):,}, such as {done.unknown[0]}")
-    _print_line(
+        print_status(f"uids to remove that are not in the memory: {len(done.unknown):,}, such as {done.unknown[0]}")
+    print_line(
         f"added instances: {done.instances:,}, added labels: {done.labels:,}, removed: {done.removed:,}, "
         f"sequence: {done.sequence}"
     )
@@ -193,7 +192,7 @@ def verify(settings: VerifySettings) -> None:
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache, live="off")
     share, files = check_golden(model.predictor), len(model.manifest.files)
     signed = "signed, " if settings.verify_key else ""
-    _print_line(
+    print_line(
         f"{model.version}: {signed}{files} files as published; {share:.1%} of the golden labels are among the answers"
     )
 
@@ -211,20 +210,20 @@ def prune(settings: PruneSettings) -> None:
         for pruned in prune_store(store, settings.keep, lambda: versions_in_use(reports), settings.dry_run):
             if collections is not None:
                 collections.drop(pruned.version)
-            _print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
+            print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
             pruned_versions.add(pruned.version)
             size_bytes += pruned.size_bytes
         if collections is not None and (left := collections.leftover()):
-            _print_error(
+            print_status(
                 f"{', '.join(left)}: collections in Milvus of no version of this store; drop them if neither another "
                 "store nor a build uses them"
             )
     verb = "would remove" if settings.dry_run else "removed"
-    _print_error(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
+    print_status(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
     if settings.memory_log:
         removed = list(prune_log(store, pruned_versions, settings.dry_run))
         size_bytes = sum(segment.size_bytes for segment in removed)
-        _print_error(f"{verb} {len(removed)} segments of the memory log, {size_bytes:,} bytes")
+        print_status(f"{verb} {len(removed)} segments of the memory log, {size_bytes:,} bytes")
 
 
 def copy(settings: CopySettings) -> None:
@@ -237,12 +236,12 @@ def copy(settings: CopySettings) -> None:
     version = store.resolve(settings.version)
     store.require_published(version)
     if settings.memory_log:  # before the version, because its replicas need the entries
-        _print_error(f"copied {copy_log(store, target):,} entries of the memory log")
+        print_status(f"copied {copy_log(store, target):,} entries of the memory log")
     elif MemoryLog.of(store, store.manifest(version)).exists:
-        _print_error(f"{store.name} has a live memory, which is not copied; copy it with --memory-log")
+        print_status(f"{store.name} has a live memory, which is not copied; copy it with --memory-log")
     if not copy_version(store, version, target):
-        _print_error(f"{target.name} contains the same bundle already")
-    _print_line(version)
+        print_status(f"{target.name} contains the same bundle already")
+    print_line(version)
 
 
 def export(settings: ExportSettings) -> None:
@@ -250,7 +249,7 @@ def export(settings: ExportSettings) -> None:
 
     instances, labels, sequence = export_version(settings)
     last = f", with the live entries up to {sequence}" if sequence else ""
-    _print_line(f"{settings.out}: {instances:,} instances, {labels:,} labels{last}")
+    print_line(f"{settings.out}: {instances:,} instances, {labels:,} labels{last}")
 
 
 def _store(settings: ServiceSettings) -> Store:
@@ -274,11 +273,11 @@ def _activation(settings: SwitchSettings) -> Activation:
 def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
     if settings.wait:
         if "://" in str(settings.store) and settings.redis_url is None and settings.replicas is None:
-            _print_error("without --redis-url, only the replicas of this machine are seen; use --redis-url")
+            print_status("without --redis-url, only the replicas of this machine are seen; use --redis-url")
         for report in activation.wait(record, settings.wait_seconds, settings.replicas):
             candidate = f", and has {record.candidate} open" if record.candidate else ""
-            _print_error(f"{report.replica} serves {report.version}{candidate}")
-    _print_line(record.candidate or record.version)
+            print_status(f"{report.replica} serves {report.version}{candidate}")
+    print_line(record.candidate or record.version)
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -296,11 +295,3 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} seconds"
-
-
-def _print_line(line: str) -> None:
-    print(printable(line))  # noqa: T201
-
-
-def _print_error(line: str) -> None:
-    print(printable(line), file=sys.stderr)  # noqa: T201

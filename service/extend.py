@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.signing_key import SigningKey
 from recollect.service.command_settings import ExtendSettings
+from recollect.service.console import progress_bar
 from recollect.service.errors import InputError, SettingsError
 from recollect.service.memory.changes import NewInstance, NewLabel
 from recollect.service.memory.entries import (
@@ -38,7 +39,6 @@ from recollect.service.memory_log.additions import (
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
 from recollect.service.predictor.encoder import QueryEncoder
-from recollect.service.progress import Progress
 from recollect.service.store.locations import open_store
 from recollect.service.threads import threads_or_cores
 
@@ -121,13 +121,12 @@ def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
     _check_labels(additions, removals, known, settings.add)
     unknown = known.missing(list(removals))
     encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(0))
-    done, total = 0, len(removals) + len(additions)
-    progress = Progress(0, lambda: done / max(total, 1), noun="entries")
-    for entries in itertools.chain(_removals(removals), _additions(additions, encoder)):
-        writer.write(functools.partial(_decide, entries, done))
-        done += len(entries)
-        progress.update(done)
-    progress.finish(done)
+    with progress_bar(len(removals) + len(additions), "entry", "extend") as bar:
+        done = 0
+        for entries in itertools.chain(_removals(removals), _additions(additions, encoder)):
+            writer.write(functools.partial(_decide, entries, done))
+            done += len(entries)
+            bar.update(len(entries))
     instances = sum(kind == "instance" for kind, _ in additions)
     return Extended(
         instances,

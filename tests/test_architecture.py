@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("service", "trainer", "index_builder", "recollect")
 # Libraries that a package works without. A library in the first list is never imported, not even inside a function.
 NEVER_IMPORTS: dict[str, set[str]] = {
-    "service": {"torch", "transformers", "safetensors", "scipy", "onnx", "onnxscript", "tqdm"},
+    "service": {"torch", "transformers", "safetensors", "scipy", "onnx", "onnxscript"},
     "trainer": {"fastapi", "starlette", "uvicorn", "structlog"},
     "index_builder": {"fastapi", "starlette", "uvicorn"},
     "recollect": {"torch", "fastapi"},

@@ -32,10 +32,10 @@ from recollect.index_builder.compare.contestants import (
     untrained,
 )
 from recollect.index_builder.compare.quality import Quality, Queries, measure
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.bootstrap import bootstrap, means
 from recollect.index_builder.settings import CompareSettings
+from recollect.service.console import print_status
 from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import Split, fingerprint

@@ -20,6 +20,7 @@ from recollect.index_builder.ranking.artefact import has_ranker, read_ranker
 from recollect.index_builder.ranking.bundle_ranker import needs_words
 from recollect.index_builder.ranking.candidate_source import CandidateSource
 from recollect.index_builder.ranking.gains import best_candidates
+from recollect.service.console import progress_bar, with_progress
 from recollect.service.ranking.model import RankerFile, RankerModel
 from recollect.trainer.data.split import Entries, Split, fingerprint
 from recollect.trainer.encoding.checkpoint import load_checkpoint
@@ -28,7 +29,6 @@ from recollect.trainer.memory.inference import InferenceSetting, Neighbours, pre
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.search import nearest
 from recollect.trainer.metrics import hits, ndcg_at, precision_at, report
-from recollect.trainer.progress_bar import progress_bar, with_progress
 from recollect.trainer.run_folder import RunFolder
 
 # Number of labels to predict for each query: 100 for R@100. The scores of single queries need only five.

@@ -19,6 +19,7 @@ from recollect.index_builder.evaluation.deciles import count_sources, decile_of
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
 from recollect.service.bundle.bundle import LabelTable
 from recollect.service.bundle.manifest import Order
+from recollect.service.console import progress_bar
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import Ranking, Votes, cast_votes, rank
@@ -26,7 +27,6 @@ from recollect.service.predictor.searcher import Neighbours, Searcher, search_pa
 from recollect.service.predictor.words import mix
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.metrics import hits
-from recollect.trainer.progress_bar import progress_bar
 
 # The best labels of some queries, the score of the first one, and their probabilities.
 _Best: TypeAlias = tuple[

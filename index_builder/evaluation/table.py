@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recollect.index_builder.evaluation.evaluate import Evaluation
+from recollect.service.console import aligned
 
 # Metrics of a comparison with another version.
 _COMPARED = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
@@ -54,7 +55,7 @@ def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[st
     cells += [
         [_format_cell(name, row.get(name, "" if "95%" in row["order"] else None)) for name in names] for row in rows
     ]
-    yield from _align(cells)
+    yield from aligned(cells, str.rjust)
 
 
 def _format_deciles(evaluation: Evaluation) -> Iterator[str]:
@@ -65,14 +66,15 @@ def _format_deciles(evaluation: Evaluation) -> Iterator[str]:
         yield "by label frequency: " + ", ".join(f"{name} {_format_cell(name, setting[name])}" for name in names)
         rows = setting["deciles"]
         counts = ("decile", "labels", "least", "most", "true")
-        yield from _align(
+        yield from aligned(
             [
                 [_SHORT.get(name, name) for name in rows[0]],
                 *(
                     [str(row[name]) if name in counts else _format_cell(name, row[name]) for name in row]
                     for row in rows
                 ),
-            ]
+            ],
+            str.rjust,
         )
 
 
@@ -91,12 +93,6 @@ def _format_comparison(comparison: dict[str, Any]) -> Iterator[str]:
     for name in _COMPARED:
         low, high = gains["intervals"][name]
         yield f"  {name:8} {row[name]:6.2f}, difference {gains[name]:+.2f} (95% interval {low:+.2f} to {high:+.2f})"
-
-
-def _align(cells: list[list[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
 
 
 def _ends(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

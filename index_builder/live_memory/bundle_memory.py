@@ -19,18 +19,17 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.index_builder.choose_index import evenly_spaced_rows
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import Manifest, Precision
 from recollect.service.bundle.strings import StringTable
+from recollect.service.console import print_status, progress_bar
 from recollect.service.files import flush, save_array, save_rows
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.searcher import OpenIndex
 from recollect.service.predictor.similarity import similarities_to_keys
 from recollect.trainer.data.split import no_pairs
 from recollect.trainer.memory.memory import Memory, MemoryPlan, open_memory, write_defaults
-from recollect.trainer.progress_bar import progress_bar
 
 _BLOCK_KEYS, _BLOCK_TEXTS = 16_384, 1_024
 # Number of texts whose vectors are compared with the stored codes of their keys, and their least similarity. Codes of

@@ -25,7 +25,6 @@ from recollect.index_builder.build import (
 )
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import evenly_spaced_rows
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.live_memory.bundle_memory import BundleMemory
 from recollect.index_builder.live_memory.final_state import FinalState, Fold
@@ -38,6 +37,7 @@ from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from recollect.service.bundle.strings import StringTable
+from recollect.service.console import print_status
 from recollect.service.errors import ActivationConflictError, LogConflictError
 from recollect.service.lexical.index import write_lexical_index
 from recollect.service.memory.entries import Entry

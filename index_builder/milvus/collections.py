@@ -20,18 +20,17 @@ import numpy as np
 from jaxtyping import Int
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import Keys, select_keys
 from recollect.index_builder.milvus.index_types import IndexType
 from recollect.service.bundle.manifest import Collection, Engine
+from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import EngineError
 from recollect.service.milvus.collection import LABELS, ROW, TEXT, UID, VECTOR
 from recollect.service.milvus.connection import Connection
 from recollect.service.milvus.removal import PREFIX, drop
 from recollect.service.settings import EngineSettings
 from recollect.trainer.memory.memory import Memory
-from recollect.trainer.progress_bar import progress_bar
 
 # A call that writes has at most so many rows and about so many bytes. A server accepts 64 MiB.
 _BLOCK_ROWS, _BLOCK_BYTES = 2_000, 16 << 20

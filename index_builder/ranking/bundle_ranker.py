@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.artefact import has_ranker, read_held_out, read_ranker
 from recollect.index_builder.ranking.calibrate import fit_probabilities
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.manifest import Probabilities
+from recollect.service.console import print_status
 from recollect.service.ranking.features import WORD_FEATURES
 from recollect.service.ranking.model import RankerFile
 from recollect.service.ranking.names import Names

@@ -18,12 +18,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
-from recollect.index_builder.console import print_status
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.evaluation.probabilities import brier, reliability
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
 from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
 from recollect.service.bundle.values import SparseValues
+from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.predictor.scoring import rank
 from recollect.service.predictor.words import mix

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.index_builder.ranking.candidate_source import Block, CandidateSource
+from recollect.service.console import progress_bar
 from recollect.service.ranking.model import RankerFile, RankerModel
 from recollect.service.ranking.trees import Tree
 from recollect.trainer.memory.memory import Memory
-from recollect.trainer.progress_bar import progress_bar
 
 # A logistic loss, because the trees' sum must be a logit. Small and regularised trees: with 31 leaves and no
 # regularisation, nDCG@5 on library abstracts is 2.2 points lower, and lower than that of a logistic regression.

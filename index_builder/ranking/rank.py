@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from recollect.index_builder.console import print_status
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.ranking.artefact import write_ranker
@@ -21,6 +20,7 @@ from recollect.index_builder.ranking.calibrate import HeldOut
 from recollect.index_builder.ranking.fit import ExampleSource, cross_fitted_logits, fit_ranker
 from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains, gain_as_json
 from recollect.index_builder.settings import RankSettings
+from recollect.service.console import print_status
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import hits

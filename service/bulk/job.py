@@ -19,9 +19,9 @@ from recollect.service.bulk.output import FileOutput, Output
 from recollect.service.bulk.pool import WorkerPool
 from recollect.service.bulk.reading import Block, Format, Input, local_input, open_input, recognise
 from recollect.service.command_settings import PredictSettings
+from recollect.service.console import progress_bar
 from recollect.service.errors import InputError, SettingsError
 from recollect.service.in_order import in_order
-from recollect.service.progress import Progress
 from recollect.service.ray_tasks import RayTasks, check_address, cluster_resources, connected
 from recollect.service.store.locations import open_store
 from recollect.service.threads import threads_or_cores
@@ -108,17 +108,14 @@ def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
 def _answer_all(rows: Input, task: Task, output: Output, answers: _Answers) -> None:
     """Write the answers of all rows after those that are written already."""
     blocks = _after(output.rows, rows.blocks([task.text_column, *(task.columns or ())]))
-    progress = Progress(output.rows, rows.share_read)
-    try:
+    with progress_bar(None, "query", "predict", done=output.rows) as bar:
         for answered in answers(blocks):
             output.write(answered.content, answered.rows)
-            progress.update(output.rows)
+            share = rows.share_read()
+            bar.total = round(output.rows / share) if share else None  # an estimate until all is read
+            bar.update(answered.rows)
             if answered.error is not None:
                 raise InputError(answered.error)
-    except BaseException:
-        progress.clear()
-        raise
-    progress.finish(output.rows)
 
 
 def _after(rows: int, blocks: Iterator[Block]) -> Iterator[Block]:

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from recollect.service.console import printable
 from recollect.service.errors import ActivationConflictError, StoreError
-from recollect.service.printable import printable
 from recollect.service.storage.connect import connect, require_scheme, without_credentials
 from recollect.service.storage.control_files import MAX_LOG_BYTES, MAX_SMALL_BYTES
 

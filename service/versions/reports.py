@@ -20,8 +20,8 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from recollect.service.console import printable
 from recollect.service.errors import RedisError
-from recollect.service.printable import printable
 from recollect.service.redis_client import RedisClient
 from recollect.service.store.activation_record import Version
 from recollect.service.store.store import Store

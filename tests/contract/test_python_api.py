@@ -116,7 +116,7 @@ def test_mistakes_raise_an_error_of_recollect_errors_with_one_line(
 def test_a_wrong_keyword_raises_usage_error() -> None:
     with pytest.raises(recollect.UsageError, match="max_lenght"):
         recollect.train("data", out="run", max_lenght=5)
-    assert recollect.UsageError in recollect.ERRORS
+    assert issubclass(recollect.UsageError, recollect.ERRORS)
     with pytest.raises(AttributeError, match="opne"):
         _ = recollect.opne
 

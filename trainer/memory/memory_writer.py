@@ -12,13 +12,13 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from recollect.service.console import progress_bar
 from recollect.service.files import flush, save_array, write_json
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.keys import KeySource
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
-from recollect.trainer.progress_bar import progress_bar
 
 # Texts of one rank in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
 _CHUNK_TEXTS = 4_096

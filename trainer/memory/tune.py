@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from recollect.service.console import with_progress
 from recollect.service.files import write_json
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
@@ -25,7 +26,6 @@ from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
 from recollect.trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
-from recollect.trainer.progress_bar import with_progress
 from recollect.trainer.settings import TuneSettings
 
 

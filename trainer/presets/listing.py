@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from recollect.service.console import aligned
 from recollect.trainer.presets.preset import Preset, Sourced
 
 _COLUMNS = ("preset", "dataset", "method", "encoder", "batch", "epochs or steps", "learning rate")
@@ -13,10 +14,11 @@ _COLUMNS = ("preset", "dataset", "method", "encoder", "batch", "epochs or steps"
 
 def table(presets: Sequence[Preset]) -> list[str]:
     """The lines of a table with one row for each preset."""
-    rows = [_COLUMNS, *map(_row, presets)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, "", "`recollect presets NAME` shows a preset with the source of each value."]
+    return [
+        *aligned([_COLUMNS, *map(_row, presets)]),
+        "",
+        "`recollect presets NAME` shows a preset with the source of each value.",
+    ]
 
 
 def details(preset: Preset) -> list[str]:

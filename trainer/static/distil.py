@@ -24,10 +24,10 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from recollect.service.console import with_progress
 from recollect.trainer.encoding.encoder import UnitVectorModel
 from recollect.trainer.encoding.tokens import Inputs
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.progress_bar import with_progress
 from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.static.model import StaticModel
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from recollect.trainer.progress_bar import progress_bar
+from recollect.service.console import progress_bar
 from recollect.trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recollect.trainer import progress_bar as module
-from recollect.trainer.progress_bar import progress_bar, with_progress
+from recollect.service import console as module
+from recollect.service.console import progress_bar, with_progress
 
 
 class Terminal(io.StringIO):
