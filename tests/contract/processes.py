@@ -22,7 +22,8 @@ PATIENCE_SECONDS = 240
 
 # API keys of the servers, and the file that lists them.
 READER, EDITOR, SLOW = "reader-0123456789abcdef", "editor-0123456789abcdef", "slow-0123456789abcdef"
-KEYS = f"reader {READER} 0\neditor {EDITOR} 0 write\nslow {SLOW} 0.001\n"
+OPERATOR = "operator-0123456789abcdef"
+KEYS = f"reader {READER} 0\neditor {EDITOR} 0 write\nslow {SLOW} 0.001\noperator {OPERATOR} 0 operate\n"
 
 
 def environment(**variables: str) -> dict[str, str]:

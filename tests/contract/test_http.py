@@ -20,8 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.contract.conftest import Work
 from tests.contract.matching import differences, filled
-from tests.contract.processes import EDITOR, PATIENCE_SECONDS, READER, SLOW, Server, serving
+from tests.contract.processes import EDITOR, OPERATOR, PATIENCE_SECONDS, READER, SLOW, Server, run, serving, until
 
 STORIES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "requests.json").read_text(encoding="utf-8"))
 KEYS = {"READER": READER, "EDITOR": EDITOR, "SLOW": SLOW}
@@ -168,5 +169,55 @@ def test_requests_beyond_the_queue_get_503_and_all_others_an_answer(guarded_serv
 
 
 # ---- Versions over HTTP ----
-# The header `X-Index-Version` of a request, `GET /versions`, `POST /versions/{version}/activate` and
-# `POST /versions/rollback` belong here, with API keys of the scope `operate`.
+
+
+def test_header_selects_an_open_version_and_keys_that_operate_change_what_is_open(
+    work: Work, two_versions: Path, tmp_path: Path
+) -> None:
+    first, second = work.first, work.second
+    with serving(two_versions, folder=tmp_path / "log") as server:
+        operator = {"X-API-Key": OPERATOR}
+
+        def ask(version: str) -> httpx.Response:
+            return server.client.post("/predict", json={"query": "flour"}, headers={"X-Index-Version": version})
+
+        def post(path: str) -> dict[str, Any]:
+            response = server.client.post(path, headers=operator)
+            assert response.status_code == 200, response.text
+            return dict(response.json())
+
+        closed = ask(second)
+        assert (closed.status_code, closed.json()["code"], closed.json()["open_versions"]) == (
+            409,
+            "version_not_open",
+            [first],
+        )
+        opened = post(f"/versions/{second}/activate?candidate=true&why=trial")
+        assert (opened["current"], opened["candidate"]) == (first, second)
+        until(lambda: ask(second).status_code == 200)
+        assert {ask(each).headers["x-index-version"] for each in (first, second)} == {first, second}
+        batch = server.client.post(
+            "/predict/batch", json={"queries": ["flour", "oven"]}, headers={"X-Index-Version": second}
+        )
+        assert (batch.status_code, batch.json()["version"]) == (200, second)
+        assert server.ask("flour").json()["version"] == server.version() == first
+
+        assert post(f"/versions/{second}/activate")["current"] == second
+        until(lambda: server.version() == second)
+        assert ask(first).status_code == 200  # it stays open, so that a rollback is quick
+        listed = server.client.get("/versions", headers=operator).json()
+        assert (listed["current"], {row["version"] for row in listed["versions"]}) == (second, {first, second})
+        assert post("/versions/rollback")["current"] == first
+        until(lambda: server.version() == first)
+        assert "operator (API key)" in run("log", "--store", two_versions).stdout
+
+        unknown = server.client.post("/versions/no-such-version/activate", headers=operator)
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_version")
+        for method, path in (("GET", "/versions"), ("POST", "/versions/rollback")):
+            assert server.client.request(method, path).json()["code"] == "no_operate_scope"
+            assert httpx.request(method, f"{server.url}{path}", trust_env=False).status_code == 401
+
+
+def test_versions_have_no_routes_without_api_keys(open_server: Server) -> None:
+    assert open_server.client.get("/versions").status_code == 404
+    assert open_server.client.post("/versions/rollback").status_code == 404
