@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recollect.trainer import progress_bar
+from recollect.service import console
 from recollect.trainer.training import run_log
 from recollect.trainer.training.run_log import RunLog
 from recollect.trainer.training.training_state import Progress
@@ -70,7 +70,7 @@ def test_last_step_is_always_logged(tmp_path: Path, clock: Clock) -> None:
 def test_training_with_a_time_limit_shows_the_share_of_its_time_and_no_number_of_all_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_bar, "_SECONDS_IN_LOG", 0.0)
+    monkeypatch.setattr(console, "_SECONDS_IN_LOG", 0.0)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     progress = Progress()
     with RunLog(tmp_path, 1_000_000, progress, first=True, max_seconds=60) as log:
