@@ -8,17 +8,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from recollect.service.bundle.manifest import Defaults
-from recollect.service.errors import SettingsError
-from recollect.service.options import max_request_cost, request_cost, resolve_options
-from recollect.service.serve_settings import ServeSettings, require_consistent
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.test_http import is_problem
 
@@ -80,13 +75,6 @@ def test_hostile_body_of_a_megabyte_is_refused(client: httpx.Client, name: str) 
     path, body = HOSTILE[name]
     problem = is_problem(client.post(path, content=body), 422, "invalid_request")
     assert len(problem["errors"]) <= 2
-
-
-def test_brackets_and_colons_inside_strings_do_not_count_as_members_of_the_body(client: httpx.Client) -> None:
-    query = '{"a": ["b", "c\\\\"]}: ' * 100
-    assert client.post("/predict", json={"query": query}).status_code == 200
-    assert client.post("/predict/batch", json={"queries": [query] * 64, "deny": ["\\", '"']}).status_code == 200
-    assert client.post("/predict", json={"query": "x", "deny": [":", "", "[["] * 20_000}).status_code == 200
 
 
 def test_query_over_the_size_limit_gets_413_and_the_message_states_limit_and_size(client: httpx.Client) -> None:
@@ -151,39 +139,3 @@ def test_equal_requests_are_computed_once_and_the_others_are_answered_if_the_fir
 
 
 DEFAULTS = Defaults(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
-
-
-@pytest.mark.parametrize(
-    ("queries", "options", "cost"),
-    [
-        (["x"], {}, 1),
-        (["x"], {"explain": True, "top_k": 249, "deny": []}, 1),
-        (["x"], {"top_k": 1_000}, 5),
-        (["x", "y"], {"deny": ["Law"]}, 12),
-        (["x"] * 64, {}, 64),
-        (["é" * 512], {}, 1),
-        (["é" * 513], {}, 2),
-        (["x"], {"top_b": 999}, 1),
-        (["x"], {"top_b": 10_000}, 11),
-        (["x", "y"], {"top_b": 1_000, "explain": True}, 6),
-        (["x", "y"], {"allow": ["a"] * 600, "deny": ["b"] * 600}, 13),
-    ],
-)
-def test_cost_of_a_request_grows_with_its_text_its_keys_and_its_filters(
-    queries: list[str], options: dict[str, Any], cost: int
-) -> None:
-    assert request_cost(queries, resolve_options(DEFAULTS, **options)) == cost
-
-
-def test_no_request_within_the_limits_costs_more_than_the_maximum() -> None:
-    filters = {"allow": ["a"] * 100_000, "deny": ["b"] * 100_000}
-    options = resolve_options(DEFAULTS, top_b=10_000, top_k=1_000, explain=True, **filters)  # type: ignore[arg-type]
-    assert request_cost(["x" * 8_192] * 64, options) == max_request_cost(64, 8_192)
-
-
-def test_hang_seconds_must_exceed_max_seconds() -> None:
-    with pytest.raises(SettingsError, match=r"--hang-seconds: must be greater than --max-seconds \(30\)"):
-        require_consistent(ServeSettings(store=Path("store"), hang_seconds=30))
-    uri = SecretStr("http://127.0.0.1:19530")
-    with pytest.raises(SettingsError, match=r"--hang-seconds: must be greater than four times --engine-seconds \(20\)"):
-        require_consistent(ServeSettings(store=Path("store"), engine_uri=uri, engine_seconds=20))

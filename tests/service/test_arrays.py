@@ -75,17 +75,6 @@ def test_error_for_an_incomplete_array_names_its_file(path: Path, content: bytes
     assert "\n" not in str(error.value)
 
 
-def test_error_for_a_missing_array_names_its_file(path: Path) -> None:
-    with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: .*No such file"):
-        map_array(path, "int64")
-
-
-@pytest.mark.parametrize("offsets", [[0], [0, 0], [0, 3, 3, 5]])
-def test_increasing_offsets_are_accepted(path: Path, offsets: list[int]) -> None:
-    save_array(path, np.array(offsets, dtype=np.int64))
-    assert map_offsets(path, len(offsets) - 1, offsets[-1]).tolist() == offsets
-
-
 def test_error_for_decreasing_offsets_names_the_first_wrong_row(path: Path) -> None:
     save_array(path, np.array([0, 4, 9, 7, 8, 5, 9], dtype=np.int64))
     with pytest.raises(BundleError, match="row 2: expected an end at or after its start 9, found 7"):
@@ -97,8 +86,3 @@ def test_error_for_a_position_outside_of_the_table_names_its_row(path: Path, val
     save_array(path, np.array([4, 0, value, 1], dtype=np.int32))
     with pytest.raises(BundleError, match=f"row 2: expected a position from 0 to 4, found {value:,}"):
         map_positions(path, 4, 5)
-
-
-def test_empty_array_of_positions_is_accepted(path: Path) -> None:
-    save_array(path, np.array([], dtype=np.int32))
-    assert len(map_positions(path, 0, 1)) == 0

@@ -44,19 +44,6 @@ def test_no_set_has_a_higher_expected_f1_than_the_chosen_one(labels: int) -> Non
         )
 
 
-def test_queries_of_a_batch_do_not_affect_each_other_and_missing_labels_change_nothing() -> None:
-    queries = [falling(6, seed) for seed in range(5)] + [falling(2, 9)]
-    table = np.zeros((6, 9))
-    for row, probabilities in zip(table, queries, strict=True):
-        row[: len(probabilities)] = probabilities
-    alone = [int(best_set_sizes(probabilities[None])[0]) for probabilities in queries]
-    assert best_set_sizes(table).tolist() == alone
-
-
-def test_certain_labels_are_assigned_and_impossible_labels_are_not() -> None:
-    assert best_set_sizes(np.array([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])).tolist() == [3, 1]
-
-
 def test_size_is_the_best_one_below_the_limit_and_the_number_of_labels() -> None:
     flat = np.full(150, 0.9)
     rows = np.array([0, 0, 1, 150])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from recollect.service.errors import DrainingError, OverloadError
+from recollect.service.errors import DrainingError
 from recollect.service.options import AnswerOptions, resolve_options
 from recollect.service.predictor.answers import Answer, Answers, ScoredLabel
 from recollect.service.predictor.predictor import Predictor
@@ -95,111 +94,6 @@ def start_batcher() -> Iterator[Callable[..., Batcher]]:
         batcher.close()
 
 
-def test_request_is_computed_alone_if_a_thread_is_idle_and_queued_requests_are_computed_together(
-    start_batcher: Any,
-) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        others = [batcher.submit(gate.lease(), [f"{number}", "x"], OPTIONS, best_uids) for number in range(5)]
-        assert batcher.queries_waiting == 10
-        gate.open.set()
-        assert await first == ["first"]
-        assert await asyncio.gather(*others) == [[f"{number}", "x"] for number in range(5)]
-        assert gate.batches[0] == ["first"]
-        assert gate.batches[1:] == [[word for number in range(5) for word in (f"{number}", "x")]]
-        assert batcher.queries_waiting == 0
-
-    asyncio.run(ask())
-
-
-def test_threads_share_the_queued_requests_and_no_batch_exceeds_its_maximum_size(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher(threads=2, max_waiting=1_000)
-        busy = [batcher.submit(gate.lease(), ["one"], OPTIONS, best_uids)]
-        await gate.busy()
-        busy.append(batcher.submit(gate.lease(), ["two"], OPTIONS, best_uids))
-        await gate.busy()
-        waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(100)]
-        gate.open.set()
-        await asyncio.gather(*busy, *waiting)
-        sizes = [len(batch) for batch in gate.batches[2:]]
-        assert sum(sizes) == 100
-        assert sizes[0] == MAX_TOGETHER
-        assert len(sizes) > 3
-        assert sizes[-1] < MAX_TOGETHER
-
-    asyncio.run(ask())
-
-
-@pytest.mark.parametrize(("together", "size"), [(True, 20), (False, 10)])
-def test_thread_takes_all_queued_requests_if_queries_are_faster_together(
-    start_batcher: Any, together: bool, size: int
-) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(is_faster_together=together), start_batcher(threads=2)
-        busy = [batcher.submit(gate.lease(), ["one"], OPTIONS, best_uids)]
-        await gate.busy()
-        busy.append(batcher.submit(gate.lease(), ["two"], OPTIONS, best_uids))
-        await gate.busy()
-        waiting = [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(20)]
-        gate.open.set()
-        await asyncio.gather(*busy, *waiting)
-        assert len(gate.batches[2]) == size
-
-    asyncio.run(ask())
-
-
-def test_small_request_does_not_wait_for_a_large_request_queued_after_it(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        small = batcher.submit(gate.lease(), ["small"], OPTIONS, best_uids)
-        large = batcher.submit(gate.lease(), ["large"] * 64, OPTIONS, best_uids)
-        gate.open.set()
-        await asyncio.gather(first, small, large)
-        assert [len(batch) for batch in gate.batches] == [1, 1, 64]
-
-    asyncio.run(ask())
-
-
-def test_cancelled_request_is_not_computed(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        gone = batcher.submit(gate.lease(), ["gone"], OPTIONS, best_uids)
-        kept = batcher.submit(gate.lease(), ["kept"], OPTIONS, best_uids)
-        gone.cancel()
-        first.cancel()  # its batch has started: the request is computed, and its answer is discarded
-        gate.open.set()
-        assert await kept == ["kept"]
-        assert gate.batches == [["first"], ["kept"]]
-
-    asyncio.run(ask())
-
-
-def test_request_that_exceeds_the_queue_limit_is_refused_at_once(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher(max_waiting=4)
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        waiting = [batcher.submit(gate.lease(), ["a", "b", "c"], OPTIONS, best_uids)]
-        with pytest.raises(OverloadError, match="3 queries wait"):
-            batcher.submit(gate.lease(), ["d", "e"], OPTIONS, best_uids)
-        waiting.append(batcher.submit(gate.lease(), ["d"], OPTIONS, best_uids))
-        gate.open.set()
-        assert await asyncio.gather(first, *waiting) == [["first"], ["a", "b", "c"], ["d"]]
-        large = batcher.submit(
-            gate.lease(), list("abcdefgh"), OPTIONS, best_uids
-        )  # larger than the queue limit, but the queue is empty
-        assert await large == list("abcdefgh")
-
-    asyncio.run(ask())
-
-
 def test_failing_request_does_not_fail_the_others_of_its_batch(start_batcher: Any) -> None:
     def refuse(answers: Answers) -> None:
         raise KeyError("this answer has no result")
@@ -264,31 +158,6 @@ def test_no_batch_contains_requests_for_two_versions(start_batcher: Any) -> None
     asyncio.run(ask())
 
 
-def test_closing_the_batcher_computes_the_queued_requests_first(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        futures = [batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)]
-        await gate.busy()
-        futures += [batcher.submit(gate.lease(), [str(number)], OPTIONS, best_uids) for number in range(3)]
-        closing = asyncio.create_task(asyncio.to_thread(batcher.close))
-        gate.open.set()
-        await closing
-        assert await asyncio.gather(*futures) == [["first"], ["0"], ["1"], ["2"]]
-
-    asyncio.run(ask())
-
-
-def test_time_in_the_queue_is_reported_as_a_stage(start_batcher: Any) -> None:
-    async def ask() -> dict[str, float]:
-        gate = Gate()
-        gate.open.set()
-        return await start_batcher().submit(gate.lease(), ["q"], OPTIONS, lambda answers: answers.milliseconds)
-
-    milliseconds = asyncio.run(ask())
-    assert list(milliseconds) == ["queue", "encode"]
-    assert milliseconds["queue"] >= 0
-
-
 def test_requests_computed_together_get_the_same_answers_as_requests_computed_alone(predictor: Predictor) -> None:
     options = [
         resolve_options(predictor.defaults),
@@ -332,57 +201,6 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
     asyncio.run(ask())
 
 
-def test_equal_requests_are_computed_once_and_a_cancelled_request_does_not_cancel_the_others(
-    start_batcher: Any,
-) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        running = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        joined = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        queued = [batcher.submit(gate.lease(), ["a", "b"], OPTIONS, best_uids) for _ in range(3)]
-        other = batcher.submit(gate.lease(), ["a"], dataclasses.replace(OPTIONS, top_k=2), best_uids)
-        assert batcher.queries_waiting == 3
-        for cancelled in (running, queued[0]):
-            cancelled.cancel()
-        gate.open.set()
-        assert await asyncio.gather(joined, *queued[1:], other) == [["first"], ["a", "b"], ["a", "b"], ["a"]]
-        assert sorted(query for batch in gate.batches for query in batch) == ["a", "a", "b", "first"]
-        again = await batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        assert (again, gate.batches[-1]) == (["first"], ["first"])
-
-    asyncio.run(ask())
-
-
-def test_equal_requests_for_two_versions_are_computed_separately(start_batcher: Any) -> None:
-    async def ask() -> None:
-        old, new, batcher = Gate(), Gate(), start_batcher()
-        new.open.set()
-        first = batcher.submit(old.lease(), ["same"], OPTIONS, best_uids)
-        await old.busy()
-        second = batcher.submit(new.lease(), ["same"], OPTIONS, best_uids)
-        old.open.set()
-        await asyncio.gather(first, second)
-        assert (old.batches, new.batches) == ([["same"]], [["same"]])
-
-    asyncio.run(ask())
-
-
-def test_running_batch_stops_before_its_next_block_when_all_its_requests_are_cancelled(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        gone = batcher.submit(gate.lease(), ["blocks"], OPTIONS, best_uids)
-        await gate.busy()
-        gone.cancel()
-        same = batcher.submit(gate.lease(), ["blocks"], OPTIONS, best_uids)  # does not join a computation that stops
-        gate.open.set()
-        assert await same == ["blocks"]
-        assert gate.batches == [["blocks"], ["blocks"]]
-        assert gate.checkpoints == 100  # only those of the second batch
-
-    asyncio.run(ask())
-
-
 def test_abort_fails_waiting_and_running_requests_and_refuses_further_requests(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher()
@@ -399,97 +217,5 @@ def test_abort_fails_waiting_and_running_requests_and_refuses_further_requests(s
         gate.open.set()
         await asyncio.to_thread(batcher.close)
         assert (gate.batches, gate.checkpoints, batcher.busy_threads) == ([["blocks"]], 0, 0)
-
-    asyncio.run(ask())
-
-
-def test_expensive_request_counts_as_several_queries_in_the_queue(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher(max_waiting=12)
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        large = dataclasses.replace(OPTIONS, top_b=10_000)  # costs 11
-        accepted = [batcher.submit(gate.lease(), [query], large, best_uids) for query in ("a", "a")]  # equal: once
-        with pytest.raises(OverloadError, match="1 queries wait"):
-            batcher.submit(gate.lease(), ["b"], large, best_uids)
-        accepted.append(batcher.submit(gate.lease(), ["b"], OPTIONS, best_uids))
-        gate.open.set()
-        assert await asyncio.gather(first, *accepted) == [["first"], ["a"], ["a"], ["b"]]
-
-    asyncio.run(ask())
-
-
-def test_batcher_hangs_while_a_batch_runs_longer_than_it_may(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher(hang_seconds=0.01)
-        assert not batcher.hung
-        slow = batcher.submit(gate.lease(), ["slow"], OPTIONS, best_uids)
-        while not batcher.hung:
-            await asyncio.sleep(0.01)
-        gate.open.set()
-        await slow
-        while batcher.busy_threads:
-            await asyncio.sleep(0.01)
-        assert not batcher.hung
-
-    asyncio.run(ask())
-
-
-def test_batch_does_not_hang_while_it_goes_on_to_further_blocks(
-    start_batcher: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, hung = [0.0], []
-    monkeypatch.setattr(
-        "recollect.service.serving.batcher.time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=float)
-    )
-
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher(hang_seconds=60)
-
-        def predict_together(requests: Any, checkpoint: Callable[[], None]) -> list[Answers]:
-            for _ in range(3):
-                now[0] += 50
-                hung.append(batcher.hung)
-                checkpoint()
-            now[0] += 70
-            hung.append(batcher.hung)
-            return [Answers([answer("long")], {})]
-
-        monkeypatch.setattr(gate, "predict_together", predict_together)
-        assert await batcher.submit(gate.lease(), ["long"], OPTIONS, best_uids) == ["long"]
-
-    asyncio.run(ask())
-    assert hung == [False, False, False, True]
-
-
-def test_time_in_the_queue_of_a_dropped_request_is_measured(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, metrics = Gate(), Metrics()
-        batcher = start_batcher(metrics=metrics)
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
-        await gate.busy()
-        batcher.submit(gate.lease(), ["dropped"], OPTIONS, best_uids).cancel()
-        gate.open.set()
-        await first
-        await asyncio.to_thread(batcher.close)
-        assert b'recollect_stage_seconds_count{stage="queue"} 1.0' in metrics.exposition()
-
-
-def test_load_is_the_share_of_threads_that_compute(start_batcher: Any) -> None:
-    async def until_load(batcher: Batcher, load: float) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while batcher.load != load:
-                await asyncio.sleep(0.001)
-
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher(threads=2)
-        await until_load(batcher, 0)
-        answers = []
-        for query, load in (("bread", 0.5), ("milk", 1.0), ("rice", 1.0)):
-            answers.append(batcher.submit(gate.lease(), [query], OPTIONS, best_uids))
-            await until_load(batcher, load)
-        gate.open.set()
-        await asyncio.gather(*answers)
-        await until_load(batcher, 0)
 
     asyncio.run(ask())

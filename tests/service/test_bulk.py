@@ -110,24 +110,6 @@ def test_jsonl_keeps_order_and_fields_and_gives_the_answers_of_predict(model: Mo
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl.gz"]
 
 
-def test_csv_becomes_parquet_with_a_nested_column_of_labels(model: Model, tmp_path: Path) -> None:
-    with (tmp_path / "in.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "title", "note"])
-        writer.writerows([row["id"], row["text"], 'a "quoted"\nnote'] for row in ROWS)
-    target = tmp_path / "out.parquet"
-    flags = ("--text-column", "title", "--columns", "note,id", "--explain", "--top-k", 2)
-    assert run("--input", tmp_path / "in.csv", "--output", target, *flags) == 0
-    table = pq.read_table(target)
-    assert table.schema.names == ["note", "id", "labels", "truncated", "exhausted", "error"]
-    rows = table.to_pylist()
-    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
-    assert rows[0]["note"] == 'a "quoted"\nnote'
-    assert uids(rows) == expected(model, top_k=2)
-    label = rows[0]["labels"][0]
-    assert sum(reason["share"] for reason in label["because"]) == pytest.approx(label["score"])
-
-
 def test_parquet_columns_keep_their_types_in_parquet_and_become_text_in_csv(model: Model, tmp_path: Path) -> None:
     days = pa.array([datetime(2026, 1, 1)] * len(ROWS), pa.timestamp("ns"))
     table = pa.Table.from_pylist(ROWS).append_column("day", days)
@@ -144,37 +126,11 @@ def test_parquet_columns_keep_their_types_in_parquet_and_become_text_in_csv(mode
     assert uids([{"labels": json.loads(row["labels"])} for row in rows]) == expected(model, top_k=1)
 
 
-@pytest.mark.parametrize("target", ["out.jsonl", "out.csv", "out.parquet"])
-def test_an_empty_input_gives_an_empty_output(tmp_path: Path, target: str) -> None:
-    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "in.parquet")
-    assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / target) == 0
-    if target == "out.parquet":
-        assert pq.read_table(tmp_path / target).schema.names[:2] == ["text", "labels"]
-    else:
-        assert len((tmp_path / target).read_text().splitlines()) == (target == "out.csv")
-
-
-def test_answer_options_apply_to_each_row(model: Model, tmp_path: Path) -> None:
-    flags = ("--lambda", 0.3, "--top-b", 9, "--top-k", 4, "--deny", '["Law"]', "--allow", "Law,Taxation,Cooking")
-    assert run("--input", write_jsonl(tmp_path / "in.jsonl", ROWS), "--output", tmp_path / "o.jsonl", *flags) == 0
-    options = {"lambda_": 0.3, "top_b": 9, "top_k": 4, "deny": ["Law"], "allow": ["Law", "Taxation", "Cooking"]}
-    assert uids(read_jsonl(tmp_path / "o.jsonl")) == expected(model, **options)
-
-
 def test_several_workers_keep_the_order_of_the_input(model: Model, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     flags = ("--input", source, "--output", tmp_path / "out.jsonl", "--top-k", 1, "--workers", 3)
     assert start(*flags, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
     assert uids(read_jsonl(tmp_path / "out.jsonl")) == expected(model, top_k=1)
-
-
-def test_python_function_takes_the_flags_of_the_verb(built: Any, model: Model, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    target = tmp_path / "out.jsonl"
-    assert recollect.predict_file(source, target, store=built.store, top_k=1, columns=["id"]) == len(ROWS)
-    assert list(read_jsonl(target)[0]) == ["id", "labels"]
-    with pytest.raises(recollect.UsageError, match="unknown keyword topk"):
-        recollect.predict_file(source, target, store=built.store, topk=1)
 
 
 # ---- Wrong settings and rows ----
@@ -204,16 +160,6 @@ def test_wrong_settings_are_refused_before_a_worker_starts(
         flags = (*flags, "--output", str(tmp_path / "out.jsonl"))
     assert message in fails(capsys, "--input", tmp_path / name, *flags)
     assert [each.name for each in tmp_path.iterdir()] == [name]
-
-
-def test_missing_files_and_a_missing_version_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    missing = tmp_path / "none.jsonl"
-    assert fails(capsys, "--input", missing) == f"{missing}: No such file or directory; name an existing file or folder"
-    source, target = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "none" / "out.jsonl"
-    found = fails(capsys, "--input", source, "--output", target)
-    assert found == f"{target}.partial: No such file or directory; name an existing file or folder"
-    assert "--output: expected --input" in fails(capsys, "a text", "--output", target)
-    assert "expected a text, or --input" in fails(capsys)
 
 
 @pytest.mark.parametrize(
@@ -360,15 +306,6 @@ def test_each_line_of_a_pipe_is_answered_before_the_next_line_comes(model: Model
         assert uids([row]) == expected(model, [text], top_k=1)
     rest, _ = process.communicate(TEXTS[3].encode(), timeout=PATIENCE_SECONDS)  # without an end of the line
     assert (json.loads(rest)["text"], process.returncode) == (TEXTS[3], 0)
-
-
-def test_json_lines_from_a_pipe_go_to_a_file(model: Model, tmp_path: Path) -> None:
-    flags = ("-", "--input-format", "jsonl", "--output", tmp_path / "out.jsonl", "--top-k", 1)
-    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-    process = start(*flags, stdin=subprocess.PIPE)
-    process.communicate(lines, timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0
-    assert uids(read_jsonl(tmp_path / "out.jsonl")) == expected(model, top_k=1)
 
 
 def test_a_reader_that_closes_the_pipe_ends_the_task_without_a_traceback(tmp_path: Path) -> None:

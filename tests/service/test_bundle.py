@@ -14,48 +14,11 @@ from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.errors import BundleError
 
-every_file = pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
-
 
 def refuses(folder: Path, name: str, expected: str) -> None:
     with pytest.raises(BundleError, match=expected) as error:
         open_bundle(folder)
     assert str(error.value).startswith(f"{folder / name}: ")
-
-
-@every_file
-def test_error_for_a_truncated_file_names_the_file(bundle_folder: Path, name: str) -> None:
-    path = bundle_folder / name
-    os.truncate(path, path.stat().st_size - 1)
-    refuses(bundle_folder, name, "expected .* bytes, found")
-
-
-@every_file
-def test_error_for_one_flipped_bit_names_the_file(bundle_folder: Path, name: str) -> None:
-    path = bundle_folder / name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    refuses(bundle_folder, name, "expected SHA-256 .* the file was altered")
-
-
-@every_file
-def test_error_for_a_missing_file_names_the_file(bundle_folder: Path, name: str) -> None:
-    (bundle_folder / name).unlink()
-    refuses(bundle_folder, name, "expected a file of the bundle, found: No such file")
-
-
-@every_file
-def test_link_to_a_file_with_the_same_content_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
-    (bundle_folder / name).rename(tmp_path / "elsewhere")
-    (bundle_folder / name).symlink_to(tmp_path / "elsewhere")
-    refuses(bundle_folder, name, "expected a file of the bundle, found a link")
-
-
-def test_folder_in_place_of_a_file_is_refused(bundle_folder: Path) -> None:
-    (bundle_folder / "tokenizer.json").unlink()
-    (bundle_folder / "tokenizer.json").mkdir()
-    refuses(bundle_folder, "tokenizer.json", "expected a file of the bundle, found a folder")
 
 
 @pytest.mark.parametrize(
@@ -192,47 +155,6 @@ def test_manifest_or_signature_that_is_a_link_is_refused(bundle_folder: Path, tm
     refuses(bundle_folder, name, "expected a file of the bundle, found a link")
 
 
-def test_signature_is_ignored_if_no_public_key_is_given(bundle_folder: Path) -> None:
-    (bundle_folder / SIGNATURE).write_bytes(b"anything")
-    assert open_bundle(bundle_folder).manifest.version == "v1"
-
-
-def test_opened_bundle_contains_the_written_arrays(bundle_folder: Path) -> None:
-    bundle = open_bundle(bundle_folder)
-    assert isinstance(bundle.instances.values.indices.base, np.memmap)
-    assert bundle.instances.values.indptr.tolist() == [0, 1, 3, 3]
-    assert bundle.instances.values.indices.tolist() == [0, 0, 1]
-    assert list(bundle.labels.uids) == ["label 0", "label 1"]
-    assert list(bundle.instances.texts) == [f"text of instance {row}" for row in range(3)]
-
-
-def test_pause_is_called_between_the_steps_of_opening_and_does_not_change_the_bundle(bundle_folder: Path) -> None:
-    pauses: list[None] = []
-    bundle = open_bundle(bundle_folder, pause=lambda: pauses.append(None))
-    assert len(pauses) >= len(BUNDLE_FILES)
-    assert bundle.manifest == open_bundle(bundle_folder).manifest
-
-
-def test_voters_of_each_label_are_the_transpose_of_the_labels_of_each_instance(bundle_folder: Path) -> None:
-    bundle = open_bundle(bundle_folder)
-    assert bundle.instances.voters.indptr.tolist() == [0, 2, 3]
-    assert bundle.instances.voters.indices.tolist() == [0, 1, 1]
-
-
 def test_bundle_is_refused_if_a_label_has_a_wrong_number_of_voters(bundle_folder: Path) -> None:
     forge(bundle_folder, "voter_indptr.npy", lambda offsets: offsets.__setitem__(1, 1))
     refuses(bundle_folder, "voter_indptr.npy", r"row 0: expected 2 voters, the number in label_counts\.npy, found 1;")
-
-
-def test_label_is_found_by_its_uid(bundle_folder: Path) -> None:
-    labels = open_bundle(bundle_folder).labels
-    assert [labels.position(uid) for uid in ("label 1", "label 0", "label", "")] == [1, 0, None, None]
-
-
-def test_bundle_without_any_vote_can_be_opened(tmp_path: Path, write_bundle: Callable[..., Path]) -> None:
-    bundle = open_bundle(write_bundle(tmp_path / "bundle", votes=([], [], [])))
-    assert len(bundle.instances.values.indices) == 0
-
-
-def test_error_for_a_missing_bundle_names_its_folder(tmp_path: Path) -> None:
-    refuses(tmp_path / "gone", MANIFEST, "expected a file of the bundle, found: No such file")

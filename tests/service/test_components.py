@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.components import Components
 from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST
 from recollect.service.bundle.integrity import describe_files, read_manifest
@@ -58,21 +55,6 @@ def folders(bundle_folder: Path, tmp_path: Path) -> tuple[Path, Path]:
     return bundle_folder, shutil.copytree(bundle_folder, tmp_path / "copy")
 
 
-def test_every_file_that_equals_a_file_of_an_open_bundle_is_shared(folders: tuple[Path, Path]) -> None:
-    first = components(folders[0])
-    old, new = open_all(first), open_all(components(folders[1], first))
-    assert all(new[name] is old[name] for name in BUNDLE_FILES)
-
-
-@pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
-def test_only_a_changed_file_is_opened_again(folders: tuple[Path, Path], name: str) -> None:
-    first = components(folders[0])
-    old = open_all(first)
-    change(folders[1], name)
-    new = open_all(components(folders[1], first))
-    assert {each for each in BUNDLE_FILES if new[each] is not old[each]} == {name}
-
-
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
 def test_damaged_file_is_refused_unless_it_is_shared(folders: tuple[Path, Path], name: str) -> None:
     first = components(folders[0])
@@ -96,37 +78,6 @@ def test_shared_file_is_verified_before_it_is_opened_with_other_arguments(folder
     flip_bit(folders[1] / "tokenizer.json")
     with pytest.raises(BundleError, match=r"tokenizer.json: expected SHA-256"):
         components(folders[1], first).open(Content, "tokenizer.json", 64)
-
-
-def test_only_files_that_are_not_shared_are_hashed(folders: tuple[Path, Path]) -> None:
-    first = components(folders[0])
-    open_all(first)
-    change(folders[1], "golden.json", "label_keys.faiss")
-    steps: list[str] = []
-    components(folders[1], first, pause=lambda: steps.append("step"))
-    assert len(steps) == 2
-
-
-def test_bundle_keeps_only_the_shared_components_that_it_uses(folders: tuple[Path, Path]) -> None:
-    first = components(folders[0])
-    used, unused = first.open(Content, "tokenizer.json"), weakref.ref(first.open(Content, "encoder.onnx"))
-    second = components(folders[1], first)
-    assert second.open(Content, "tokenizer.json") is used
-    second.release_unused()
-    first.close()
-    assert unused() is None
-    assert second.open(Content, "tokenizer.json", "other arguments").content == used.content
-
-
-def test_bundles_share_equal_tables_even_if_they_have_other_numbers_of_instances(
-    tmp_path: Path, write_bundle: Callable[..., Path]
-) -> None:
-    first = open_bundle(write_bundle(tmp_path / "first"))
-    more = write_bundle(tmp_path / "more", "v2", instance_keys=np.eye(4, dtype=np.float32), votes=([0], [0, 1], [], []))
-    second = open_bundle(more, share_with=[first])
-    assert second.labels.counts is first.labels.counts
-    assert second.instances.values.indptr is not first.instances.values.indptr
-    assert [second.instances.texts[3], second.labels.texts[1]] == ["text of instance 3", "text of label 1"]
 
 
 @pytest.fixture
@@ -168,32 +119,6 @@ def test_version_without_changed_files_shares_its_components_and_answers_equally
     second = opener.open(copied_version(store), share_with=[first])
     assert shared_parts(first, second) == {"session", "tokenizer", "instances", "labels"}
     assert (second.version, answer(second)) == ("copy", answer(first))
-
-
-def test_version_with_changed_files_shares_nothing_and_answers_equally(store: Store, opener: Opener) -> None:
-    first = opener.open("v3")
-    second = opener.open(copied_version(store, with_changed_files), share_with=[first])
-    assert shared_parts(first, second) == set()
-    assert answer(second) == answer(first)
-
-
-def test_manifest_fields_that_determine_a_component_prevent_sharing(store: Store, opener: Opener) -> None:
-    def shorter_queries(_: Path, manifest: dict[str, Any]) -> None:
-        manifest["encoder"]["max_length"] = 5
-        manifest["index"]["instances"]["effort"] = 999
-
-    first = opener.open("v3")
-    second = opener.open(copied_version(store, shorter_queries), share_with=[first])
-    assert shared_parts(first, second) == {"session", "instances", "labels"}
-    assert [each.memory.searcher.instances._info.effort == 999 for each in (first, second)] == [False, True]
-    long = [" ".join([QUERY] * 5)]
-    assert [each.encoder.tokenise(long).truncated for each in (first, second)] == [[False], [True]]
-
-
-def test_session_with_another_number_of_threads_is_not_shared(store: Store) -> None:
-    first = Opener(store, threads=1).open("v3")
-    second = Opener(store, threads=2).open(copied_version(store), share_with=[first])
-    assert shared_parts(first, second) == {"tokenizer", "instances", "labels"}
 
 
 def test_version_can_be_used_after_the_version_that_opened_its_components_was_closed_and_deleted(

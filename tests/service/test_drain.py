@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,18 +19,6 @@ from tests.service.http_helpers import PATIENCE_SECONDS, serving
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
 LONG_DRAIN = ("--drain-seconds", "3600")
-# No collector of traces listens at this address.
-TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "FASTAPI_OTEL_AUTO_CONFIGURE": "true"}
-
-SIGTERM_DURING_IMPORT = """
-import os, signal
-class SignalOnImport:
-    def find_spec(self, name, *rest):
-        if name == "recollect.service.process.worker":
-            os.kill(os.getpid(), signal.SIGTERM)
-sys.meta_path.insert(0, SignalOnImport())
-sys.exit(recollect.main())
-"""
 
 
 def test_new_client_sees_not_ready_during_the_drain(store: Path) -> None:
@@ -43,12 +29,6 @@ def test_new_client_sees_not_ready_during_the_drain(store: Path) -> None:
         answers = [httpx.get(f"{server.url}/health/ready") for _ in range(30)]
         assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "draining")}
         server.process.send_signal(signal.SIGTERM)  # the second signal stops the server at once
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-
-
-def test_idle_service_stops_without_waiting(store: Path) -> None:
-    with serving(store, *LONG_DRAIN) as server:
-        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
@@ -63,35 +43,6 @@ def test_client_that_does_not_send_its_request_does_not_delay_the_end(store: Pat
             assert connection.recv(1) == b""
             assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
             assert '"error"' not in server.log()
-
-
-def test_service_exits_with_0_on_sigterm_during_its_start(store: Path) -> None:
-    program = "import sys, recollect\n" + SIGTERM_DURING_IMPORT
-    command = [sys.executable, "-c", program, "serve", "--store", str(store), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(("workers", "variables"), [("1", {}), ("2", TRACES)], ids=["1 process", "2 workers, traces"])
-def test_service_logs_no_error_on_sigterm_directly_after_its_start(
-    store: Path, workers: str, variables: dict[str, str]
-) -> None:
-    with serving(store, "--workers", workers, **variables) as server:
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-        assert "Traceback" not in server.log()
-        assert '"error"' not in server.log()
-
-
-@pytest.mark.parametrize("pause_seconds", [0.0, 0.1])
-def test_service_logs_no_error_on_a_second_sigterm_directly_after_its_start(store: Path, pause_seconds: float) -> None:
-    with serving(store) as server:
-        for _ in range(2):
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(pause_seconds)
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-        assert "Traceback" not in server.log()
-        assert '"error"' not in server.log()
 
 
 # Program of a server whose answer to the query "slow" takes longer than the test.

@@ -32,28 +32,9 @@ def encode(encoder: QueryEncoder, texts: list[str]) -> np.ndarray:
     return encoder.encode(encoder.tokenise(texts))
 
 
-def test_encoded_vectors_are_finite_unit_vectors(encoder: QueryEncoder) -> None:
-    vectors = encode(encoder, TEXTS)
-    assert vectors.shape == (len(TEXTS), encoder.dim)
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-
-
 def test_text_gets_the_same_vector_in_a_batch_of_mixed_lengths_as_alone(encoder: QueryEncoder) -> None:
     alone = np.concatenate([encode(encoder, [text]) for text in TEXTS[:8]])
     np.testing.assert_allclose(encode(encoder, TEXTS), np.tile(alone, (5, 1)), atol=1e-5)
-
-
-def test_batches_that_are_computed_at_the_same_time_give_equal_vectors(
-    encoder: QueryEncoder, predictor: Predictor
-) -> None:
-    parallel = QueryEncoder.of(predictor.bundle, threads=1, parallel=3)
-    texts = TEXTS * 4  # several batches
-    np.testing.assert_array_equal(encode(parallel, texts), encode(encoder, texts))
-
-
-def test_encoder_returns_no_vectors_for_an_empty_batch(encoder: QueryEncoder) -> None:
-    assert encode(encoder, []).shape == (0, encoder.dim)
 
 
 def test_text_of_an_instance_is_encoded_as_the_key_of_this_instance(encoder: QueryEncoder, built: Any) -> None:
@@ -71,11 +52,6 @@ def test_text_is_truncated_only_if_it_exceeds_the_token_limit_of_the_encoder(
     assert tokens.truncated == [False, True, False]
     assert [len(ids) for ids in tokens.ids] == [words + 2, words + 2, 3]
     assert tokens.ids[0] == tokens.ids[1]
-
-
-def test_words_beyond_the_token_limit_do_not_change_the_vector(encoder: QueryEncoder) -> None:
-    vectors = encode(encoder, ["tax " * 200, "tax " * 200 + "telescope"])
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
 def test_truncation_and_padding_settings_in_the_tokenizer_file_are_ignored(

@@ -173,39 +173,6 @@ def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return searched_top_b
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
-def test_exhaustive_ranking_runs_if_the_largest_search_finds_too_few_labels(
-    small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch, lambda_: float
-) -> None:
-    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
-    monkeypatch.setattr("recollect.service.predictor.exhaustive._BLOCK_VOTES", 10)
-    monkeypatch.setattr("recollect.service.predictor.exhaustive.MOST_KEYS", 5)
-    answer = ask(small.predictor, deny=uids([0]), lambda_=lambda_, temperature=0.3, top_b=1, top_k=24)
-    agrees(answer, small.answer(QUERY, range(1, LABELS), lambda_, 0.3, 1), 24, 1e-5)
-    assert searched_top_b == [1, 4, 5]
-
-
-def test_search_with_a_filter_of_many_labels_stops_when_it_finds_enough_labels(
-    small: Dense, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
-    everything = ask(small.predictor, top_b=20, top_k=30)
-    denied = everything.labels[-1].uid
-    kept = ask(small.predictor, top_b=20, top_k=len(everything.labels) - 1, deny=(denied,))
-    assert kept.labels == everything.labels[:-1]
-    assert not kept.exhausted
-
-
-def test_allowed_label_without_any_vote_does_not_make_the_search_larger(
-    small: Dense, searched_top_b: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 0)
-    allow = uids([0, LABELS - 1])  # the last label belongs to no instance
-    answer = ask(small.predictor, allow=allow, lambda_=1.0, top_b=60)
-    assert [label.uid for label in answer.labels] == ["label 0"]
-    assert (answer.exhausted, searched_top_b) == (True, [60])
-
-
 @pytest.mark.parametrize(
     ("kind", "tolerance"),
     [
@@ -264,31 +231,3 @@ def test_explanation_with_too_many_terms_is_refused(far: Predictor, monkeypatch:
     monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
     with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; set a smaller top_k"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)
-
-
-def test_request_with_thousands_of_allowed_labels_is_answered(open_memory: Open) -> None:
-    memory = Dense(open_memory, 3_000, 6_000, 16, "flat")
-    admitted = list(range(0, 6_000, 2))
-    answer = ask(memory.predictor, allow=uids(admitted), temperature=0.1, top_b=10, top_k=1_000)
-    agrees(answer, memory.answer(QUERY, admitted, 0.5, 0.1, 10), 1_000, 1e-5)
-    nearly_all = ask(memory.predictor, deny=uids(range(1, 6_000)), temperature=0.1, top_b=10)
-    agrees(nearly_all, memory.answer(QUERY, [0], 0.5, 0.1, 10), 10, 1e-5)
-
-
-@pytest.mark.parametrize("filter_", [{"allow": uids([1, 5, 7])}, {"deny": uids(range(20))}])
-def test_batch_with_a_filter_gets_the_same_answers_as_single_queries(small: Dense, filter_: dict[str, Any]) -> None:
-    queries = [QUERY, "x", "Photographs of galaxies", "x"]
-    options = resolve_options(small.predictor.defaults, top_b=3, temperature=0.3, **filter_)
-    together = small.predictor.predict(queries, options).answers
-    for query, answer in zip(queries, together, strict=True):
-        (alone,) = small.predictor.predict([query], options).answers
-        assert [label.uid for label in answer.labels] == [label.uid for label in alone.labels]
-        expected = [label.score for label in alone.labels]
-        assert [label.score for label in answer.labels] == pytest.approx(expected, abs=1e-5)
-
-
-def test_equal_scores_are_sorted_by_label_position(open_memory: Open) -> None:
-    keys = np.repeat(np.eye(1, DIM, dtype=np.float32), 6, axis=0)
-    predictor = open_memory(keys, keys, [[5, 3], [3, 5], [1], [1], [0], [4]], "flat")
-    answer = ask(predictor, allow=uids([5, 4, 3, 1, 0]), top_b=1)
-    assert [label.uid for label in answer.labels] == list(uids([1, 3, 5, 0, 4]))

@@ -26,12 +26,6 @@ from tests.service.http_helpers import add_version, copy_store, rehash
 QUERY = "How doctors treat high blood pressure"
 
 
-def test_written_golden_queries_are_read_back_unchanged(tmp_path: Path) -> None:
-    golden = [GoldenQuery(query='a "tax"\n on bread', labels=["1", "音楽"]), GoldenQuery(query="", labels=["x"])]
-    write_golden(tmp_path, golden)
-    assert read_golden(tmp_path / GOLDEN) == golden
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -80,10 +74,6 @@ def test_agreement_counts_golden_labels_among_equally_many_best_answers(predicto
     assert agreement(predictor, both) == 3 / 4
 
 
-def test_agreement_is_one_if_there_are_no_golden_queries(predictor: Predictor) -> None:
-    assert agreement(predictor, []) == 1
-
-
 @pytest.fixture
 def forged(built: Any, tmp_path: Path) -> Callable[..., Predictor]:
     """Opens the real bundle with the given golden queries and bound."""
@@ -111,16 +101,3 @@ def test_bundle_is_refused_if_agreement_is_below_the_bound_in_its_manifest(
     path = predictor.bundle.folder / GOLDEN
     expected = "expected at least 75.0% of its labels among the answers, found 50.0%; build the bundle again"
     assert str(error.value) == f"{path}: {expected}"
-
-
-@pytest.mark.parametrize("least", [0.5, None])
-def test_bundle_is_accepted_if_agreement_is_at_the_bound_or_without_a_bound(
-    forged: Callable[..., Predictor], least: float | None
-) -> None:
-    golden = [GoldenQuery(query=QUERY, labels=["Medicine"]), GoldenQuery(query=QUERY, labels=["Law"])]
-    checks = [{"name": GOLDEN_CHECK, "found": 0.5, "least": least, "passed": True}]
-    assert check_golden(forged(golden, checks)) == 0.5
-
-
-def test_bundle_without_golden_queries_is_accepted(forged: Callable[..., Predictor]) -> None:
-    assert check_golden(forged([], [])) == 1

@@ -20,9 +20,6 @@ from recollect.service.versions.opening import Opener
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA GPU, and faiss-gpu")
-needs_cuda_runtime = pytest.mark.skipif(
-    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
-)
 needs_no_gpu = pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 
 

@@ -48,13 +48,6 @@ def test_label_is_found_by_a_part_of_its_text_and_despite_a_wrong_letter(client:
     assert {"version": "numbered", **best} == one
 
 
-def test_label_is_found_by_its_uid_and_the_number_of_labels_is_limited(client: httpx.Client) -> None:
-    assert [texts(client, f"topic-{number}")[0] for number in range(2)] == ["Taxation", "Medicine"]
-    assert len(texts(client, "topic-", limit=3)) == 3
-    assert len(texts(client, "topic-")) == 8
-    assert texts(client, "nothing like this") == []
-
-
 def test_live_labels_are_found_and_removed_and_replaced_ones_are_not(client: httpx.Client) -> None:
     put(client, "whales", "Cook a whale")
     put(client, "topic-2", "Stars")  # was Astronomy
@@ -68,22 +61,6 @@ def test_live_labels_are_found_and_removed_and_replaced_ones_are_not(client: htt
     for uid in ("whales", "topic-2"):
         assert client.delete(f"/memory/labels/{uid}").status_code == 200
     assert texts(client, "orcas") == texts(client, "stars") == texts(client, "topic-2") == []
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"search": ""},
-        {"search": " \u200b"},
-        {"search": "x" * 201},
-        {"search": "x", "limit": "0"},
-        {"search": "x", "limit": "101"},
-    ],
-)
-def test_wrong_search_is_refused(client: httpx.Client, params: dict[str, str]) -> None:
-    problem = is_problem(client.get("/labels", params=params), 422, "invalid_request")
-    assert "search" in problem["detail"] or "limit" in problem["detail"]
 
 
 def test_search_needs_an_api_key_and_counts_towards_its_limit(client: httpx.Client) -> None:

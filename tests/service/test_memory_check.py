@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import InsufficientMemoryError
 from recollect.service.memory_use import free_bytes
 from recollect.service.store.store import Store
@@ -85,14 +84,6 @@ def test_free_memory_is_the_smallest_amount_that_machine_and_control_groups_leav
     assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
 
 
-def test_free_memory_is_read_from_sysconf_if_there_is_no_meminfo(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path) > 1 << 20
-
-
-def test_free_memory_of_this_machine_is_read() -> None:
-    assert free_bytes() > 1 << 20
-
-
 def test_error_for_a_version_that_does_not_fit_names_needed_and_free_memory(
     built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,29 +92,3 @@ def test_error_for_a_version_that_does_not_fit_names_needed_and_free_memory(
     monkeypatch.setattr(memory_check, "free_bytes", lambda: private_bytes(manifest) - 1)
     with pytest.raises(InsufficientMemoryError, match=r"expected \d+ MB of free memory to open it, found \d+ MB"):
         require_memory(manifest)
-
-
-@pytest.mark.parametrize(
-    ("changes", "added"),
-    [
-        ({}, 0),
-        ({"defaults": {"lambda": 0.1, "temperature": 1, "top_b": 9, "top_k": 9}}, 0),
-        ({"files": {"encoder.onnx": 5_000}}, 15_000),
-        ({"files": {"tokenizer.json": 5_000}}, 40_000),
-        ({"files": {"instance_keys.faiss": 5_000}}, 0),
-        ({"encoder": {"max_length": 7}, "files": {"encoder.onnx": 1_000, "tokenizer.json": 100}}, 3_800),
-    ],
-)
-def test_encoder_and_tokenizer_that_an_open_version_shares_need_no_memory(
-    built: Any, changes: dict[str, Any], added: int
-) -> None:
-    opened = Store(built.store).manifest(built.version)
-    content = opened.model_dump(by_alias=True)
-    for name, size in changes.get("files", {}).items():
-        content["files"][name] = {"sha256": "0" * 64, "size": size}
-    content["encoder"] |= changes.get("encoder", {})
-    content["defaults"] |= changes.get("defaults", {})
-    next_version = Manifest.model_validate(content)
-    assert private_bytes(next_version, [opened]) == added + (64 << 20)
-    assert private_bytes(next_version, [next_version, opened]) == 64 << 20
-    assert private_bytes(opened) > 64 << 20

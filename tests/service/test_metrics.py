@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,9 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recollect.service.store.store import Store
 from tests.service.http_helpers import PATIENCE_SECONDS, serving
-from tests.service.light_stores import until_serves
 
 QUERY = {"query": "bread"}
 
@@ -31,16 +28,6 @@ def samples(client: httpx.Client) -> dict[str, float]:
     return found
 
 
-@pytest.fixture(scope="module")
-def shared_client(light_versions: Path) -> Iterator[httpx.Client]:
-    """A client of a server for all tests that neither change its version nor depend on earlier requests."""
-    with (
-        serving(light_versions) as server,
-        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 def client(store: Path) -> Iterator[httpx.Client]:
     with (
@@ -48,12 +35,6 @@ def client(store: Path) -> Iterator[httpx.Client]:
         httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
-
-
-def test_memory_of_the_process_is_measured(shared_client: httpx.Client) -> None:
-    found = samples(shared_client)
-    assert found["recollect_private_memory_bytes"] > 10e6
-    assert found["recollect_mapped_memory_bytes"] > 10e6
 
 
 def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
@@ -79,23 +60,6 @@ def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     assert found["recollect_queue_queries"] == 0
     assert "recollect_redis_up" not in found
     assert "recollect_engine_up" not in found
-
-
-def test_metrics_show_the_version_and_count_swaps(client: httpx.Client, store: Path) -> None:
-    assert samples(client)["recollect_swaps_total{outcome=refused}"] == 0
-    Store(store).activate("v5")
-    until_serves(client, "v5")
-    found = samples(client)
-    assert found["recollect_swaps_total{outcome=swapped}"] == found["recollect_swap_seconds_count"] == 1
-    assert found["recollect_bundle_info{version=v5}"] == found["recollect_ready"] == 1
-    assert "recollect_bundle_info{version=v3}" not in found
-    assert found["recollect_bundle_age_seconds"] > 0
-
-
-def test_requests_dropped_at_their_deadline_are_counted(shared_client: httpx.Client) -> None:
-    slow = {"queries": ["many words " * 60] * 64, "timeout_ms": 1}
-    assert shared_client.post("/predict/batch", json=slow).status_code == 504
-    assert samples(shared_client)["recollect_dropped_total{why=deadline}"] == 1
 
 
 def test_queries_are_logged_only_if_log_queries_is_set(store: Path) -> None:
@@ -170,18 +134,3 @@ def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path
         before.end_time_unix_nano == after.start_time_unix_nano
         for before, after in zip(stages[:-1], stages[1:], strict=True)
     )
-
-
-def test_every_metric_named_in_the_alert_rules_exists(shared_client: httpx.Client) -> None:
-    rules = (Path(__file__).parents[2] / "deploy" / "prometheus").glob("*.yml")
-    named = set(re.findall(r"recollect_\w+", " ".join(path.read_text(encoding="utf-8") for path in rules)))
-    exposed = set(re.findall(r"recollect_\w+", shared_client.get("/metrics").text)) | {
-        "recollect_redis_up",
-        "recollect_redis_errors_total",
-        "recollect_engine_up",
-        "recollect_engine_errors_total",
-        "recollect_engine_call_seconds",
-    }
-    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in named} <= {
-        re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed
-    }

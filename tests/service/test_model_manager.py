@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
-from recollect.service.http.app import create_app
-from recollect.service.serve_settings import ServeSettings
-from recollect.service.serving.batcher import Batcher
 from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.model_manager import ModelManager
@@ -90,19 +85,6 @@ class Load:
             thread.join()
 
 
-def test_during_fifty_activations_no_request_fails_and_no_answer_mixes_versions(store: Path, server: Server) -> None:
-    with Load(server.url) as load, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
-        for nth in range(50):
-            version = ("v5", "v3")[nth % 2]
-            Store(store).activate(version)
-            until_serves(client, version)
-    assert load.wrong == []
-    assert set(load.versions) == {"v3", "v5"}
-    swaps = server.events("bundle_swapped")
-    assert [swap["version"] for swap in swaps] == ["v5", "v3"] * 25
-    assert [swap["before"] for swap in swaps] == ["v3", "v5"] * 25
-
-
 def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_requests_arrive(
     store: Path, server: Server
 ) -> None:
@@ -121,25 +103,6 @@ def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_reques
         while mapped() != {"v3", "v5"}:
             assert time.monotonic() < deadline, mapped()
             time.sleep(0.02)
-
-
-FAILING_STORE = """
-from recollect.service.store.store import Store
-read, times = Store.activation, iter(range(5))
-def failing_read(self):
-    if next(times, 0) > 1:  # the first two calls are made at the start
-        raise KeyError("an error of a driver")
-    return read(self)
-Store.activation = failing_read
-"""
-
-
-def test_error_in_the_version_check_is_logged_and_the_checks_continue(store: Path) -> None:
-    with serving(store, *POLL, prelude=FAILING_STORE) as server, httpx.Client(base_url=server.url) as client:
-        assert "KeyError" in server.wait_for("store_unreadable")["exception"]
-        Store(store).activate("v5")
-        until_serves(client, "v5")
-        assert len(server.events("store_unreadable")) == 1
 
 
 def wrong_dim(folder: Path, manifest: dict[str, Any]) -> None:
@@ -182,30 +145,6 @@ def test_server_logs_a_damaged_activation_record_and_keeps_its_version(store: Pa
         until_serves(client, "v5")
 
 
-def test_server_keeps_its_version_if_the_store_no_longer_names_a_version(store: Path, server: Server) -> None:
-    (store / "ACTIVATION").unlink()
-    time.sleep(0.3)
-    assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
-
-
-def test_server_answers_all_requests_before_it_stops_on_sigterm(server: Server) -> None:
-    httpx.get(f"{server.url}/health/ready").raise_for_status()
-    answers: list[int] = []
-
-    def ask() -> None:
-        body = {"queries": ["many words " * 60] * 64}
-        answers.append(httpx.post(f"{server.url}/predict/batch", json=body, timeout=PATIENCE_SECONDS).status_code)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.05)
-    server.process.send_signal(signal.SIGTERM)
-    asking.join()
-    assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-    assert answers == [200]
-    assert "Traceback" not in server.log()
-
-
 ERROR = """
 from recollect.service.predictor.predictor import Predictor
 answer = Predictor.predict_together
@@ -232,52 +171,10 @@ def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(st
         assert server.log().count("Traceback") == 1
 
 
-def test_service_without_an_open_bundle_is_alive_but_not_ready(tmp_path: Path) -> None:
-    app = create_app(
-        following(tmp_path, poll_seconds=1),
-        Batcher(1, 256, 32, Metrics(), hang_seconds=60),
-        ServeSettings(store=tmp_path),
-        Metrics(),
-    )
-
-    async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-            answers = [await client.get(path) for path in ("/health/ready", "/version", "/labels/x", "/health/live")]
-            return [await client.post("/predict", json={"query": "bread"}), *answers]
-
-    *refused, alive = anyio.run(ask)
-    for response in refused:
-        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-        assert int(response.headers["retry-after"]) >= 1
-        assert "x-index-version" not in response.headers
-    assert alive.json() == {"status": "live"}
-
-
 def test_every_log_line_is_one_json_event(server: Server) -> None:
     lines = [json.loads(line) for line in server.log().splitlines()]
     assert [line["event"] for line in lines] == ["bundle_opened", "thread_budget", "serving"]
     assert all({"timestamp", "level"} <= line.keys() for line in lines)
-
-
-def test_refused_version_is_tried_again_later(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.service.versions.follower._RETRY_SECONDS", 0.0)
-    manager = following(store, poll_seconds=0.02)
-    manager.open_current()
-    before, broken = manager.versions.version(), store / "bundles" / "v5" / "tokenizer.json"
-    content = broken.read_bytes()
-    broken.write_bytes(b"{}")
-    manager.follow()
-    try:
-        Store(store).activate("v5")
-        time.sleep(0.2)
-        assert manager.versions.version() == before
-        broken.write_bytes(content)
-        deadline = time.monotonic() + 20
-        while manager.versions.version() != "v5":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        manager.close()
 
 
 # Tests of a full queue, and of clients that disconnect.
@@ -306,22 +203,6 @@ def waiting(store: Path, tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "queries").touch()
     with serving(store, "--max-queue", "2", prelude=WAITING, **variables) as server:
         yield server
-
-
-def test_requests_that_exceed_the_queue_limit_get_503_and_the_other_requests_are_answered(
-    waiting: Server, tmp_path: Path
-) -> None:
-    with httpx.Client(base_url=waiting.url, timeout=PATIENCE_SECONDS) as client:
-        with ThreadPoolExecutor(8) as pool:
-            requests = [pool.submit(client.post, "/predict", json={"query": f"q{n}"}) for n in range(8)]
-            assert next(as_completed(requests)).result().status_code == 503
-            (tmp_path / "go").touch()
-            answers = [request.result() for request in requests]
-        assert {answer.status_code for answer in answers} == {200, 503}
-        refused = [answer for answer in answers if answer.status_code == 503]
-        assert {answer.json()["code"] for answer in refused} == {"overloaded"}
-        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
-        assert client.post("/predict", json={"query": "later"}).status_code == 200
 
 
 def test_query_is_not_computed_if_its_client_has_disconnected(waiting: Server, tmp_path: Path) -> None:

@@ -52,13 +52,6 @@ def test_page_may_load_files_only_from_its_own_server_and_every_file_it_names_ex
         assert answer.headers["content-security-policy"] == policy
 
 
-def test_browser_that_has_a_file_gets_304(client: httpx.Client) -> None:
-    first = client.get("/playground/scripts/main.js")
-    assert first.headers["content-type"] == "text/javascript; charset=utf-8"
-    again = client.get("/playground/scripts/main.js", headers={"If-None-Match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -80,13 +73,6 @@ def test_facts_about_the_bundle_have_examples_from_the_memory(client: httpx.Clie
     assert len(facts["examples"]) == len(set(facts["examples"])) == 24
     explained = client.post("/predict", json={"query": facts["examples"][5], "explain": True, "lambda": 1.0}).json()
     assert facts["examples"][5] in {reason["text"] for label in explained["labels"] for reason in label["because"]}
-
-
-def test_playground_can_be_switched_off(light_versions: Path) -> None:
-    with serving(light_versions, "--no-playground") as server, httpx.Client(base_url=server.url) as client:
-        for path in ("/", "/playground/scripts/main.js", "/playground/bundle"):
-            assert client.get(path).status_code == 404, path
-        assert client.get("/docs").status_code == 200
 
 
 def test_playground_reveals_training_data_only_with_an_api_key(light_versions: Path, tmp_path: Path) -> None:

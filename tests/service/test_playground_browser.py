@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,32 +85,6 @@ def test_labels_appear_while_typing_and_the_url_holds_query_and_options(page: Pa
     expect(labels_of(page)).to_have_count(len(expected))
 
 
-def test_request_of_an_earlier_text_is_cancelled(page: Page, url: str) -> None:
-    waiting: list[Route] = []
-    page.route(
-        "**/predict", lambda route: route.continue_() if "Saturn" in route.request.post_data else waiting.append(route)
-    )
-    with page.expect_request("**/predict"):
-        page.goto(address(url, q="comet"))
-    with page.expect_event("requestfailed", lambda request: "comet" in (request.post_data or "")):
-        page.get_by_label("Your text").fill("Rings of ice around Saturn")
-    expect(labels_of(page).first).to_have_text(ask(url, query="Rings of ice around Saturn")[0]["text"])
-    assert len(waiting) == 1
-
-
-def test_slider_of_lambda_changes_the_scores(page: Page, url: str) -> None:
-    page.goto(address(url, q=QUERY))
-    slider, field = page.get_by_role("slider", name="Lambda"), page.get_by_role("spinbutton", name="Lambda")
-    for key, value in (("Home", 0), ("End", 1)):
-        slider.press(key)
-        scores = [f"{label['score']:.3f}" for label in ask(url, query=QUERY, **{"lambda": value})]
-        expect(page.locator("#view-ask .score")).to_have_text([score.replace("0.000", "<0.001") for score in scores])
-        expect(field).to_have_value(str(value))
-    field.fill("0.02")
-    page.wait_for_url(re.compile(r"lambda=0\.02$"))
-    assert 0.2 < int(slider.input_value()) / 400 < 0.3  # nearly logarithmic
-
-
 def test_selected_label_shows_votes_that_add_up_to_its_score_and_a_training_text_becomes_the_query(
     page: Page, url: str
 ) -> None:
@@ -154,13 +127,6 @@ def test_sweep_draws_the_ranks_at_each_lambda(page: Page, url: str) -> None:
         assert chart["x"] <= box["x"] <= box["x"] + box["width"] <= chart["x"] + chart["width"]
     rows[1].get_by_role("button").click()
     expect(page.locator(".lines .selected title")).to_have_text(str(rows[1].locator("th").text_content()))
-
-
-def test_bundle_view_shows_counts_and_indexes(page: Page, url: str) -> None:
-    version = httpx.get(f"{url}/version").json()
-    page.goto(address(url, view="bundle"))
-    for text in ("hostile", version["encoder"]["name"], version["index"]["labels"]["factory"], "Default options"):
-        expect(page.locator(".facts").get_by_text(text).first).to_be_visible()
 
 
 def test_page_shows_a_temporary_problem_and_asks_again_by_itself(page: Page, url: str) -> None:
@@ -208,15 +174,6 @@ def test_page_asks_for_an_api_key_and_forgets_it_with_the_tab(page: Page, url: s
     assert "$RECOLLECT_API_KEY" in page.locator("#share pre").inner_text()
 
 
-def test_refused_request_shows_the_reason(page: Page, url: str) -> None:
-    page.goto(address(url, q="\u200b\u200b", b=300))
-    expect(page.locator(".notice")).to_contain_text("the query is empty; send some words")
-    page.get_by_label("Your text").fill(QUERY)
-    page.get_by_role("spinbutton", name="b, exact value").fill("5000")
-    page.locator(".label-head").first.click()
-    expect(page.locator(".why .notice")).to_contain_text("expected at most 2,000 keys to explain")
-
-
 def test_scripts_in_queries_labels_and_training_texts_are_shown_as_text(page: Page, url: str) -> None:
     page.goto(address(url, q=QUERY))
     page.get_by_role("button", name="label <img").click()
@@ -243,53 +200,6 @@ def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page:
     page.goto(address(url, q=QUERY))
     expect(page.locator(".probability").first).to_have_text("63%")
     expect(page.locator(".labels > li").nth(2)).to_have_text("Assign these 2 labels")
-
-
-@pytest.mark.parametrize(("order", "widths"), [("score", [50, 100]), ("probability", [100, 25])])
-def test_bars_show_the_figure_that_orders_the_labels(page: Page, url: str, order: str, widths: list[int]) -> None:
-    version = httpx.get(f"{url}/version").json()
-    version["defaults"]["order"] = order
-    labels = [
-        {"uid": "a", "text": "first", "score": 0.2, "probability": 0.8},
-        {"uid": "b", "text": "second", "score": 0.4, "probability": 0.2},
-    ]
-    page.route("**/version", lambda route: route.fulfill(json=version))
-    page.route("**/predict", lambda route: route.fulfill(json={"version": "hostile", "labels": labels}))
-    page.goto(address(url, q=QUERY))
-    expect(page.locator(".headings")).to_have_text("probabilityscore")
-    bars = page.locator("#view-ask .labels .bar i")
-    assert [float(str(bars.nth(at).get_attribute("style")).split()[1].rstrip("%;")) for at in (0, 1)] == widths
-
-
-def test_explanation_names_votes_by_words_and_judgements_and_shortens_long_texts(page: Page, url: str) -> None:
-    because = [
-        {"kind": "instance", "uid": "1", "text": "long text " * 200, "share": 0.3, "by": "words"},
-        {"kind": "instance", "uid": "2", "text": "short text", "share": 0.15},
-        {"kind": "correction", "uid": "3", "text": "another text", "share": -0.05},
-    ]
-    label = {"uid": "a", "text": "first", "score": 0.4, "because": because}
-    page.route("**/predict", lambda route: route.fulfill(json={"version": "hostile", "labels": [label]}))
-    page.goto(address(url, q=QUERY, why="a"))
-    expect(page.locator(".terms li").nth(0)).to_contain_text("shares words with your text")
-    expect(page.locator(".terms li").nth(1)).not_to_contain_text("shares words with your text")
-    expect(page.locator(".terms li").nth(2)).to_contain_text("another text judged as not relevant")
-    expect(page.locator(".why")).to_contain_text(
-        "2 training texts voted for this label. 1 judgement lowered the score."
-    )
-    long, short = (page.locator(".terms .link").nth(at).bounding_box() for at in (0, 1))
-    assert long is not None
-    assert short is not None
-    assert long["height"] < 4 * short["height"]
-
-
-def test_copied_command_sends_the_same_request(page: Page, url: str) -> None:
-    query = 'it\'s "bread"\n\\ $HOME é'
-    page.goto(address(url, q=query, k=2, tau=0.1))
-    page.get_by_role("button", name="Copy as curl").click()
-    expect(page.locator("#share [role=status]")).to_have_text("Copied.")
-    program, address_, *rest = shlex.split(page.evaluate("navigator.clipboard.readText()").replace("\\\n", ""))
-    assert (program, address_, rest[0]) == ("curl", f"{url}/predict", "-H")
-    assert ask(url, **json.loads(rest[-1])) == ask(url, query=query, top_k=2, temperature=0.1)
 
 
 def test_page_fits_a_phone_and_every_control_has_a_name(page: Page, url: str) -> None:

@@ -90,22 +90,6 @@ def test_thumbs_down_removes_the_label_at_once_and_undo_brings_it_back(page: Pag
     assert ask(url, query) == before
 
 
-def test_thumbs_up_raises_the_label_and_the_opposite_judgement_replaces_it(page: Page, url: str) -> None:
-    query = "A goalkeeper and a vaccine"
-    last, instances = ask(url, query)[-1], memory(url)["instances"]
-    page.goto(address(url, q=query))
-    thumb(page, last, "relevant").click()
-    expect(labels_of(page).first).to_have_text(last)  # the query is its training text now
-    expect(thumb(page, last, "relevant")).to_have_attribute("aria-pressed", "true")
-    assert memory(url)["instances"] == instances + 1
-    thumb(page, last, "not relevant").click()
-    expect(labels_of(page).first).not_to_have_text(last)
-    assert (memory(url)["instances"], memory(url)["corrections"]) == (instances, 1)
-    page.get_by_role("button", name="Undo").click()
-    expect(page.locator(".change p")).to_have_text("The judgement is undone.")
-    assert memory(url)["corrections"] == 0
-
-
 def test_label_is_found_with_the_keyboard_and_added_to_the_answer(page: Page, url: str) -> None:
     query = "Nothing that the memory knows"
     missing = next(label for label in TOPICS if label not in ask(url, query))
@@ -173,19 +157,3 @@ def test_page_of_a_key_without_the_scope_write_has_no_controls(page: Page, url: 
     page.goto(address(url, q="Fry garlic in oil"))
     expect(labels_of(page)).to_have_count(5)
     expect(page.locator(CONTROLS).filter(visible=True)).to_have_count(0)
-
-
-def test_page_of_a_read_only_service_has_no_controls(browser: Browser, light_versions: Path) -> None:
-    with serving(light_versions) as server, checked_page(browser, server.url) as page:
-        page.goto(address(server.url, q="Fry garlic in oil"))
-        expect(labels_of(page)).to_have_count(3)
-        expect(page.locator(CONTROLS).filter(visible=True)).to_have_count(0)
-
-
-def test_writable_page_fits_a_phone_and_every_control_has_a_name(page: Page, url: str) -> None:
-    page.set_viewport_size({"width": 360, "height": 740})
-    page.goto(address(url, q="Fry garlic in oil"))
-    page.get_by_role("combobox", name="Add a label").fill("a")
-    expect(page.get_by_role("option").first).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert all(name for name in page.locator(".thumb").evaluate_all("each => each.map((one) => one.ariaLabel)"))

@@ -64,18 +64,6 @@ def test_bundle_without_a_calibration_answers_without_probabilities(predictor: P
         assert "probability" not in label.to_dict()
 
 
-def test_order_of_probabilities_without_a_ranker_is_the_order_of_scores(model: Model) -> None:
-    assert model.predict(QUERY, order="probability") == model.predict(QUERY, order="score") == model.predict(QUERY)
-
-
-def test_minimum_probability_removes_improbable_labels(model: Model) -> None:
-    everything = model.predict(QUERY)
-    limit = everything[1].probability
-    assert limit is not None
-    assert model.predict(QUERY, min_probability=limit) == everything[:2]
-    assert model.predict(QUERY, min_probability=1.0) == []
-
-
 def test_assigned_labels_are_the_best_set_and_equal_in_a_batch(model: Model) -> None:
     everything = model.predict(QUERY, top_k=1000)
     probabilities = [[label.probability or 0.0 for label in everything]]
@@ -85,11 +73,6 @@ def test_assigned_labels_are_the_best_set_and_equal_in_a_batch(model: Model) -> 
     assert [label.uid for label in together] == [label.uid for label in everything[:size]]
     assert model.predict(QUERY, assign=True, top_k=1) == everything[:1]
     assert model.predict(QUERY, assign=True, min_probability=1.0) == []
-
-
-def test_denied_labels_are_not_assigned(model: Model) -> None:
-    first = model.predict(QUERY)[0].uid
-    assert first not in {label.uid for label in model.predict(QUERY, assign=True, deny=[first])}
 
 
 @pytest.mark.parametrize("options", [{"assign": True}, {"min_probability": 0.1}, {"order": "probability"}])
@@ -106,10 +89,6 @@ def test_option_that_needs_probabilities_is_refused_where_there_are_none(
     monkeypatch.undo()
     with pytest.raises(QueryError, match=rf"^{name}: version {predictor.version} gives no probabilities"):
         model.predict(QUERY, **options)
-
-
-def test_answer_with_other_votes_than_the_default_has_no_probabilities(model: Model) -> None:
-    assert {label.probability for label in model.predict(QUERY, lambda_=0.25)} == {None}
 
 
 def test_order_of_a_bundle_with_a_ranker_is_the_probability_only_with_the_default_votes(predictor: Predictor) -> None:

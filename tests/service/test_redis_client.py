@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from recollect.service.errors import RedisError
-from recollect.service.redis_client import RedisClient
 from recollect.service.store.store import Store
-from recollect.service.telemetry.metrics import Metrics
-from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import NEVER_POLLS, PASSWORD, RedisServer, metric, needs_redis, replica, until
 
@@ -116,103 +108,6 @@ def test_error_of_a_full_redis_is_logged_without_the_cached_answers(store: Path,
         assert metric(client, "recollect_redis_errors_total") >= 1
 
 
-def test_many_concurrent_requests_share_a_few_redis_connections(store: Path, redis_server: RedisServer) -> None:
-    with replica(store, redis_server, *NEVER_POLLS) as (server, client), ThreadPoolExecutor(150) as pool:
-        limits = httpx.Limits(max_connections=200)
-        with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, limits=limits) as many:
-            requests = [pool.submit(many.post, "/predict", json={"query": f"bread {n % 7}"}) for n in range(600)]
-            assert {each.result().status_code for each in requests} <= {200, 503}
-        with redis_server.client() as owner:
-            assert owner.info("clients")["connected_clients"] <= 60
-        # On an overloaded machine, Redis itself may take too long. Too many connections would be another error.
-        assert not [event for event in server.events("redis_down") if "takes too long" not in event["error"]]
-
-
-def test_busy_event_loop_does_not_make_a_healthy_redis_count_as_down(redis_server: RedisServer) -> None:
-    async def ask() -> None:
-        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
-        for _ in range(5):
-            answer = asyncio.ensure_future(client.execute_async(lambda connection: connection.ping()))
-            await asyncio.sleep(0)  # the call has started
-            time.sleep(0.2)  # longer than a request waits for Redis
-            assert await answer is True
-        assert client.problem == ""
-        redis_server.suspend()
-        with pytest.raises(RedisError, match="Redis does not answer: it takes too long"):
-            await client.execute_async(lambda connection: connection.ping())
-        redis_server.resume()
-        await client.close()
-
-    asyncio.run(ask())
-
-
-def test_request_waits_only_a_limited_time_for_redis_while_the_event_loop_is_busy(redis_server: RedisServer) -> None:
-    async def ask() -> int:
-        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
-        redis_server.suspend()
-        call, busy = asyncio.ensure_future(client.execute_async(lambda connection: connection.ping())), 0
-        while not call.done():
-            time.sleep(0.01)  # longer than a part of the wait
-            await asyncio.sleep(0)
-            busy += 1
-        assert isinstance(call.exception(), RedisError)
-        redis_server.resume()
-        await client.close()
-        return busy
-
-    assert asyncio.run(ask()) < 150  # with waits that end late not counted: about 500
-
-
-def test_requests_that_wait_for_a_connection_make_no_call_after_the_first_failure(redis_server: RedisServer) -> None:
-    calls = 0
-
-    def ping(connection: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return connection.ping()
-
-    async def ask() -> None:
-        client = RedisClient(redis_server.url, "recollect", Metrics(with_redis=True))
-        redis_server.suspend()
-        failures = await asyncio.gather(*(client.execute_async(ping) for _ in range(300)), return_exceptions=True)
-        assert {type(failure) for failure in failures} == {RedisError}
-        redis_server.resume()
-        await client.close()
-
-    asyncio.run(ask())
-    assert calls <= 100  # 50 at the same time, and some that begin before the first of these fails
-
-
-def test_rate_limit_works_after_the_clock_of_redis_is_set_back(
-    store: Path, redis_server: RedisServer, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("front 0123456789abcdef 2\n")
-    with replica(store, redis_server, "--api-keys", str(keys)) as (_, client):
-        headers = {"X-API-Key": "0123456789abcdef"}
-        client.post("/predict", json={"query": "a"}, headers=headers).raise_for_status()
-        (key,) = redis_server.client().keys("recollect:rate:*")
-        redis_server.client().set(key, str(time.time() + 3600))
-        assert client.post("/predict", json={"query": "b"}, headers=headers).status_code == 200
-
-
-def test_expensive_request_waits_for_its_whole_cost_with_redis(
-    store: Path, redis_server: RedisServer, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("front 0123456789abcdef 0.01\n")
-    flags = ("--api-keys", str(keys), "--max-batch", "4")
-    with replica(store, redis_server, *flags) as (_, client):
-        headers = {"X-API-Key": "0123456789abcdef"}
-        expensive = {"queries": ["a", "b", "c", "d"], "top_b": 10_000}  # costs 44
-        assert client.post("/predict/batch", json=expensive, headers=headers).status_code == 200
-        refused = client.post("/predict", json={"query": "e"}, headers=headers)
-        assert refused.status_code == 429
-        assert 4_000 < int(refused.headers["retry-after"]) <= 4_100
-        detail = client.post("/predict/batch", json=expensive, headers=headers).json()["detail"]
-        assert "the limit is 0.01 normal queries per second, and this request counts as 44" in detail
-
-
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
 def test_wrong_redis_password_is_refused_at_the_start_and_never_printed(
     store: Path,
@@ -242,17 +137,3 @@ def test_malformed_redis_url_is_refused_and_not_printed(
     error = capsys.readouterr().err
     assert "--redis-url: expected redis://" in error
     assert "secret" not in error
-
-
-def test_activation_needs_no_redis_unless_it_waits_for_reports(
-    store: Path, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    redis_server.stop()
-    flags = ("--store", str(store), "--redis-url", redis_server.url)
-    assert run("activate", "v5", *flags) == 0
-    assert Store(store).current() == "v5"
-    assert run("rollback", *flags, "--wait", "--wait-seconds", "0.5") == 1
-    error = capsys.readouterr().err
-    assert "Redis does not answer" in error
-    assert PASSWORD not in error
-    assert Store(store).current() == "v3"

@@ -81,14 +81,6 @@ def test_labels_are_sorted_by_falling_score(seed: int, lambda_: float, temperatu
     assert rows == sorted(rows)
 
 
-def test_equal_scores_are_ordered_by_label_position() -> None:
-    values = SparseValues(np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), 5)
-    neighbours = Neighbours(np.array([[0.5, 0.5]], dtype=np.float32), np.array([[0, 1 + 4]]))
-    ranking = rank(cast_votes(neighbours, 0.04, 0.5, values), values)
-    assert ranking.label.tolist() == [0, 1, 2, 3, 4]
-    assert set(ranking.score.tolist()) == {0.25}
-
-
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperature: float) -> None:
     rng = np.random.default_rng(0)
@@ -132,19 +124,6 @@ def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: f
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-15)
     assert weights[0, 0] == weights[0, 1]
     assert (weights[[0, 1, 1, 1], [3, 1, 2, 3]] == 0).all()
-
-
-def test_query_without_any_retrieved_key_gets_no_label() -> None:
-    values = SparseValues(np.array([0, 1]), np.array([0], dtype=np.int32), 1)
-    neighbours = Neighbours(np.full((2, 3), -np.inf, dtype=np.float32), np.full((2, 3), -1))
-    assert (key_weights(neighbours.similarities, 0.04) == 0).all()
-    assert len(rank(cast_votes(neighbours, 0.04, 0.5, values), values).label) == 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("-inf")])
-def test_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
-    with pytest.raises(ValueError, match="temperature must be positive, found"):
-        key_weights(np.zeros((1, 1)), temperature)
 
 
 def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None:

@@ -82,10 +82,6 @@ def test_lambda_1_searches_only_instances_and_lambda_0_only_labels(
     np.testing.assert_allclose(found.similarities, similarities, atol=1e-6)
 
 
-def test_number_of_keys_is_the_sum_of_instance_keys_and_label_keys(searcher: Searcher) -> None:
-    assert (searcher.keys, searcher.instances.keys, searcher.labels.shape) == (85, INSTANCES, (LABELS, DIM))
-
-
 # Factory strings of all kinds of faiss indexes that the service supports: transforms, refinements, lists, graphs and
 # flat codes.
 FACTORIES = [
@@ -167,20 +163,6 @@ def test_every_kind_of_index_finds_most_of_the_exact_keys(
     assert (found.keys[:, 0] == np.arange(40)).mean() >= least
 
 
-@pytest.mark.parametrize("refine", [2, 4])
-@pytest.mark.parametrize("effort", [4, 16, 160])
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_every_layer_of_an_index_gets_its_search_parameters(
-    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str, effort: int, refine: float
-) -> None:
-    built, queries = build(factory), clustered[1]
-    effort = max(effort, 80) if built.info.kind == "hnsw" else min(effort, 40)
-    similarities, keys = built.faiss_index(effort, refine).search(queries, 20)
-    found = built.opened(effort=effort, refine=refine).search(queries, 20)
-    np.testing.assert_array_equal(found.keys, keys)
-    np.testing.assert_array_equal(found.similarities, similarities)
-
-
 @pytest.mark.parametrize(
     "factory",
     ["IVF40,Flat", "IVF40,SQ8", "IVF40_HNSW32,SQ8", "IVF40,PQ16x4fs,Refine(SQ8)", "OPQ16,IVF40,PQ16x4fs,RFlat"]
@@ -196,31 +178,6 @@ def test_recall_increases_with_search_effort(
         for effort in ((20, 40, 200) if built.info.kind == "hnsw" else (1, 3, 20))
     )
     assert little <= some <= much
-
-
-@pytest.mark.parametrize("factory", [factory for factory in FACTORIES if "Refine" in factory or "RFlat" in factory])
-def test_recall_increases_with_the_number_of_refined_candidates(
-    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
-) -> None:
-    (keys, queries), built = clustered, build(factory)
-    exact = exact_neighbours(keys, queries, 20)
-    none, few, many = (
-        recall_of(built.opened(effort=40, refine=refine), keys, queries, exact) for refine in (1, 1.5, 8)
-    )
-    assert none <= few <= many
-    assert many >= 0.98
-
-
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_search_for_all_keys_finds_all_keys(
-    build: Callable[[str], Built], clustered: tuple[np.ndarray, np.ndarray], factory: str
-) -> None:
-    built = build(factory)
-    found = built.opened(effort=1).search(clustered[1][:5], 10_000).keys
-    assert found.shape == (5, 2000)
-    within_reach = 0.995 if built.info.kind == "hnsw" else 1  # a graph search may not reach all keys
-    for row in found:
-        assert len(np.unique(row[row >= 0])) == (row >= 0).sum() >= within_reach * 2000
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,11 +48,6 @@ def refuses(folder: Path, keys: Pair, name: str, message: str) -> None:
     with pytest.raises(BundleError, match=message) as error:
         open_bundle(folder, read_verify_keys(keys.public))
     assert str(error.value).startswith(f"{folder / name}: ")
-
-
-def test_signed_bundle_opens_with_and_without_a_public_key(signed: Path, keys: Pair) -> None:
-    assert open_bundle(signed, read_verify_keys(keys.public)).manifest.version == "v1"
-    assert open_bundle(signed).manifest.version == "v1"
 
 
 def test_unsigned_bundle_opens_only_if_no_public_key_is_given(bundle_folder: Path, keys: Pair) -> None:
@@ -143,12 +136,6 @@ def test_error_for_a_file_without_a_public_key_names_the_kind_of_its_content(eve
     assert not any(secret in message for secret in secrets(every_sort / name))
 
 
-def test_public_key_is_read_from_a_file_that_also_contains_other_text(keys: Pair, tmp_path: Path, signed: Path) -> None:
-    path = tmp_path / "commented"
-    path.write_bytes(b"# the key of 2026\n\n" + keys.public.read_bytes())
-    assert open_bundle(signed, read_verify_keys(path))
-
-
 @pytest.fixture(scope="module")
 def signed_store(built: Any, keys: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the signed versions v1 and v2 and the unsigned version v3. Version vN answers with N labels."""
@@ -194,14 +181,6 @@ def test_every_command_refuses_an_unsigned_version(
     assert run(*command) == 0
 
 
-def test_rollback_refuses_an_unsigned_version(store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    for version in ("v3", "v1"):
-        assert run("activate", version, "--store", store) == 0
-    assert run("rollback", "--store", store, "--verify-key", keys.public) == 2
-    assert "v3/manifest.sig: expected a signature" in capsys.readouterr().err
-    assert (store / "CURRENT").read_text() == "v1\n"
-
-
 def test_versions_command_marks_unsigned_versions_as_broken(
     store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,21 +190,6 @@ def test_versions_command_marks_unsigned_versions_as_broken(
     assert "28 instances" in second
     assert "v3  broken: " in third
     assert "expected a signature" in third
-
-
-def test_verify_command_reports_that_the_signature_was_checked(
-    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("verify", "v1", "--store", store, "--verify-key", keys.public) == 0
-    assert capsys.readouterr().out.startswith("v1: signed, 19 files as published; ")
-
-
-def test_public_key_can_be_set_by_an_environment_variable(
-    store: Path, keys: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RECOLLECT_VERIFY_KEY", str(keys.public))
-    assert run("verify", "v3", "--store", store) == 2
-    assert run("verify", "v1", "--store", store) == 0
 
 
 @pytest.mark.parametrize("word", ["", "null", "None", "the bundle's own"])
@@ -243,28 +207,6 @@ def test_signed_version_under_another_name_is_refused(store: Path, keys: Pair) -
     (store / "bundles" / "v1").rename(store / "bundles" / "v9")
     with pytest.raises(BundleError, match="expected version v9, manifest says v1"):
         Store(store, keys.public).open("v9")
-
-
-def refused_to_serve(store: Path, key: Path) -> str:
-    command = [sys.executable, "-m", "recollect", "serve", "--store", store, "--port", "0", "--verify-key", key]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, env=environment)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
-
-
-@pytest.mark.parametrize("name", ["private", "rsa-public", "missing"])
-def test_serve_error_names_the_kind_of_a_wrong_key_file(store: Path, every_sort: Path, name: str) -> None:
-    message = refused_to_serve(store, every_sort / name)
-    assert message.startswith(f"recollect serve: {every_sort / name}: expected an Ed25519 public key in PEM, found: ")
-    assert NO_PUBLIC_KEY[name] in message
-    assert not any(secret in message for secret in secrets(every_sort / name))
-
-
-def test_serve_refuses_to_start_with_an_unsigned_version(store: Path, keys: Pair) -> None:
-    Store(store).activate("v3")
-    assert "v3/manifest.sig: expected a signature for " in refused_to_serve(store, keys.public)
 
 
 def test_server_refuses_an_unsigned_version_and_keeps_the_old_one(store: Path, keys: Pair) -> None:

@@ -38,25 +38,6 @@ def test_computed_similarities_equal_the_similarities_that_a_search_reports(inde
         np.testing.assert_allclose(similarities[reached], expected[rows][reached], atol=ROUNDED.get(factory, 1e-5))
 
 
-def test_no_similarities_are_returned_for_no_keys(index: tuple[str, KeyIndex]) -> None:
-    assert index[1].similarities(QUERIES[0], np.array([], dtype=np.int64)).tolist() == []
-
-
-def test_similarity_of_one_key_does_not_depend_on_other_keys(index: tuple[str, KeyIndex]) -> None:
-    together = index[1].similarities(QUERIES[0], np.arange(2_000))
-    for key in (0, 7, 1_999):
-        np.testing.assert_allclose(index[1].similarities(QUERIES[0], np.array([key])), together[[key]], atol=1e-6)
-
-
-def test_number_of_keys_decoded_together_does_not_change_the_similarities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index, rows = opened(KEYS, "SQ8", tmp_path), np.arange(1_000)
-    whole = index.similarities(QUERIES[0], rows)
-    monkeypatch.setattr("recollect.service.predictor.similarity._BLOCK_KEYS", 64)
-    np.testing.assert_array_equal(index.similarities(QUERIES[0], rows), whole)
-
-
 def test_concurrent_first_calls_give_equal_similarities(tmp_path: Path) -> None:
     index, rows = opened(KEYS, "IVF40,SQ8", tmp_path), np.arange(2_000)
     with ThreadPoolExecutor(4) as pool:

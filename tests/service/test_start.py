@@ -17,7 +17,7 @@ import pytest
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
-from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
+from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
 
@@ -111,18 +111,3 @@ def test_service_that_cannot_open_its_first_version_ends_with_one_message(store:
     assert line.startswith("recollect serve: ")
     assert "label_keys.faiss: expected SHA-256" in line
     assert reports_of(Store(store), None).read() == []
-
-
-def test_log_names_the_address_when_the_service_is_ready(store: Path) -> None:
-    with serving(store) as server:
-        (event,) = server.events("serving")
-        assert event["url"].startswith("http://127.0.0.1:")
-        assert httpx.get(f"{event['url']}/version").json()["version"] == "v3"
-
-
-@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
-def test_log_says_once_that_a_proxy_belongs_before_a_service_that_other_machines_can_reach(
-    store: Path, host: str, warned: int
-) -> None:
-    with serving(store, "--host", host, "--workers", "2") as server:
-        assert len(server.events("open_to_other_machines")) == warned

@@ -25,13 +25,6 @@ def test_empty_strings_are_read_back_as_rows(tmp_path: Path) -> None:
     assert (len(table), list(table)) == (6, strings)
 
 
-@pytest.mark.parametrize("strings", [[], [""], ["", ""]])
-def test_table_of_empty_strings_can_be_opened(tmp_path: Path, strings: list[str]) -> None:
-    table = write_table(tmp_path, "texts", strings)
-    assert list(table) == strings
-    assert table.find("a", table.sorted_rows()) is None
-
-
 def test_strings_from_a_stream_are_read_back(tmp_path: Path) -> None:
     write_table(tmp_path, "texts", (f"row {row}" * (row % 4) for row in range(50_000)))
     table = StringTable.open(tmp_path, "texts", 50_000)
@@ -61,11 +54,6 @@ def test_find_returns_only_the_row_of_an_equal_string(tmp_path: Path, wanted: st
     assert table.find(wanted, table.sorted_rows()) == row
 
 
-def test_find_returns_the_first_row_of_a_repeated_string(tmp_path: Path) -> None:
-    table = write_table(tmp_path, "uids", ["b", "a", "b"])
-    assert table.find("b", table.sorted_rows()) == 0
-
-
 @settings(max_examples=60, deadline=None)
 @given(strings=st.lists(texts, max_size=30, unique=True), others=st.lists(st.text(), max_size=10))
 def test_find_returns_the_same_rows_as_a_dict(strings: list[str], others: list[str]) -> None:
@@ -76,15 +64,3 @@ def test_find_returns_the_same_rows_as_a_dict(strings: list[str], others: list[s
         assert list(table) == strings
         for wanted in strings + others:
             assert table.find(wanted, order) == rows.get(wanted)
-
-
-@settings(max_examples=60, deadline=None)
-@given(strings=st.lists(texts, max_size=30), others=st.lists(st.text(), max_size=30))
-def test_find_all_returns_the_same_rows_as_find(strings: list[str], others: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        table = write_table(Path(folder), "uids", strings)
-        order = table.sorted_rows()
-        for wanted in (strings + others, others, strings[::3] * 2, []):
-            alone = {table.find(string, order) for string in wanted} - {None}
-            found = table.find_all(iter(wanted), order).tolist()
-            assert sorted(found) == sorted(alone)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from recollect.service.threads import ThreadBudget, usable_cores
+from recollect.service.threads import usable_cores
 from tests.service.http_helpers import serving
 
 
@@ -37,17 +35,6 @@ def test_number_of_usable_cores_respects_the_cpu_quota_of_the_container(
     assert usable_cores(tmp_path) == cores
 
 
-@pytest.mark.parametrize(
-    ("workers", "threads", "each", "exceeded"), [(1, 0, 8, False), (4, 0, 2, False), (20, 0, 1, False), (4, 3, 3, True)]
-)
-def test_cores_are_divided_among_the_workers(
-    workers: int, threads: int, each: int, exceeded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recollect.service.threads.usable_cores", lambda: 8)
-    budget = ThreadBudget.of(workers, threads)
-    assert (budget.threads, budget.exceeded) == (each, exceeded)
-
-
 def test_libraries_use_one_thread_unless_the_user_sets_another_number(store: Path) -> None:
     with serving(store, OMP_NUM_THREADS="3") as server:
         event = server.wait_for("thread_budget")
@@ -55,12 +42,3 @@ def test_libraries_use_one_thread_unless_the_user_sets_another_number(store: Pat
         assert (event["OPENBLAS_NUM_THREADS"], event["TOKENIZERS_PARALLELISM"]) == ("1", "false")
         threads = Path(f"/proc/{server.process.pid}/task").iterdir()
         assert len(list(threads)) <= 16  # event loop, batcher and version check, but no thread pool of a library
-
-
-def test_thread_variables_are_set_before_numerical_libraries_load() -> None:
-    code = (
-        "import recollect.service.process.server, sys; "
-        "print([each for each in ('numpy', 'faiss', 'onnxruntime') if each in sys.modules])"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loaded.stdout == "[]\n"

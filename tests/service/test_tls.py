@@ -13,8 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.errors import SettingsError
-from recollect.service.serve_settings import ServeSettings, require_consistent
 from tests.service.certificates import Certificate, write_certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.redis_server import RedisServer, needs_redis
@@ -29,10 +27,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def server(light_versions: Path, certificate: Certificate) -> Iterator[Server]:
     with serving(light_versions, "--poll-seconds", "600", *certificate.flags()) as server:
         yield server
-
-
-def tcp_connection(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE_SECONDS)
 
 
 def trusting(certificate: Certificate) -> ssl.SSLContext:
@@ -79,13 +73,6 @@ def start_error(store: Path, certificate: Path, key: Path) -> str:
     return line
 
 
-def test_error_for_a_missing_file_names_its_flag(light_versions: Path, tmp_path: Path) -> None:
-    files = write_certificate(tmp_path)
-    files.key.unlink()
-    error = start_error(light_versions, *files)
-    assert f"--tls-key {files.key}: expected a file in PEM format, found: No such file" in error
-
-
 def test_error_for_files_that_are_no_certificate_or_do_not_belong_together(
     light_versions: Path, tmp_path: Path
 ) -> None:
@@ -98,13 +85,6 @@ def test_error_for_files_that_are_no_certificate_or_do_not_belong_together(
     for certificate, key in ((one.certificate, two.key), (text, one.key), encrypted):
         error = start_error(light_versions, certificate, key)
         assert "expected a certificate and its private key in PEM format" in error
-
-
-def test_certificate_without_a_key_is_refused(tmp_path: Path, certificate: Certificate) -> None:
-    with pytest.raises(SettingsError, match="--tls-cert: needs --tls-key, which is not set"):
-        require_consistent(ServeSettings(store=tmp_path, tls_cert=certificate.certificate))
-    with pytest.raises(SettingsError, match="--tls-key: needs --tls-cert, which is not set"):
-        require_consistent(ServeSettings(store=tmp_path, tls_key=certificate.key))
 
 
 def test_log_warns_that_other_users_can_read_the_key(light_versions: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import random
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from recollect.service.predictor import encoder
 from recollect.service.predictor.encoder import WordPieces, treats_words_alone
 from recollect.service.predictor.predictor import Predictor
 
@@ -71,20 +70,6 @@ def test_random_texts_get_the_ids_of_the_tokenizer(words: WordPieces, tokenizer:
 @pytest.mark.parametrize("text", ["a [SEP] b", "[MASK]ed", "a\x00b", "a\x0bb", "a\x1fb", "\x7f"])
 def test_special_tokens_and_control_characters_are_left_to_the_tokenizer(words: WordPieces, text: str) -> None:
     assert words.encode(text) is None
-
-
-def test_text_is_truncated_at_the_limit(words: WordPieces, tokenizer: Tokenizer) -> None:
-    for count in (LIMIT - 3, LIMIT - 2, LIMIT - 1):
-        assert words.encode("tax " * count) == expected(tokenizer, "tax " * count)
-
-
-def test_full_table_of_words_is_emptied(
-    words: WordPieces, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder, "_MOST_WORDS", 3)
-    for word in ("one", "two", "three", "four", "one"):
-        assert words.encode(word) == expected(tokenizer, word)
-        assert len(words._known) <= 3
 
 
 def test_other_tokenizers_are_not_split_into_words(tokenizer: Tokenizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ from recollect.service.options import resolve_options
 from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.exhaustive import ExhaustiveRanker
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.words import mix
 
 QUERIES = ["Who must pay tax on the sale of a house", "Galaxies", "law and football", "音楽"]
 WEIGHT = 0.3
@@ -111,22 +109,6 @@ def test_query_without_a_known_word_gets_the_score_of_the_vectors(
     np.testing.assert_array_equal(scores(worded, query), scores(predictor, query))
 
 
-def test_word_weight_zero_gives_the_answers_of_a_bundle_without_a_lexical_index(
-    worded: Predictor, predictor: Predictor
-) -> None:
-    for query in QUERIES:
-        assert ask(worded, query, word_weight=0.0, explain=True) == ask(predictor, query, explain=True)
-
-
-def test_word_weight_has_no_effect_without_a_lexical_index(predictor: Predictor) -> None:
-    assert ask(predictor, QUERIES[0], word_weight=0.9) == ask(predictor, QUERIES[0])
-
-
-def test_word_weight_one_leaves_only_votes_by_words(worded: Predictor) -> None:
-    found = scores(worded, QUERIES[0], word_weight=1.0, lambda_=0.5)
-    np.testing.assert_allclose(found, votes_by_words(worded, QUERIES[0], 0.5), atol=1e-9)
-
-
 def test_batch_gets_the_same_answers_as_single_queries(worded: Predictor) -> None:
     queries = ["zzz", *QUERIES, "a"]
     together = worded.predict(queries, resolve_options(worded.defaults, explain=True)).answers
@@ -164,34 +146,6 @@ def test_filtered_labels_get_votes_by_words_too(
             np.testing.assert_allclose(scores(worded, query, **options), admitted * expected, atol=1e-9)
 
 
-def test_mixing_changes_only_the_queries_with_votes_by_words(worded: Predictor) -> None:
-    assert worded.memory.words is not None
-    by_words = worded.memory.words.votes(["zzz", "tax"], 0.5)
-    votes = dataclasses.replace(by_words, query=np.zeros_like(by_words.query))
-    mixed = mix(votes, by_words, 0.25)
-    kept = ~mixed.by_words if mixed.by_words is not None else None
-    np.testing.assert_array_equal(mixed.share[kept], votes.share)
-    np.testing.assert_allclose(mixed.share[~kept].sum(), 0.25 * by_words.share.sum())
-
-
-def test_warm_up_and_stages_include_the_words(worded: Predictor) -> None:
-    answers = worded.predict(QUERIES, resolve_options(worded.defaults))
-    assert list(answers.milliseconds) == ["tokenize", "encode", "words", "search", "combine"]
-
-
-def test_versions_share_an_equal_lexical_index(folder: Path) -> None:
-    first = open_bundle(folder)
-    Predictor(first, threads=1)
-    other = folder.with_name("other")
-    shutil.copytree(folder, other, copy_function=os.link)
-    second = open_bundle(other, share_with=[first])
-    predictor = Predictor(second, threads=1)
-    for name in LEXICAL_FILES:
-        (other / name).unlink()  # files that are shared are not read again
-    assert predictor.memory.words is not None
-    assert (predictor.memory.words.search(["tax"], 0.5).keys[0, 0]) >= 0
-
-
 @pytest.mark.parametrize("name", sorted(LEXICAL_FILES))
 def test_bundle_with_an_incomplete_lexical_index_is_refused(folder: Path, name: str) -> None:
     manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -207,13 +161,6 @@ def test_lexical_files_that_the_manifest_does_not_name_are_refused(folder: Path)
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BundleError, match="expected only the files of a bundle"):
         open_bundle(folder)
-
-
-def test_index_of_more_texts_than_the_memory_has_is_refused(folder: Path) -> None:
-    write_lexical_index(folder, ["word"] * 1_000, ["word"])
-    change_manifest(folder)
-    with pytest.raises(BundleError, match=r"instance_words\.rows\.npy: row 999: expected a position from 0 to 27"):
-        Predictor(open_bundle(folder), threads=1)
 
 
 def test_altered_lexical_file_is_refused(folder: Path) -> None:

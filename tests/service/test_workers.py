@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -129,13 +126,3 @@ def test_all_workers_stop_when_the_supervisor_is_killed(store: Path) -> None:
                     os.kill(worker, 0)
                     assert time.monotonic() < deadline
                     time.sleep(0.02)
-
-
-def test_error_for_a_store_that_cannot_be_served_is_printed_once(tmp_path: Path, store: Path, built: Any) -> None:
-    (store / "bundles" / "v3" / "tokenizer.json").write_bytes(b"{}")
-    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0", "--workers", "3"]
-    failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert failed.returncode == 2
-    assert len(failed.stderr.splitlines()) == 1, failed.stderr
-    assert failed.stderr.startswith("recollect serve: ")
-    assert "tokenizer.json" in failed.stderr

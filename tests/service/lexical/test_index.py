@@ -9,7 +9,7 @@ from recollect.service.errors import BundleError
 from recollect.service.lexical import accumulate, word_index
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.lexical.postings import invert
-from recollect.service.lexical.terms import count_terms, query_terms, text_terms
+from recollect.service.lexical.terms import count_terms, text_terms
 from recollect.service.lexical.word_index import WordIndex, weigh
 
 VOCABULARY = [f"word{number}" for number in range(300)]
@@ -69,14 +69,6 @@ def test_similarities_equal_the_written_formula():
     assert_equals_reference(WordIndex(invert(texts), 400), dict(enumerate(texts)), random_texts(20, seed=2))
 
 
-def test_a_text_is_most_similar_to_itself_and_ties_go_to_the_lower_row():
-    index = WordIndex(invert(["green tea", "black tea", "tea", "green tea"]), 4)
-    similarities, rows = search(index, "Green TEA!", 4)
-    assert rows.tolist()[:2] == [0, 3]
-    assert similarities[0] == similarities[1]
-    assert set(rows.tolist()) == {0, 1, 2, 3}
-
-
 def test_frequent_words_add_to_the_best_candidates_when_the_budget_is_spent(monkeypatch):
     texts = random_texts(500, seed=3)
     queries = random_texts(20, seed=4)
@@ -113,24 +105,6 @@ def test_every_method_adds_the_contributions_of_the_formula(monkeypatch, posting
         np.testing.assert_allclose(similarities, [exact[row] for row in rows.tolist()], rtol=2e-3)
 
 
-def test_rows_with_equal_marks_are_not_confused():
-    texts = ["other"] * 70_000
-    texts[5], texts[5 + 2**16] = "green tea", "green"  # their rows differ by the number of marks
-    index = WordIndex(invert(texts), len(texts))
-    terms = index.look_up(np.sort(query_terms("green tea")))
-    found = accumulate.Terms(index.parts, terms.slices, np.ones(len(terms.texts), dtype=np.float32))
-    rows = np.array([5], dtype=np.int32)
-    np.testing.assert_allclose(accumulate.scan(found, rows), accumulate.search(found, rows))
-    assert accumulate.scan(found, np.array([7], dtype=np.int32)).tolist() == [0]
-
-
-def test_a_query_without_a_known_word_finds_nothing():
-    index = WordIndex(invert(["green tea"]), 1)
-    for query in ("coffee", "...", "\u200b"):
-        similarities, rows = search(index, query, 3)
-        assert len(similarities) == len(rows) == 0
-
-
 def test_an_empty_index_finds_nothing_and_accepts_texts():
     index = WordIndex(invert([]), 0)
     assert len(search(index, "tea", 3)[1]) == 0
@@ -162,26 +136,6 @@ def test_removing_an_unknown_row_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="expected rows from 0 to 0, found 0 to 5"):
         index.remove([0, 5], ["green tea", "x"])
     assert search(index, "tea", 3)[1].tolist() == [0]
-
-
-def test_index_keeps_its_answers_when_texts_are_added_to_and_removed_from_it():
-    texts = random_texts(100, seed=9)
-    queries = random_texts(10, seed=10)
-    index = WordIndex(invert(texts), 100)
-    before = [[part.tolist() for part in search(index, query, 10)] for query in queries]
-    changed = index
-    for text in random_texts(60, seed=11):
-        changed = changed.add([text]).remove([len(changed), len(changed) - 100], [text, texts[len(changed) - 100]])
-    assert (len(changed), changed.present) == (160, 40)
-    assert (len(index), index.present) == (100, 100)
-    assert [[part.tolist() for part in search(index, query, 10)] for query in queries] == before
-
-
-def test_added_text_with_the_key_of_a_removed_text_takes_its_place_among_equal_texts():
-    index = WordIndex(invert(["tea a", "tea b", "tea c"]), 3)
-    index = index.add(["tea x", "tea y"], np.array([1, 3])).remove([1], ["tea b"])
-    assert search(index, "tea", 5)[1].tolist() == [0, 1, 2, 3]
-    assert search(index, "tea", 2)[1].tolist() == [0, 1]
 
 
 def test_files_give_the_index_of_the_same_texts_and_number_keys_as_the_memory(tmp_path):

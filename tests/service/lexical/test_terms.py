@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from recollect.service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, query_terms, text_terms, words
+from recollect.service.lexical.terms import MAX_CHARACTERS, hash_word, text_terms, words
 
 
 @pytest.mark.parametrize(
@@ -29,11 +28,6 @@ def test_words_of_any_script_are_found(text, expected):
     assert words(text) == expected
 
 
-def test_words_of_a_text_do_not_depend_on_the_script_of_its_other_words():
-    text = "Green-TEA_2 b.c\td " + "".join(map(chr, range(128)))
-    assert words(f"{text} é") == [*words(text), "é"]
-
-
 def test_terms_are_words_and_ordered_pairs_of_neighbours():
     place, terms = text_terms(["red chair red", "chair red", "", "red"])
     by_text = [set(terms[place == text].tolist()) for text in range(4)]
@@ -43,18 +37,6 @@ def test_terms_are_words_and_ordered_pairs_of_neighbours():
     assert by_text[1] < by_text[0]
     assert by_text[2] == set()
     assert by_text[3] == {red}
-
-
-def test_terms_are_counted_text_by_text():
-    rows, terms, counts = count_terms(*text_terms(["b b b", "a"]))
-    assert rows.tolist() == [0, 0, 1]
-    assert dict(zip(terms.tolist(), counts.tolist(), strict=True))[hash_word("b")] == 3
-    assert (np.diff(terms[:2].astype(float)) > 0).all()
-
-
-@pytest.mark.parametrize("text", ["", "one", "red chair red", "日本語 text"])
-def test_terms_of_a_query_are_those_of_a_text(text):
-    assert sorted(query_terms(text).tolist()) == sorted(text_terms([text])[1].tolist())
 
 
 def test_a_long_text_is_read_up_to_its_bound():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
-from recollect.service.lexical import text_search
 from recollect.service.lexical.text_search import TextSearch
 
 TEXTS = [
@@ -43,15 +40,6 @@ def test_text_is_found_despite_a_wrong_letter_and_in_another_order_of_the_words(
     assert similar[0] == row
 
 
-def test_similar_text_of_the_same_length_comes_before_a_long_one_with_the_same_trigrams() -> None:
-    texts = ["library construction barn", "library"]
-    assert found(TextSearch(texts), "libary")[2] == [1, 0]
-
-
-def test_word_that_begins_with_the_search_text_counts_wherever_it_stands() -> None:
-    assert found(TextSearch(["armchairs", "armchair chair"]), "chair")[1] == [1, 0]
-
-
 @pytest.mark.parametrize(("text", "row"), [("ÄÄNI", 5), ("音", 6), ("ｃｈａｉｒ ｗｉｔｈ", 8), ("chair  with", 8)])
 def test_scripts_case_and_spaces_do_not_matter(text: str, row: int) -> None:
     assert row in found(TextSearch(TEXTS), text)[0]
@@ -61,25 +49,6 @@ def test_unlike_text_is_not_found() -> None:
     assert found(TextSearch(TEXTS), "zzz") == [[], [], []]
     assert found(TextSearch(TEXTS), "  ") == []
     assert found(TextSearch([]), "chair") == [[], [], []]
-
-
-def test_added_texts_follow_and_the_first_search_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_search, "_BLOCK_ROWS", 2)  # several blocks
-    first = TextSearch(TEXTS)
-    second = first.add(["Wheelchair", "chair leg"])
-    assert found(first, "chair") == found(TextSearch(TEXTS), "chair")
-    assert found(second, "chair")[0] == [1, 4, 10, 8]
-    assert found(second, "wheelchiar")[2][0] == 9
-
-
-def test_blocks_do_not_change_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["garden", "chair", "table", "hammock", "lamp", "oven", "bread", "comet"]
-    texts = [" ".join(pair) for pair in itertools.product(words, words)]
-    searches = ["a", "chair", "chair g", "en", "bred oven", "komet lamp"]
-    expected = [found(TextSearch(texts), text) for text in searches]
-    assert all(any(groups) for groups in expected)
-    monkeypatch.setattr(text_search, "_BLOCK_ROWS", 7)
-    assert [found(TextSearch(texts), text) for text in searches] == expected
 
 
 def test_group_equals_a_comparison_with_each_text() -> None:

@@ -8,24 +8,10 @@ import numpy as np
 
 from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance
 from recollect.service.options import AnswerOptions
-from tests.service.memory.conftest import Open, random_tables, random_texts, random_vectors
-from tests.service.memory.rebuilt import logged, random_entries
+from tests.service.memory.conftest import Open, random_tables, random_vectors
+from tests.service.memory.rebuilt import logged
 
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.1, top_b=60, top_k=100, explain=True, word_weight=0.3)
-
-
-def test_views_keep_their_answers_while_later_entries_are_applied(open_tables: Open, ranker: str) -> None:
-    rng = np.random.default_rng(1)
-    tables = random_tables(rng)
-    live = open_tables(tables, words=True, ranker=ranker)
-    entries = logged(random_entries(rng, tables, random_texts(rng, 200), random_vectors(rng, 200)))
-    queries, vectors = random_texts(rng, 4), random_vectors(rng, 4)
-    views = []
-    for start in range(0, 200, 20):
-        memory = live.apply(entries[start : start + 20])
-        views.append((memory, live.answer(vectors, OPTIONS, queries)))
-    for memory, before in views:
-        assert live.answer(vectors, OPTIONS, queries, memory) == before
 
 
 def test_readers_never_see_half_of_a_change(open_tables: Open) -> None:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from recollect.service.memory.entries import PutCorrection, RemoveCorrection, RemoveLabel
+from recollect.service.memory.entries import PutCorrection
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.predictor import Predictor
@@ -80,41 +80,3 @@ def test_correction_adds_the_logarithm_of_its_factor_to_the_logit(live: Predicto
         assert term.log_odds == pytest.approx(expected, abs=1e-4)
     last = answer_one(live, vector, options).labels[-1]
     assert last.score == 0 or last.uid != rejected  # candidates come before labels that only votes found
-
-
-def test_nearest_of_several_corrections_counts(live: Predictor) -> None:
-    (vector,) = random_vectors(np.random.default_rng(5), 1)
-    near, far = query_near(vector, 0.2), query_near(vector, 0.6)
-    before = scores(answer_one(live, vector))
-    rejected = max(before, key=lambda uid: before[uid])
-    live.apply(logged([PutCorrection("near", QUERY, rejected, near), PutCorrection("far", QUERY, rejected, far)]))
-    factor = 1 - math.exp((float(near.astype(float) @ vector) - 1) / TAU)
-    assert scores(answer_one(live, vector))[rejected] == pytest.approx(before[rejected] * factor, abs=1e-6)
-
-
-def test_undone_correction_leaves_exactly_the_answer_before_it(live: Predictor) -> None:
-    live.apply([])
-    vectors = random_vectors(np.random.default_rng(6), 5)
-    options = dataclasses.replace(OPTIONS, order="probability")
-    before = [answer_one(live, vector, options) for vector in vectors]
-    rejected = before[0].labels[0].uid
-    live.apply(logged([PutCorrection("c", QUERY, rejected, vectors[0])]))
-    corrected = live.memory
-    assert answer_one(live, vectors[0], options) != before[0]
-    live.apply(logged([RemoveCorrection("c"), RemoveCorrection("unknown")], after=1))
-    assert [
-        [
-            (label.uid, label.score, label.probability, label.because)
-            for label in answer_one(live, vector, options).labels
-        ]
-        for vector in vectors
-    ] == [[(label.uid, label.score, label.probability, label.because) for label in answer.labels] for answer in before]
-    live.memory = corrected  # a view that a reader still holds
-    assert answer_one(live, vectors[0], options) != before[0]
-
-
-def test_removed_label_takes_its_corrections_with_it(live: Predictor) -> None:
-    (vector,) = random_vectors(np.random.default_rng(7), 1)
-    rejected = answer_one(live, vector).labels[0].uid
-    live.apply(logged([PutCorrection("c", QUERY, rejected, vector), RemoveLabel(rejected)]))
-    assert rejected not in scores(answer_one(live, vector))

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from recollect.service.errors import ChangeError, QueryError, UnknownUidError
+from recollect.service.errors import UnknownUidError
 from recollect.service.model import Model, open_model
 from recollect.service.predictor.predictor import Predictor
 from tests.service.milvus.milvus_bundles import engine_at
 
 QUERY = "A sourdough loaf needs flour, water and salt"
-BREAD = {"uid": "bread", "text": "Bread and baking"}
 
 
 @pytest.fixture(params=["faiss", "milvus"])
@@ -29,34 +28,6 @@ def best(model: Model, query: str = QUERY) -> str:
     return model.predict(query)[0].uid
 
 
-def test_added_label_answers_from_the_next_query_on_until_it_is_removed(model: Model) -> None:
-    before = model.predict(QUERY, explain=True)
-    assert model.sequence == 0
-    assert model.add(labels=[BREAD], instances=[{"uid": "loaf", "text": QUERY, "labels": ["bread"]}]) == 2
-    label = model.predict(QUERY, explain=True)[0]
-    assert (label.uid, label.text) == ("bread", "Bread and baking")
-    assert {(term.kind, term.uid, term.text) for term in label.because or []} == {
-        ("label", "bread", "Bread and baking"),
-        ("instance", "loaf", QUERY),
-    }
-    assert model.remove(labels=["bread"]) == 3
-    assert model.predict(QUERY, explain=True) == before
-    with pytest.raises(UnknownUidError, match="'loaf'"):  # it had no other label
-        model.remove(instances=["loaf"])
-
-
-def test_instance_and_label_may_have_the_same_uid(model: Model) -> None:
-    model.add(labels=[BREAD], instances=[{"uid": "bread", "text": QUERY, "labels": ["bread"]}])
-    model.remove(instances=["bread"])
-    assert best(model) == "bread"
-
-
-def test_labels_of_instances_are_created_on_request(model: Model) -> None:
-    model.add(instances=[{"uid": "loaf", "text": QUERY, "labels": ["baking", "baking"]}], create_labels=True)
-    label = model.predict(QUERY)[0]
-    assert (label.uid, label.text) == ("baking", "baking")
-
-
 def test_feedback_changes_answers_and_is_undone_exactly(model: Model) -> None:
     before = model.predict(QUERY, explain=True)
     first, other = before[0].uid, before[-1].uid
@@ -69,48 +40,6 @@ def test_feedback_changes_answers_and_is_undone_exactly(model: Model) -> None:
     for uid in (confirmed, "unknown", "loaf"):
         with pytest.raises(UnknownUidError, match="expected the id of a feedback"):
             model.forget(uid)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"instances": [{"uid": "a", "text": "b", "labels": ["x", "y"]}]}, "found 2 unknown: 'x', 'y'"),
-        ({"instances": [{"uid": "a", "text": "b", "labels": []}]}, r"instances\[0\].labels: expected at least one"),
-        ({"instances": [{"uid": "a", "labels": ["x"]}]}, r"instances\[0\].text: required"),
-        (
-            {"instances": [{"uid": "a", "text": [0.1], "labels": ["x"]}]},
-            r"text: expected a valid string, found \[0.1\]",
-        ),
-        ({"instances": [{"uid": "a", "text": "b", "labels": ["x"], "vector": [1.0]}]}, "takes no vectors"),
-        ({"instances": [{"uid": "a", "text": "b", "labels": ["x"], "weight": 0}]}, "weight: expected greater than 0"),
-        ({"instances": {"uid": "a"}}, "instances: expected a list"),
-        ({"instances": ["a"]}, r"instances\[0\]: expected a dict, found 'a'"),
-        ({"labels": [BREAD, BREAD]}, "labels: expected each uid once, found several times: 'bread'"),
-        ({"labels": [BREAD, {"uid": "x", "text": " "}]}, r"labels\[1\].text: the text is empty"),
-        ({"labels": [{"uid": "", "text": "x"}]}, r"labels\[0\].uid"),
-        ({"labels": [{"uid": "x", "text": "x" * 1_000_001}]}, "the text has 1,000,001 bytes"),
-        ({"labels": [{"uid": "x", "text": "\ud800"}]}, "half of a surrogate pair"),
-    ],
-)
-def test_wrong_change_is_refused_and_nothing_is_changed(model: Model, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ChangeError, match=message):
-        model.add(**change)
-    assert model.sequence == 0
-
-
-def test_wrong_removal_and_wrong_feedback_are_refused(model: Model) -> None:
-    known = model.predict(QUERY)[0].uid
-    with pytest.raises(UnknownUidError, match="labels: expected uids of the memory, found 1 unknown: 'x'"):
-        model.remove(labels=[known, "x"])
-    with pytest.raises(ChangeError, match="labels: expected each uid once"):
-        model.remove(labels=[known, known])
-    with pytest.raises(ChangeError, match="labels: expected a list"):
-        model.remove(labels=known)
-    with pytest.raises(ChangeError, match="expected a label of the memory, found 'x'"):
-        model.learn(QUERY, "x")
-    with pytest.raises(QueryError, match="empty"):
-        model.learn(" ", known)
-    assert model.sequence == 0
 
 
 def test_changes_of_several_threads_are_all_made(model: Model) -> None:

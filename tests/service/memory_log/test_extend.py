@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import recollect
-from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from recollect.service.memory.entries import RemoveLabel
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.model import open_model
 from recollect.service.store.store import Store
 from tests.conftest import Built
 from tests.keys import write_pair
@@ -54,60 +52,6 @@ def log_of(store: Path) -> MemoryLog:
     return MemoryLog.of(opened, opened.manifest(opened.require_current()))
 
 
-def test_files_are_added_and_removed_with_vectors_of_the_served_encoder(
-    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path]
-) -> None:
-    add = lines(
-        "add.jsonl",
-        {"uid": "cat", "text": "The cat sleeps", "labels": ["Animals", "Law"]},
-        {"uid": "Animals", "text": "Animals and pets"},
-        "",
-        {"uid": "dog", "text": "The dog barks", "labels": ["Animals"], "weight": 2},
-    )
-    remove = lines("remove.jsonl", {"label": "Cooking"}, {"instance": "Law/0"}, {"instance": "nothing"})
-    status, output, errors = run("extend", "--add", add, "--remove", remove)
-    assert (status, output) == (0, "added instances: 2, added labels: 1, removed: 2, sequence: 6\n")
-    assert errors.splitlines()[-1] == "uids to remove that are not in the memory: 1, such as nothing"
-    entries = [logged.entry for logged in log_of(store).read()]
-    assert entries[:3] == [RemoveLabel("Cooking"), RemoveInstance("Law/0"), RemoveInstance("nothing")]
-    label, cat, dog = entries[3:]
-    assert isinstance(label, PutLabel)
-    assert isinstance(cat, PutInstance)
-    assert isinstance(dog, PutInstance)
-    assert (cat.labels, cat.weight, dog.labels, dog.weight) == (["Animals", "Law"], 1, ["Animals"], 2)
-    encoder = open_model(store).predictor.encoder
-    for entry in (label, cat, dog):
-        np.testing.assert_allclose(entry.vector, encoder.encode(encoder.tokenise([entry.text]))[0], atol=1e-6)
-    assert run("extend", "--add", add)[0] == 0  # again
-
-
-def test_memory_shows_counts_sequence_size_and_age(
-    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path]
-) -> None:
-    status, output, _ = run("memory", "--json")
-    assert (status, json.loads(output)["sequence"], json.loads(output)["oldest"]) == (0, 0, None)
-    run("extend", "--add", lines("add", {"uid": "a", "text": "a"}, {"uid": "b", "text": "b", "labels": ["a"]}))
-    run("extend", "--remove", lines("remove", {"label": "a"}, {"label": "Law"}, {"instance": "Law/0"}))
-    found = json.loads(run("memory", "--json")[1])
-    assert found.pop("oldest_age_seconds") >= 0
-    assert found.pop("oldest").startswith("20")
-    assert found == {
-        "version": Store(store).current(),
-        "sequence": 5,
-        "size_bytes": sum(path.stat().st_size for path in (store / "memory").iterdir()),
-        "entries": 5,
-        "instances": 1,
-        "labels": 0,
-        "removed_instances": 1,
-        "removed_labels": 2,
-        "corrections": 0,
-    }
-    shown = run("memory")[1].splitlines()
-    assert shown[0].startswith(f"version {Store(store).current()}, sequence 5, ")
-    assert shown[1:3] == ["added:   1 instances, 0 labels, 0 corrections", "removed: 1 instances, 2 labels"]
-    assert shown[3].startswith("entries: 5, the oldest of 20")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -138,22 +82,6 @@ def test_wrong_line_is_named_and_nothing_is_written(
     assert (status, output) == (2, "")
     assert errors.startswith(f"recollect extend: {path}:2: {message}")
     assert errors.count("\n") == 1
-    assert not (store / "memory").exists()
-
-
-def test_wrong_removals_and_missing_files_are_named(
-    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path], tmp_path: Path
-) -> None:
-    both = lines("both", {"label": "a", "instance": "a"})
-    assert '/both:1: expected {"instance": UID} or {"label": UID}, found' in run("extend", "--remove", both)[2]
-    assert ":1: expected only the fields instance, label" in run("extend", "--remove", lines("x", {"uid": "a"}))[2]
-    assert "missing: expected a file of JSON lines, found: No such" in run("extend", "--add", tmp_path / "missing")[2]
-    assert "expected --add or --remove, found neither" in run("extend")[2]
-    gone = lines("gone", {"label": "Law"})
-    names = lines("names", {"uid": "x", "text": "x", "labels": ["Law"]})
-    status, _, errors = run("extend", "--add", names, "--remove", gone)
-    assert status == 2
-    assert "found 'Law', which --remove removes; add a line with its uid and its text" in errors
     assert not (store / "memory").exists()
 
 

@@ -7,10 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,76 +15,25 @@ import structlog
 
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import (
-    Entry,
-    PutCorrection,
     PutInstance,
-    PutLabel,
-    RemoveCorrection,
     RemoveInstance,
-    RemoveLabel,
 )
-from recollect.service.memory_log import log as log_module
 from recollect.service.memory_log.folder_segments import FolderSegments
 from recollect.service.memory_log.groups import EncoderOfGroup
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.summary import summarise
 from tests.service.memory_log.logs import (
-    DIM,
     append,
-    apply,
     folder_log,
     instance,
-    is_same,
     label,
     uids,
-    vector_of,
-    writer,
 )
 
 REPOSITORY = Path(__file__).parents[3]
 
-ALL_KINDS: tuple[Entry, ...] = (
-    label("a"),
-    label("音楽", '音楽 \u2028 \\ " \x00'),
-    instance("one", ("a", "音楽")),
-    instance("two", ("a",), weight=2.5),
-    PutCorrection("no", "a query", "a", vector_of("a query")),
-    RemoveCorrection("no"),
-    RemoveInstance("one"),
-    RemoveLabel("音楽"),
-)
-
 
 def segment(folder: Path, first: int = 1) -> Path:
     return folder / f"{first:020}.log"
-
-
-def test_entries_of_all_kinds_are_read_as_they_were_appended(tmp_path: Path) -> None:
-    logged = append(folder_log(tmp_path / "memory"), *ALL_KINDS)
-    read = folder_log(tmp_path / "memory").read()
-    assert [each.sequence for each in read] == list(range(1, 9))
-    assert all(map(is_same, logged, read))
-
-
-def test_reader_gets_only_entries_after_its_last_one(tmp_path: Path) -> None:
-    log, reader = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
-    assert reader.read() == []
-    append(log, label("a"))
-    assert uids(reader.read()) == ["a"]
-    assert reader.read() == []
-    append(log, instance("one"))
-    append(log, instance("two"))
-    assert uids(reader.read()) == ["one", "two"]
-    assert reader.sequence == log.sequence == 3
-
-
-def test_entries_that_the_bundle_contains_are_not_returned(tmp_path: Path) -> None:
-    append(folder_log(tmp_path / "memory"), label("a"), label("b"), label("c"))
-    append(folder_log(tmp_path / "memory"), label("d"))
-    assert [each.sequence for each in folder_log(tmp_path / "memory", after=2).read()] == [3, 4]
-    later = folder_log(tmp_path / "memory", after=4)
-    assert later.read() == []
-    assert later.sequence == 4
 
 
 def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: Path) -> None:
@@ -104,37 +50,6 @@ def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: P
     complete = folder_log(tmp_path / "memory", after=2)
     append(complete, label("c"))
     assert complete.exists
-
-
-def test_section_reads_the_entries_of_other_processes_first(tmp_path: Path) -> None:
-    mine, other = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
-    append(other, label("a"), label("b"))
-    with mine.exclusive() as section:
-        assert uids(section.others) == ["a", "b"]
-        assert section.next_sequence == 3
-    logged = folder_log(tmp_path / "memory").read()
-    with pytest.raises(ValueError, match="expected sequence number 3, found 1"), mine.exclusive() as section:
-        section.append(logged)
-
-
-def test_large_log_goes_on_in_another_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
-    reader = folder_log(tmp_path / "memory")
-    for number in range(5):
-        append(folder_log(tmp_path / "memory"), label(f"{number}"), label(f"{number}!"))
-        assert uids(reader.read()) == [f"{number}", f"{number}!"]
-    assert len(folder_log(tmp_path / "memory").read()) == 10
-
-
-def test_log_begins_later_if_old_segments_were_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
-    for uid in "abcd":
-        append(folder_log(tmp_path / "memory"), label(uid))
-    segment(tmp_path / "memory", 1).unlink()
-    segment(tmp_path / "memory", 2).unlink()
-    assert uids(folder_log(tmp_path / "memory", after=2).read()) == ["c", "d"]
-    with pytest.raises(MemoryLogError, match="expected all entries after 1, found that entries 2 to 2 were removed"):
-        folder_log(tmp_path / "memory", after=1).read()
 
 
 def test_entries_of_another_encoder_are_encoded_again(tmp_path: Path) -> None:
@@ -219,68 +134,6 @@ def test_missing_and_shortened_segments_are_errors(tmp_path: Path, monkeypatch: 
         folder_log(tmp_path / "memory").read()
 
 
-def test_wrong_vectors_are_refused_and_change_nothing(tmp_path: Path) -> None:
-    log = folder_log(tmp_path / "memory")
-    append(log, label("a"))
-    for vector in (np.ones(DIM + 1, dtype=np.float32), np.full(DIM, np.nan, dtype=np.float32)):
-        with pytest.raises(ValueError, match="one: expected a finite vector"):
-            append(log, PutInstance("one", "text", ["a"], vector))
-    assert uids(folder_log(tmp_path / "memory").read()) == ["a"]
-
-
-def test_writers_of_several_threads_and_logs_lose_nothing(tmp_path: Path) -> None:
-    writers = [writer(folder_log(tmp_path / "memory")) for _ in range(3)]
-
-    def write(number: int) -> list[int]:
-        own = writers[number % 3]
-        return [own.write(lambda _, each=each: [instance(f"{number}/{each}")]) for each in range(20)]
-
-    with ThreadPoolExecutor(8) as pool:
-        numbers = [number for written in pool.map(write, range(8)) for number in written]
-    assert sorted(numbers) == list(range(1, 161))
-    memories = {each.catch_up() for each in writers}
-    assert memories == {apply((), folder_log(tmp_path / "memory").read())}
-    assert len(memories.pop()) == 160
-
-
-def test_change_is_decided_on_the_memory_with_all_changes_before(tmp_path: Path) -> None:
-    own, other = writer(folder_log(tmp_path / "memory")), writer(folder_log(tmp_path / "memory"))
-
-    def insert_once(memory: tuple[str, ...]) -> list[Entry]:
-        if "only" in memory:
-            raise MemoryLogError("exists")
-        return [instance("only")]
-
-    with ThreadPoolExecutor(8) as pool:
-        done = [pool.submit(each.write, insert_once) for each in [own, other] * 20]
-    assert [each.exception() for each in done].count(None) == 1
-    assert own.catch_up() == other.catch_up() == ("only",)
-    assert own.write(lambda memory: []) == 1
-
-
-def test_replay_of_the_same_entries_changes_nothing(tmp_path: Path) -> None:
-    append(folder_log(tmp_path / "memory"), *ALL_KINDS)
-    entries = folder_log(tmp_path / "memory").read()
-    once = apply((), entries)
-    assert set(apply(once, entries)) == set(once)
-
-
-def test_clock_that_jumps_changes_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = folder_log(tmp_path / "memory")
-    for seconds, text in ((2e9, "first"), (0.0, "second"), (3e9, "third"), (1e9, "fourth")):
-        monkeypatch.setattr(log_module, "time", SimpleNamespace(time=lambda seconds=seconds: seconds))
-        append(log, label("a", text))
-    found = folder_log(tmp_path / "memory").read()
-    assert [each.entry.text for each in found if isinstance(each.entry, PutLabel)] == [
-        "first",
-        "second",
-        "third",
-        "fourth",
-    ]
-    assert [each.sequence for each in found] == [1, 2, 3, 4]
-    assert summarise(found).oldest == datetime.fromtimestamp(0, UTC)
-
-
 # Program that appends entries, and prints the uid of each entry after its acknowledgement.
 APPENDS = """
 import sys
@@ -359,11 +212,3 @@ def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> No
     ], done.stderr
     found = uids(folder_log(tmp_path / "memory").read())
     assert found == [*(f"before {number}" for number in range(len(found) - 1)), "after"]
-
-
-def test_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "memory").write_bytes(b"")
-    with pytest.raises(
-        MemoryLogError, match="memory/deeper: expected a file that can be written, found: Not a directory"
-    ):
-        append(folder_log(tmp_path / "memory" / "deeper"), label("a"))

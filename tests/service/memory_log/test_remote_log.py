@@ -11,9 +11,8 @@ import pytest
 from recollect.service.errors import LogConflictError, StoreError
 from recollect.service.memory_log.log import MemoryLog, number
 from recollect.service.memory_log.object_segments import ObjectSegments
-from recollect.service.memory_log.segments import segment_name
 from recollect.service.storage.object_folder import ObjectFolder
-from tests.service.memory_log.logs import ENCODER, append, apply, folder_log, instance, is_same, label, uids, writer
+from tests.service.memory_log.logs import ENCODER, append, apply, folder_log, instance, label, uids, writer
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 
 
@@ -30,18 +29,6 @@ def remote(s3: str, tmp_path: Path) -> ObjectFolder:
 
 def remote_log(remote: ObjectFolder, after: int = 0) -> MemoryLog:
     return MemoryLog(ObjectSegments(remote, "memory"), ENCODER, after=after)
-
-
-def test_each_write_is_an_object_and_readers_follow(remote: ObjectFolder) -> None:
-    log, reader = remote_log(remote), remote_log(remote)
-    assert reader.read() == []
-    logged = append(log, label("a"), instance("one"))
-    logged += append(log, instance("two"))
-    assert all(map(is_same, logged, reader.read()))
-    assert reader.read() == []
-    assert set(remote.files("memory")) == {segment_name(1), segment_name(3)}
-    remote.delete(f"memory/{segment_name(1)}")
-    assert uids(remote_log(remote, after=2).read()) == ["two"]
 
 
 def test_write_fails_if_another_process_was_faster(remote: ObjectFolder) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import LoggedEntry, PutLabel
 from recollect.service.memory_log import object_segments
@@ -112,17 +111,6 @@ def test_replica_of_a_store_at_a_web_server_finds_the_first_segment_that_is_left
             log_of(web).read()
 
 
-def test_log_is_complete_if_its_first_segment_is_removed_while_it_is_opened(
-    folder: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(folder, "a", "b", "c", "d")
-    add_version(folder.root, "v3", "new", containing(2))
-    assert names(list(prune_log(folder, others(folder, "new")))) == [1, 2]
-    first, before = FolderSegments.first, iter([1])  # the answer before the removal
-    monkeypatch.setattr(FolderSegments, "first", lambda segments: next(before, None) or first(segments))
-    assert uids(log_of(folder, "new").read()) == ["c", "d"]
-
-
 def test_replica_that_was_away_during_the_removal_is_told_and_cannot_write(folder: Store) -> None:
     write(folder, "a")
     away = log_of(folder)
@@ -159,19 +147,6 @@ def test_log_is_copied_and_an_earlier_copy_is_continued(folder: Store, tmp_path:
     assert uids(log_of(target).read()) == ["a", "b", "c", "own"]
 
 
-def test_copy_of_a_log_without_its_first_entries(folder: Store, tmp_path: Path) -> None:
-    target = Store(shutil.copytree(folder.root, tmp_path / "target"))
-    write(folder, "a", "b", "c")
-    for store in (folder, target):
-        add_version(store.root, "v3", "new", containing(2))
-    assert names(list(prune_log(folder, others(folder, "new")))) == [1, 2]
-    assert copy_log(folder, target) == 1
-    assert uids(log_of(target, "new").read()) == ["c"]
-    write_new = append(log_of(folder, "new"), *labels(folder, "d"))
-    assert copy_log(folder, target) == len(write_new)
-    assert uids(log_of(target, "new").read()) == ["c", "d"]
-
-
 def test_log_in_an_object_store_is_copied_and_pruned(
     folder: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,17 +174,3 @@ def test_log_in_an_object_store_is_copied_and_pruned(
         with pytest.raises(MemoryLogError, match="found that older segments were removed"):
             append(away, *labels(folder, "x"))
         assert ObjectSegments(ObjectFolder(url), "memory").first() == 5
-
-
-def test_prune_and_copy_of_the_command_line_name_the_log(
-    folder: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(folder, "a", "b")
-    to = tmp_path / "to"
-    assert recollect.main(["copy", "v3", "--store", str(folder.root), "--to", str(to)]) == 0
-    assert "has a live memory, which is not copied; copy it with --memory-log" in capsys.readouterr().err
-    assert recollect.main(["copy", "v3", "--store", str(folder.root), "--to", str(to), "--memory-log"]) == 0
-    assert "copied 2 entries of the memory log" in capsys.readouterr().err
-    assert uids(log_of(Store(to)).read()) == ["a", "b"]
-    assert recollect.main(["prune", "--store", str(folder.root), "--keep", "9", "--memory-log"]) == 0
-    assert "removed 0 segments of the memory log, 0 bytes" in capsys.readouterr().err

@@ -8,26 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recollect.index_builder.build import write_manifest
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.integrity import describe_files, read_manifest
-from recollect.service.bundle.manifest import IndexInfo
 from recollect.service.bundle.strings import write_table
 from recollect.service.command_settings import ExportSettings
 from recollect.service.errors import BundleError, EngineError, QueryError, SettingsError, StoreError
 from recollect.service.export import export_version
 from recollect.service.memory.entries import PutInstance, RemoveInstance
 from recollect.service.memory_log.log import number
-from recollect.service.milvus.collection import KeyCollection, search_parameters
+from recollect.service.milvus.collection import KeyCollection
 from recollect.service.milvus.connection import Connection
 from recollect.service.milvus.removal import Removal, drop
 from recollect.service.model import Model
 from recollect.service.options import resolve_options
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.settings import EngineSettings
 from recollect.service.store.copying import copy_version
 from recollect.service.store.store import Store
 from tests.service.milvus.milvus_bundles import engine_at, write_milvus_bundle
@@ -103,19 +100,6 @@ def test_filter_that_needs_too_many_comparisons_is_refused(
         milvus_predictor.predict(["x"], resolve_options(milvus_predictor.defaults, allow=("Taxation",)))
 
 
-def test_labels_of_instances_that_are_no_longer_kept_are_read_again(milvus_predictor: Predictor, built: Any) -> None:
-    from recollect.service.milvus import instances
-
-    values = milvus_predictor.memory.instances.values
-    assert isinstance(values, instances.InstanceCollection)
-    rows = np.array([5, 0, 5])
-    expected = Store(built.store).open(built.version).instances.values.gather(rows)
-    values._recent.clear()
-    for _ in range(2):
-        for found, wanted in zip(values.gather(rows), expected, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -147,39 +131,6 @@ def test_bundle_without_the_address_of_milvus_is_refused(
         Predictor.open(open_bundle(milvus_predictor.bundle.folder), 1)
 
 
-@pytest.mark.parametrize(
-    "uri",
-    ["localhost:19530", "http://", "http://:19530", "http://host:port", "https://[::1", "tcp://host:1", "s3://x.db"],
-)
-def test_wrong_form_of_the_address_is_refused(uri: str) -> None:
-    with pytest.raises(SettingsError, match="--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file"):
-        engine_at(uri)
-
-
-def test_certificates_without_tls_and_a_file_in_no_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--engine-ca: expected an --engine-uri that begins with https://"):
-        Connection(engine_at("http://127.0.0.1:9", engine_ca=tmp_path))
-    with pytest.raises(SettingsError, match="--engine-uri: expected a file in an existing folder"):
-        Connection(engine_at(str(tmp_path / "none" / "milvus.db")))
-
-
-def test_many_queries_are_searched_in_several_calls(
-    milvus_predictor: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search, vectors = milvus_predictor.memory.searcher.instances.search, milvus_predictor.encode([*QUERIES, "a", "b"])
-    expected = search(vectors, 5)
-    monkeypatch.setattr("recollect.service.milvus.collection._MOST_QUERIES", 2)
-    found = search(vectors, 5)
-    np.testing.assert_array_equal(found.keys, expected.keys)
-    np.testing.assert_allclose(found.similarities, expected.similarities, atol=1e-6)
-
-
-def test_search_for_all_keys_visits_all_inverted_lists() -> None:
-    index = IndexInfo(kind="ivf", factory="IVF_SQ8", keys=1_000, effort=4)
-    assert search_parameters(index, 10, keys=1_000, lists=128) == {"nprobe": 4}
-    assert search_parameters(index, 1_000, keys=1_000, lists=128) == {"nprobe": 128}
-
-
 def test_uids_with_special_characters_are_found(
     built: Any, milvus_predictor: Predictor, move_to_milvus: Callable[[Path], Predictor], tmp_path: Path
 ) -> None:
@@ -195,23 +146,6 @@ def test_uids_with_special_characters_are_found(
     assert [finder.find(uid) for uid in [*odd, "it"]] == [*range(len(odd)), None]
     finder.expect([*odd, "it"])
     assert [finder.find(uid) for uid in [*odd, "it"]] == [*range(len(odd)), None]
-
-
-def test_entries_of_a_log_are_looked_up_together(opened: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def counted(collection: KeyCollection, filter_: str, *fields: str) -> list[dict[str, Any]]:
-        calls.append(filter_)
-        return query(collection, filter_, *fields)
-
-    vector, query = opened[0].predictor.encode(["A tax on boats"])[0], KeyCollection.query
-    monkeypatch.setattr(KeyCollection, "query", counted)
-    changes = [PutInstance(f"Taxation/{nth}", "A tax on boats", ("Law",), vector) for nth in range(4)]
-    removals = [RemoveInstance(f"Cooking/{nth}") for nth in range(4)]
-    opened[1].predictor.apply(number([*changes, *removals], 1))
-    assert len(calls) == 1
-    opened[0].predictor.apply(number([*changes, *removals], 1))
-    require_equal(*opened, explain=True)
 
 
 @pytest.mark.parametrize(
@@ -239,20 +173,6 @@ def test_collection_that_was_changed_later_gives_no_answers(
     connection.call("query", name, filter="row == 0", consistency_level="Strong")  # waits for the change
     with pytest.raises(EngineError, match=expected):
         Model(moved).predict(QUERIES, top_b=100)
-
-
-def test_version_that_may_not_be_served_leaves_no_connection(
-    milvus_predictor: Predictor, milvus_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise BundleError("expected unit vectors")
-
-    closed: list[Connection] = []
-    monkeypatch.setattr(Connection, "close", lambda connection: closed.append(connection))
-    monkeypatch.setattr(Predictor, "warm_up", fail)
-    with pytest.raises(BundleError):
-        Predictor.open(open_bundle(milvus_predictor.bundle.folder), 1, engine=engine_at(milvus_uri))
-    assert len(closed) == 1
 
 
 def test_version_whose_keys_are_in_milvus_is_not_copied_to_another_store(
@@ -295,8 +215,3 @@ def test_removal_drops_the_collections_of_a_version_alone(
         drop(connection, ["recollect_lost_instances", "recollect_lost_labels"])
     assert sorted(connection.collections()) == sorted(before)
     connection.close()
-
-
-def test_removal_needs_the_address_only_if_keys_are_in_milvus(built: Any) -> None:
-    with Removal(Store(built.store), EngineSettings()) as removal:
-        removal.drop(built.version)

@@ -3,20 +3,16 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from recollect.service.bundle.manifest import Engine
 from recollect.service.errors import EngineError
 from recollect.service.http.app import create_app
-from recollect.service.milvus.breaker import Breaker
 from recollect.service.milvus.connection import Connection
-from recollect.service.milvus.removal import drop
 from recollect.service.model import Model
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.batcher import Batcher
@@ -35,25 +31,6 @@ def server(tmp_path: Path) -> Iterator[LiteServer]:
     server = LiteServer(tmp_path / "milvus")
     yield server
     server.stop()
-
-
-@pytest.fixture
-def refusing_server() -> Iterator[str]:
-    """A server of gRPC that refuses the token of all calls, as Milvus does."""
-    import grpc
-
-    class Refusal(grpc.GenericRpcHandler):  # type: ignore[misc]
-        def service(self, handler_call_details: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
-                lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
-            )
-
-    with ThreadPoolExecutor(1) as threads:
-        server = grpc.server(threads, handlers=[Refusal()])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"http://127.0.0.1:{port}"
-        server.stop(grace=None).wait()
 
 
 def open_in_milvus(built: Any, server: LiteServer, folder: Path) -> tuple[Model, Any, Engine]:
@@ -110,26 +87,6 @@ def test_collection_that_was_released_is_loaded_again_by_the_breaker(
     keys.close()
 
 
-def test_breaker_stays_open_while_milvus_answers_but_a_collection_does_not(
-    built: Any, server: LiteServer, tmp_path: Path
-) -> None:
-    model, keys, engine = open_in_milvus(built, server, tmp_path)
-    metrics = Metrics(with_engine=True)
-    keys.connection.observer = metrics.engine
-    assert keys.connection._answers()
-    drop(keys.connection, [engine.labels.name])
-    for _ in range(3):
-        assert keys.problem is None
-        with pytest.raises(EngineError, match=r"expected Milvus to accept search of .*_labels, found: "):
-            model.predict("bread")
-    assert keys.problem is not None
-    assert not keys.connection._answers()
-    exposed = metrics.exposition().decode()
-    assert 'recollect_engine_errors_total{method="search",reason="refused"} 3.0' in exposed
-    assert 'recollect_engine_errors_total{method="search",reason="timeout"} 0.0' in exposed
-    keys.close()
-
-
 def test_replica_whose_token_is_refused_gives_the_reason_at_once_and_recovers_by_itself(
     built: Any, server: LiteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,27 +108,6 @@ def test_replica_whose_token_is_refused_gives_the_reason_at_once_and_recovers_by
         time.sleep(0.05)
     assert model.predict("bread") == before
     keys.close()
-
-
-@pytest.mark.parametrize("token", [None, SecretStr("root:secret")])
-def test_refused_token_is_named_instead_of_an_outage(refusing_server: str, token: SecretStr | None) -> None:
-    expected = "expected Milvus to accept the token of --engine-token, found: auth check failure; set RECOLLECT_ENGINE"
-    with pytest.raises(EngineError, match=f"^{refusing_server}: {expected}") as error:
-        Connection(engine_at(refusing_server, engine_token=token))
-    assert "secret" not in str(error.value)
-
-
-def test_breaker_opens_only_after_several_failures_in_a_row() -> None:
-    breaker = Breaker("milvus", lambda: False)
-    for failure in ("timeout", "refused", "wrong_call"):
-        breaker.failed(failure, failure)  # type: ignore[arg-type]
-    breaker.succeeded()
-    breaker.failed("slow", "timeout")
-    breaker.failed("slow", "timeout")
-    assert breaker.problem is None
-    breaker.failed("too slow", "timeout")
-    assert breaker.problem == "too slow"
-    breaker.close()
 
 
 def test_unreachable_server_is_named_without_the_credentials_of_its_uri() -> None:

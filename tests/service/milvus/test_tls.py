@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.service.errors import EngineError, SettingsError
+from recollect.service.errors import EngineError
 from recollect.service.milvus.connection import Connection
 from tests.deploy.helpers import free_address, run_nginx, run_tool
 from tests.service.milvus.milvus_bundles import LiteServer, engine_at
@@ -71,10 +71,3 @@ def test_milvus_answers_over_tls_if_its_certificate_fits(tls_address: str, tmp_p
             Connection(engine_at(uri, engine_ca=ca))
     with pytest.raises(EngineError, match="a server with TLS needs https://"):
         Connection(engine_at(f"http://localhost:{port}"))
-
-
-def test_file_without_certificates_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.pem").touch()
-    for name in ("empty.pem", "missing.pem", ""):
-        with pytest.raises(SettingsError, match="--engine-ca: expected a file with CA certificates in PEM format"):
-            Connection(engine_at("https://localhost:9", engine_ca=tmp_path / name))

@@ -134,19 +134,3 @@ def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> 
         assert single.label.tolist() == block.label[block.query == query].tolist()
         for name, values_alone in compute_features(single, [TEXTS[query]], facts).items():
             np.testing.assert_array_equal(values_alone, together[name][block.query == query], err_msg=name)
-
-
-def test_without_a_lexical_index_its_features_are_absent() -> None:
-    searches, voted, values = random_case(0, words=False)
-    facts = LabelFacts(np.bincount(values.indices, minlength=LABELS), Names.of(["query"] * LABELS))
-    assert tuple(compute_features(find_candidates(searches, voted, values), TEXTS, facts)) == FEATURES
-
-
-def test_queries_without_evidence_have_no_candidates() -> None:
-    nothing = Found.by_vectors(np.full((2, 3), -1), np.full((2, 3), -np.inf, np.float32), 0.1)
-    voted = Voted(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    values = SparseValues(np.array([0, 1]), np.array([0], dtype=np.int32), 2)
-    candidates = find_candidates(Searches(nothing, nothing), voted, values)
-    assert len(candidates.query) == 0
-    features = compute_features(candidates, ["a", "b"], LabelFacts(np.array([1, 0]), Names.of(["a", "b"])))
-    assert all(len(column) == 0 for column in features.values())

@@ -38,20 +38,6 @@ def test_contributions_sum_to_the_logit() -> None:
     np.testing.assert_allclose(terms.sum(axis=1), model.logits(rows), atol=1e-12)
 
 
-def test_a_feature_without_a_split_contributes_nothing() -> None:
-    rng = np.random.default_rng(0)
-    file = random_file(rng, NAMES)
-    unused = file.model_copy(update={"features": [*NAMES, "unused"]})
-    rows = rng.normal(size=(50, 4))
-    assert not RankerModel(unused).contributions(rows)[:, 3].any()
-
-
-def test_no_candidates_give_no_logits() -> None:
-    model = RankerModel(random_file(np.random.default_rng(0), NAMES))
-    assert model.logits(np.empty((0, 3), np.float32)).shape == (0,)
-    assert model.contributions(np.empty((0, 3), np.float32)).shape == (0, 4)
-
-
 def stump(**changes: Any) -> dict[str, Any]:
     tree = {
         "feature": [0],

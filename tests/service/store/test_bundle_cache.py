@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from recollect.service.bundle.files import MANIFEST, SIGNATURE
+from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, StoreError
-from recollect.service.storage.bundle_cache import default_cache
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
@@ -49,28 +47,6 @@ def change_manifest(origin: Store, version: str, change: Callable[[dict[str, Any
     content = json.loads(path.read_bytes())
     change(content)
     path.write_text(json.dumps(content))
-
-
-def test_cached_version_is_not_downloaded_again(web: WebServer, store: Store) -> None:
-    store.open("A")
-    web.requests.clear()
-    store.open("A")
-    assert {path.rpartition("/")[2] for path in web.requests} <= {MANIFEST, SIGNATURE}
-
-
-def test_version_that_was_published_anew_is_downloaded_again(
-    origin: Store, store: Store, write_bundle: Callable[..., Path]
-) -> None:
-    assert store.open("A").manifest.metrics == {"recall_labels": 1.0}
-    shutil.rmtree(origin.bundles / "A")
-    write_bundle(origin.bundles / "A", "A", metrics={})
-    assert store.open("A").manifest.metrics == {}
-
-
-def test_current_file_is_read_from_the_server_each_time_and_never_from_a_cache(origin: Store, store: Store) -> None:
-    for version in "BCA":
-        origin.activate(version)
-        assert store.current() == version
 
 
 def test_damaged_bundle_in_the_cache_is_downloaded_again(store: Store) -> None:
@@ -183,13 +159,6 @@ def test_two_processes_that_open_the_same_version_download_it_once(web: WebServe
     assert cached(store) == ["A"]
 
 
-def test_current_version_and_the_versions_opened_last_stay_in_the_cache(store: Store) -> None:
-    for version in "ABCDE":
-        store.open(version)
-        gc.collect()
-    assert cached(store) == ["A", "C", "D", "E"]
-
-
 def test_version_that_a_process_has_open_is_never_removed_from_the_cache(store: Store, origin: Store) -> None:
     bundle = store.open("B")
     for version in "CDE":
@@ -199,27 +168,3 @@ def test_version_that_a_process_has_open_is_never_removed_from_the_cache(store: 
     gc.collect()
     store.open("A")
     assert cached(store) == ["A", "D", "E"]
-
-
-def test_download_stops_with_an_error_when_the_service_shuts_down(web: WebServer, store: Store) -> None:
-    store.close()
-    with pytest.raises(StoreError, match=f"^{web.url}: the copy was stopped because the service is shutting down"):
-        store.open("A")
-    assert cached(store) == []
-
-
-def test_url_with_and_url_without_credentials_use_the_same_cache_folder(tmp_path: Path) -> None:
-    stores = [open_store(f"https://{user}host/store/", None, tmp_path) for user in ("", "jane:a@", "jane:b@")]
-    (folder,) = {store.root for store in stores}
-    assert folder.name.startswith("https-host-store-")
-    assert open_store("https://host/store2", None, tmp_path).root != folder
-
-
-def test_cache_is_in_the_cache_folder_of_the_user_unless_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "recollect"
-    assert open_store("s3://bucket/store").root.parent == default_cache()
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert default_cache() == Path.home() / ".cache" / "recollect"

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recollect.service.errors import StoreError
 from recollect.service.storage.connect import connect, without_credentials
 from recollect.service.storage.object_folder import ObjectFolder
-from recollect.service.store.locations import open_store
 from tests.service.store.servers import WebServer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -63,26 +59,6 @@ def test_credentials_in_a_url_are_sent_to_its_host_and_never_printed(
     assert sent == "jane:" + password.replace("%40", "@").replace("%2F", "/")
 
 
-@pytest.mark.parametrize(
-    ("url", "client", "prefix"),
-    [
-        ("s3://bucket/models/my store 50%", "S3Store", "models/my store 50%"),
-        ("gs://bucket/store", "GCSStore", "store"),
-        ("az://container/store", "AzureStore", "store"),
-        ("abfs://container/store", "AzureStore", "store"),
-        ("abfss://container@account.dfs.core.windows.net/store", "AzureStore", "store"),
-    ],
-)
-def test_every_url_scheme_selects_its_obstore_client(
-    url: str, client: str, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    if "@" not in url:
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    connected: Any = connect(url, SECOND)
-    assert (type(connected).__name__, connected.prefix) == (client, prefix)
-
-
 def test_web_server_client_keeps_percent_encoding_and_its_url_contains_no_password() -> None:
     assert repr(connect("https://jane:hush@host/my%20store", SECOND)) == 'HTTPStore("https://host/my%20store")'
 
@@ -116,14 +92,6 @@ def test_error_for_an_unknown_url_scheme_lists_the_known_schemes(
     assert f"{scheme}://host/store: expected a URL with one of {known}, found {scheme}://" in line
 
 
-def test_error_names_obstore_if_it_is_not_installed(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['obstore'] = None; import recollect; sys.exit(recollect.main())"
-    command = [sys.executable, "-c", code, "versions", "--store", "s3://bucket/store"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "s3://bucket/store: needs obstore, which is not installed; run `pip install obstore`" in done.stderr
-
-
 @pytest.fixture
 def no_aws_keys(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove all credentials: from the environment, from profiles, and from the machine's metadata service."""
@@ -152,23 +120,6 @@ def test_missing_aws_credentials_are_reported_in_one_line(
     )
 
 
-def test_credentials_are_read_from_an_aws_profile(
-    url: str, no_aws_keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "credentials").write_text("[team]\naws_access_key_id = someone\naws_secret_access_key = very-secret\n")
-    monkeypatch.setenv("AWS_PROFILE", "team")
-    folder = ObjectFolder(url)
-    folder.write("CURRENT", b"A\n")
-    assert folder.read("CURRENT") == b"A\n"
-
-
-def test_http_without_tls_is_used_only_if_the_endpoint_url_is_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
-    with pytest.raises(StoreError, match="CURRENT: expected an answer, found: .*Connection refused; check the URL"):
-        ObjectFolder(url).read("CURRENT")
-
-
 def test_download_that_stalls_ends_with_an_error(
     web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,53 +128,3 @@ def test_download_that_stalls_ends_with_an_error(
     folder = ObjectFolder(web.url)
     with pytest.raises(StoreError, match="instance_keys.faiss: expected an answer, found: .*; check the URL"):
         list(folder.pieces("bundles/A/instance_keys.faiss"))
-
-
-def test_store_used_before_a_fork_raises_an_error_in_the_child_process(web: WebServer, tmp_path: Path) -> None:
-    code = """
-import os, sys
-from pathlib import Path
-from recollect.service.errors import StoreError
-from recollect.service.store.locations import open_store
-store = open_store(sys.argv[1], None, Path(sys.argv[2]))
-print(store.current(), flush=True)
-if not os.fork():
-    try:
-        store.current()
-    except StoreError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.wait()
-"""
-    command = [sys.executable, "-c", code, web.url, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    first, error = done.stdout.splitlines()
-    assert first == "A"
-    assert error.startswith(f"{web.url}: this process was forked after a store at a URL was used")
-
-
-def test_store_opened_but_not_used_before_a_fork_works_in_the_child_process(web: WebServer, tmp_path: Path) -> None:
-    code = """
-import os, sys
-from pathlib import Path
-from recollect.service.store.locations import open_store
-store = open_store(sys.argv[1], None, Path(sys.argv[2]))
-if not os.fork():
-    print(store.current(), flush=True)
-    os._exit(0)
-os.wait()
-"""
-    command = [sys.executable, "-c", code, web.url, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "A\n"
-
-
-def test_store_at_a_url_is_refused_without_a_home_folder_and_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", _no_home)
-    with pytest.raises(StoreError, match="expected a home folder for copies of bundles, found none; choose"):
-        open_store("s3://bucket/store")
-
-
-def _no_home() -> Path:
-    raise RuntimeError

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recollect.service.bundle.files import MANIFEST
 from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
 from recollect.service.errors import BundleError, StoreError
-from recollect.service.storage.object_folder import ObjectFolder
 from recollect.service.store.copying import copy_version
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
@@ -74,14 +72,6 @@ def test_command_copies_the_current_version_to_another_store(
     assert run("copy", "A", *flags) == "A\n"  # the copy exists, and is equal
 
 
-def test_version_is_copied_from_a_url_to_a_folder(source: Store, url: str, tmp_path: Path) -> None:
-    remote = opened(url, tmp_path)
-    publish(remote, source.bundles / "A", "A")
-    target = Store(tmp_path / "target")
-    assert copy_version(remote, "A", target)
-    assert target.open("A").manifest == source.manifest("A")
-
-
 def test_copy_never_overwrites_another_bundle_with_the_same_name(
     source: Store, target: str, tmp_path: Path, write_bundle: Callable[..., Path]
 ) -> None:
@@ -100,22 +90,6 @@ def test_damaged_version_is_not_copied(source: Store, target: str, tmp_path: Pat
     assert opened(target, tmp_path).versions() == []
 
 
-def test_file_that_changes_during_the_copy_is_not_published(
-    source: Store, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = opened(target, tmp_path)
-    publish_copy = copy.publish_copy
-
-    def publish_changed(folder: Path, version: str) -> None:
-        flip_bit(folder / "golden.json")
-        publish_copy(folder, version)
-
-    monkeypatch.setattr(copy, "publish_copy", publish_changed)
-    with pytest.raises(BundleError, match=r"golden\.json: expected"):
-        copy_version(source, "A", copy)
-    assert copy.versions() == []
-
-
 def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Store, target: str, tmp_path: Path) -> None:
     arguments = [str(source.root), target, str(tmp_path / "cache")]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=REPOSITORY)
@@ -125,24 +99,6 @@ def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Stor
     assert copy_version(source, "A", copy)
     assert copy.open("A").manifest == source.manifest("A")
     assert not list(copy.bundles.glob(".*"))
-
-
-def test_repeated_copy_uploads_only_missing_and_wrong_files(
-    source: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, files = ObjectFolder(url), source.bundles / "A"
-    folder.upload(files / "encoder.onnx", "bundles/A/encoder.onnx")
-    folder.write("bundles/A/tokenizer.json", b"{1")  # has the right size
-    uploaded = []
-    upload = ObjectFolder.upload
-
-    def recorded(self: ObjectFolder, local: Path, name: str) -> None:
-        uploaded.append(local.name)
-        upload(self, local, name)
-
-    monkeypatch.setattr(ObjectFolder, "upload", recorded)
-    assert copy_version(source, "A", opened(url, tmp_path))
-    assert sorted(uploaded) == sorted({*source.manifest("A").files, MANIFEST} - {"encoder.onnx"})
 
 
 def test_copy_requires_the_signature(source: Store, target: str, tmp_path: Path, error_of: Callable[..., str]) -> None:

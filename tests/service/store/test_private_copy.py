@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -75,12 +72,6 @@ def test_answers_of_a_server_do_not_change_when_the_files_of_its_bundle_are_over
         assert httpx.post(f"{server.url}/predict", json=query).raise_for_status().json() == before
 
 
-def test_bundle_without_public_keys_is_opened_in_place(origin: Store, tmp_path: Path) -> None:
-    store = Store(origin.root, None, tmp_path / "cache")
-    assert store.open("A").folder == store.path("A")
-    assert not (tmp_path / "cache").exists()
-
-
 @pytest.mark.parametrize("change", [flip_bit, Path.unlink, lambda path: path.write_bytes(b"")])
 def test_error_names_the_changed_file_of_the_store_and_no_copy_is_kept(
     store: Store, tmp_path: Path, change: Callable[[Path], object]
@@ -108,14 +99,6 @@ def test_link_or_pipe_that_replaces_a_file_during_the_copy_is_refused(store: Sto
     assert b"".join(source.pieces(f"bundles/A/{file}")) == content
 
 
-def test_stores_with_the_same_folder_share_one_copy(store: Store, keys: Pair, tmp_path: Path) -> None:
-    first = store.open("A").folder
-    written = (first / LABELS).stat().st_ino
-    (tmp_path / "link").symlink_to(store.root)
-    again = Store(tmp_path / "link", keys.public, tmp_path / "cache").open("A").folder
-    assert (again, (again / LABELS).stat().st_ino) == (first, written)
-
-
 def test_damaged_copy_is_replaced(store: Store, tmp_path: Path) -> None:
     folder = store.open("A").folder
     flip_bit(folder / LABELS)
@@ -123,51 +106,11 @@ def test_damaged_copy_is_replaced(store: Store, tmp_path: Path) -> None:
     assert (folder / LABELS).read_bytes() == (store.path("A") / LABELS).read_bytes()
 
 
-def test_version_that_was_published_anew_is_copied_again(
-    store: Store, keys: Pair, write_bundle: Callable[..., Path]
-) -> None:
-    assert store.open("A").manifest.metrics == {"recall_labels": 1.0}
-    shutil.rmtree(store.path("A"))
-    sign_manifest(write_bundle(store.bundles / "A", "A", metrics={}), read_signing_key(keys.private))
-    assert store.open("A").manifest.metrics == {}
-
-
 def test_open_bundle_is_not_accepted_by_the_signature_of_another_bundle_with_its_name(store: Store) -> None:
     bundle = store.open("A")
     assert store.accepts(bundle)
     replaced = bundle.manifest.model_copy(update={"created": bundle.manifest.created.replace(year=1999)})
     assert not store.accepts(dataclasses.replace(bundle, manifest=replaced))
-
-
-def test_old_copies_are_removed_but_not_the_current_version_and_the_versions_opened_last(
-    store: Store, tmp_path: Path
-) -> None:
-    for version in "ABCDE":
-        store.open(version)
-        gc.collect()
-    assert cached(tmp_path / "cache") == ["A", "C", "D", "E"]
-
-
-def test_copy_that_is_cancelled_leaves_no_files(store: Store, tmp_path: Path) -> None:
-    def cancel() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        store.open("A", cancel)
-    assert cached(tmp_path / "cache") == []
-    store.close()
-    with pytest.raises(StoreError, match=f"^{store.name}: the copy was stopped because the service is shutting down"):
-        store.open("A")
-    assert cached(tmp_path / "cache") == []
-
-
-def test_bundle_larger_than_the_free_disk_space_is_not_copied(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
-    with pytest.raises(StoreError, match=r"expected .* bytes of free space in .*, found 1,000; .* --bundle-cache"):
-        store.open("A")
-    assert cached(tmp_path / "cache") == []
 
 
 @pytest.mark.parametrize(("max_bytes", "file"), [(1_000, "manifest.json"), (20_000, "instance_keys.faiss")])
@@ -236,12 +179,6 @@ def test_new_cache_folders_are_private(store: Store, tmp_path: Path) -> None:
     assert not folder.stat().st_mode & 0o022
 
 
-def test_cache_that_cannot_be_created_gives_a_clear_message(store: Store, keys: Pair, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"file/cache: expected a folder for copies of bundles, found: Not a dir.*"):
-        Store(store.root, keys.public, tmp_path / "file" / "cache").open("A")
-
-
 def test_commands_and_the_python_api_open_the_copy(store: Store, keys: Pair, tmp_path: Path, built: object) -> None:
     root = copy_store(built.store, tmp_path / "real")  # type: ignore[attr-defined]
     (bundle,) = (root / "bundles").iterdir()
@@ -251,13 +188,3 @@ def test_commands_and_the_python_api_open_the_copy(store: Store, keys: Pair, tmp
     flags = ("--store", str(root), "--verify-key", str(keys.public), "--bundle-cache", str(tmp_path / "another"))
     assert recollect.main(["verify", "current", *flags]) == 0
     assert cached(tmp_path / "another") == [bundle.name]
-
-
-def test_copy_shares_the_disk_blocks_of_the_store_if_the_file_system_can_do_this(store: Store, tmp_path: Path) -> None:
-    source, target = FolderSource(store.root), tmp_path / "clone"
-    with target.open("wb") as file:
-        if not source.clone(f"bundles/A/{LABELS}", file.fileno()):
-            pytest.skip("this file system cannot share disk blocks between files (no FICLONE)")
-    content = target.read_bytes()
-    flip_bit(store.path("A") / LABELS)
-    assert target.read_bytes() == content

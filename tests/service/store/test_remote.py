@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,23 +38,6 @@ def light_bundles(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version, top_k in {"v3": 3, "v5": 5}.items():
         add_version(store, "light", version, answers_with(top_k))
     return store / "bundles"
-
-
-@pytest.mark.parametrize("prefix", ["", "file://"])
-def test_store_in_a_folder_opens_if_obstore_is_not_installed(origin: Store, prefix: str) -> None:
-    code = """
-import sys
-from recollect.service.store.locations import open_store
-print(type(open_store(sys.argv[1])).__name__, open_store(sys.argv[1]).current(), "obstore" in sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"{prefix}{origin.root}"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["Store", "A", "False"]
 
 
 def test_versions_in_s3_can_be_published_served_swapped_and_rolled_back(
@@ -101,56 +82,6 @@ def test_killed_upload_leaves_no_version_and_the_next_upload_replaces_its_files(
         store.activate("B")
     publish(store, origin.path("B"), "B")
     assert store.open("B").manifest.version == "B"
-
-
-def test_large_file_has_the_same_content_after_upload_and_download(url: str, tmp_path: Path) -> None:
-    content = bytes(range(256)) * (40 << 12)  # 40 MiB: uploaded in three parts, downloaded in five pieces
-    (tmp_path / "large").write_bytes(content)
-    folder = ObjectFolder(url)
-    folder.upload(tmp_path / "large", "large")
-    pieces = list(folder.pieces("large"))
-    assert len(pieces) > 1
-    assert b"".join(pieces) == content
-
-
-def test_activation_and_rollback_write_the_same_files_as_in_a_local_store(
-    url: str, origin: Store, tmp_path: Path
-) -> None:
-    store, remote = open_store(url, None, tmp_path / "cache"), ObjectFolder(url)
-    for version in "ABC":
-        publish(store, origin.path(version), version)
-        store.activate(version)
-    assert (remote.read("HISTORY"), remote.read("CURRENT")) == (None, b"C\n")
-    assert [store.rollback().version, store.rollback().version] == ["B", "A"]
-    with pytest.raises(StoreError, match="no version was current before"):
-        store.rollback()
-    assert (remote.read("CURRENT"), store.current()) == (b"A\n", "A")
-    assert [(entry.generation, entry.from_, entry.to) for entry in store.log()] == [
-        (1, None, "A"),
-        (2, "A", "B"),
-        (3, "B", "C"),
-        (4, "C", "B"),
-        (5, "B", "A"),
-    ]
-    remote.write("ACTIVATION", b"{}")
-    with pytest.raises(
-        StoreError, match="ACTIVATION: expected an activation record, found .*; run `recollect activate`"
-    ):
-        store.current()
-    assert store.activate("B").generation == 6
-
-
-def test_old_store_at_a_url_gets_generations_from_its_next_activation_on(
-    url: str, origin: Store, tmp_path: Path
-) -> None:
-    store, remote = open_store(url, None, tmp_path / "cache"), ObjectFolder(url)
-    for version in "AB":
-        publish(store, origin.path(version), version)
-    remote.write("HISTORY", b"A\nB\n")
-    remote.write("CURRENT", b"B\n")
-    assert (store.current(), store.log()) == ("B", [])
-    record = store.rollback()
-    assert (record.generation, record.version, store.current()) == (1, "A", "A")
 
 
 def test_activations_at_the_same_time_get_different_generations(url: str, origin: Store, tmp_path: Path) -> None:
@@ -216,14 +147,6 @@ def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(
     assert f"{web.url}/bundles: expected an answer, found: 501 Not Implemented; check the URL" in line
     line = error_of("activate", "B", *flags)
     assert f"{web.url}/ACTIVATION: expected an answer, found: 501 Not Implemented; check the URL" in line
-
-
-def test_web_server_without_a_store_is_reported_as_no_store(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with WebServer(tmp_path / "empty").running() as web:
-        store = open_store(web.url, None, tmp_path / "cache")
-        with pytest.raises(StoreError, match=f"{web.url}: expected a bundle store, found none"):
-            store.require_current()
 
 
 def test_server_keeps_serving_while_the_new_version_is_damaged_and_swaps_after_its_repair(

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import recollect
-from recollect.service.bundle.files import MANIFEST
 from recollect.service.bundle.manifest import Manifest
-from recollect.service.errors import RedisError, StoreError
+from recollect.service.errors import StoreError
 from recollect.service.storage.object_folder import ObjectFolder
 from recollect.service.store import remote
 from recollect.service.store.locations import open_store
@@ -69,11 +68,6 @@ def test_prune_keeps_newest_current_previous_candidate_and_used_versions(store: 
     assert store.open("A").manifest.version == "A"
 
 
-def test_dry_run_names_the_versions_to_remove_and_removes_nothing(store: Store) -> None:
-    assert [each.version for each in prune(store, 2, lambda: (), dry_run=True)] == ["C", "D"]
-    assert store.versions() == list(VERSIONS)
-
-
 def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> None:
     calls = 0
 
@@ -101,22 +95,6 @@ def test_version_in_a_bucket_that_becomes_used_during_its_removal_is_published_a
         return store.versions() == ["A", "B"]
 
     assert not store.remove("A", is_unused)
-    assert store.open("A").manifest.version == "A"
-
-
-def test_version_in_a_bucket_is_published_again_if_its_use_cannot_be_found_out_during_its_removal(
-    url: str, bundles: Path, tmp_path: Path
-) -> None:
-    store = open_store(url, None, tmp_path / "cache")
-    publish(store, bundles / "A", "A")
-
-    def is_unused() -> bool:
-        if store.versions() == ["A"]:
-            return True
-        raise RedisError("Redis does not answer")
-
-    with pytest.raises(RedisError):
-        store.remove("A", is_unused)
     assert store.open("A").manifest.version == "A"
 
 
@@ -194,13 +172,3 @@ def test_command_removes_nothing_if_the_reports_in_redis_cannot_be_read(
     assert recollect.main(["prune", "--keep", "1", *flags]) == 1
     assert "Redis" in capsys.readouterr().err
     assert store.versions() == list(VERSIONS)
-
-
-def test_files_of_a_removed_version_in_a_bucket_are_gone(url: str, bundles: Path, tmp_path: Path) -> None:
-    store = open_store(url, None, tmp_path / "cache")
-    for version in "AB":
-        publish(store, bundles / version, version)
-    store.activate("B")
-    assert pruned(store, 1) == ["A"]
-    assert ObjectFolder(url).files("bundles/A") == {}
-    assert MANIFEST in ObjectFolder(url).files("bundles/B")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,36 +74,11 @@ def test_exception_while_a_bundle_is_written_leaves_no_files(store: Store) -> No
     assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
-def test_bundle_that_is_written_but_not_published_is_removed(store: Store) -> None:
-    with store.incoming():
-        pass
-    assert temporary_files(store) == []
-
-
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".incoming-x", "x" * 65])
 def test_version_name_that_is_a_path_is_refused(store: Store, name: str) -> None:
     with store.incoming() as folder, pytest.raises(StoreError, match="expected letters, digits"):
         store.publish(folder, name)
     assert store.versions() == ["A", "B", "C"]
-
-
-def test_published_version_cannot_be_published_again(store: Store) -> None:
-    with store.incoming() as folder, pytest.raises(StoreError, match="expected a new version, found one already"):
-        store.publish(folder, "B")
-    assert store.manifest("B").version == "B"
-
-
-def test_several_builders_can_publish_at_the_same_time(store: Store) -> None:
-    def publish(version: str) -> None:
-        with store.incoming() as folder:
-            (folder / "keys").write_text(version)
-            store.publish(folder, version)
-
-    names = [f"v{number:02}" for number in range(40)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(publish, names))
-    assert store.versions() == ["A", "B", "C", *names]
-    assert [(store.bundles / name / "keys").read_text() for name in names] == names
 
 
 def test_temporary_folder_stays_while_its_builder_runs_and_is_removed_if_its_builder_was_killed(store: Store) -> None:
@@ -143,29 +117,3 @@ def test_version_with_a_broken_manifest_is_not_activated(store: Store) -> None:
     with pytest.raises(BundleError, match="expected version C, manifest says A"):
         store.activate("C")
     assert (store.current(), len(store.log())) == ("A", 1)
-
-
-def test_error_for_an_unknown_version_lists_the_latest_versions(store: Store) -> None:
-    with pytest.raises(StoreError, match="expected a published version, found no 'D'; the latest: A, B, C"):
-        store.activate("D")
-    assert store.current() is None
-
-
-def test_missing_store_and_missing_versions_and_missing_current_file_have_different_errors(
-    store: Store, tmp_path: Path
-) -> None:
-    with pytest.raises(StoreError, match="expected a bundle store, found none; run `recollect build`"):
-        Store(tmp_path / "none").require_current()
-    with pytest.raises(StoreError, match="expected a bundle store, found none; run `recollect build`"):
-        Store(tmp_path / "none").activate("A")
-    with pytest.raises(StoreError, match="no version is current; it has no version: run `recollect build`"):
-        Store(tmp_path).require_current()
-    with pytest.raises(StoreError, match="no version is current; `recollect activate` one of: A, B, C"):
-        store.require_current()
-
-
-def test_folders_whose_name_is_not_a_version_name_are_not_listed(store: Store) -> None:
-    for name in ("lost+found", ".incoming-x", ".nfs"):
-        (store.bundles / name).mkdir()
-    (store.bundles / "notes").write_text("not a bundle")
-    assert store.versions() == ["A", "B", "C"]

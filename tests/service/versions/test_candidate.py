@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-import recollect
 from recollect.service.errors import NotServedError
 from recollect.service.store.store import Store
 from recollect.service.versions.activation import Activation
@@ -109,14 +107,6 @@ def test_candidate_that_cannot_be_opened_is_refused_and_the_current_version_is_n
     assert answered_by(ask(server, "v5")) == "v5"
 
 
-def test_replica_that_starts_with_a_candidate_opens_both_versions(store: Path, activation: Activation) -> None:
-    record = activation.activate("v5", candidate=True)
-    with serving(store, *POLLS) as server:
-        (report,) = activation.wait(record, PATIENCE_SECONDS)
-        assert (report.version, report.open) == ("v3", ("v3", "v5"))
-        assert answered_by(ask(server, "v5")) == "v5"
-
-
 def test_metrics_count_the_requests_of_each_open_version(server: Server, activation: Activation) -> None:
     open_candidate(activation)
     for version in ("v3", "v5", "v5"):
@@ -127,24 +117,6 @@ def test_metrics_count_the_requests_of_each_open_version(server: Server, activat
     assert 'recollect_version_request_seconds_count{version="v5"} 2.0' in metrics
     activation.rollback()
     until(lambda: "version_requests_total{" in (text := httpx.get(f"{server.url}/metrics").text) and "v5" not in text)
-
-
-def test_command_line_shows_the_candidate(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        status = recollect.main([*arguments, "--store", str(store)])
-        return status, *capsys.readouterr()
-
-    assert run("activate", "v5", "--candidate", "--why", "new labels") == (0, "v5\n", "")
-    assert [line[:4] for line in run("versions")[1].splitlines() if line[0] != " "] == ["* v3", "~ v5"]
-    listed = json.loads(run("versions", "--json")[1])
-    assert (listed["current"], listed["candidate"]) == ("v3", "v5")
-    assert [row["version"] for row in listed["versions"] if row["candidate"]] == ["v5"]
-    assert "v3, v5 as candidate" in run("log")[1]
-    assert run("activate", "v5") == (0, "v5\n", "")
-    assert run("rollback") == (0, "v3\n", "")
-    status, output, error = run("activate", "v3", "--candidate")
-    assert (status, output, error.count("\n")) == (2, "", 1)
-    assert "must differ from the current version" in error
 
 
 @pytest.fixture

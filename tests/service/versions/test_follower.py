@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from recollect.service.errors import InsufficientMemoryError, NotServedError
+from recollect.service.errors import InsufficientMemoryError
 from recollect.service.memory.changes import NewLabel, added
 from recollect.service.predictor.changing import change
 from recollect.service.store.store import Store
@@ -98,29 +98,6 @@ def test_version_that_is_rolled_back_while_it_opens_never_answers(store: Path, t
     assert set(answers.versions) == {"v3"}
 
 
-def test_opening_continues_if_the_same_version_is_activated_again(store: Path, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    with slow_replica(store, gate, pauses=True) as (server, activation):
-        record = activation.activate("v5")
-        gate.touch()
-        (report,) = activation.wait(record, PATIENCE_SECONDS)
-        assert (report.version, report.generation) == ("v5", 3)
-        assert server.events("opening_abandoned") == []
-        assert len(server.events("bundle_swapped")) == 1
-
-
-def test_wait_does_not_mistake_an_earlier_activation_of_the_same_version_for_this_one(
-    store: Path, tmp_path: Path
-) -> None:
-    add_version(store, "v3", "v7", answers_with(7))
-    with slow_replica(store, tmp_path / "gate", pauses=False) as (_, activation):
-        record = activation.activate("v3")  # the replica still serves v3 from generation 1, and opens v5
-        with pytest.raises(NotServedError, match=r"serves v3: it has not opened the new version yet \(generation 1\)"):
-            activation.wait(record, 0.3)
-        (tmp_path / "gate").touch()
-        assert [report.generation for report in activation.wait(record, PATIENCE_SECONDS)] == [3]
-
-
 def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(store: Path) -> None:
     with serving(store, *POLLS) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
         activation = Activation(Store(store), None)
@@ -160,29 +137,6 @@ def test_replica_that_cannot_open_the_current_version_does_not_start_and_changes
         manager.open_current()
     assert (store / "ACTIVATION").read_bytes() == before
     assert reports.read() == []
-
-
-def test_standby_is_closed_if_memory_is_short(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def require_memory(manifest: Any, *_: object) -> None:
-        calls.append(manifest.version)
-        raise InsufficientMemoryError("too little memory")
-
-    manager = ModelManager(Opener(Store(store), threads=1), reports_of(Store(store), None), Metrics(), 0.02)
-    manager.open_current()
-    lease = manager.versions.lease()
-    manager.follow()
-    try:
-        Store(store).activate("v5")
-        until(lambda: manager.versions.version() == "v5")
-        assert lease.predictor.bundle.labels.uids
-        monkeypatch.setattr("recollect.service.versions.follower.require_memory", require_memory)
-        lease.release()
-        until(lambda: not hasattr(lease.predictor, "bundle"))
-        assert set(calls) == {"v3"}
-    finally:
-        manager.close()
 
 
 def test_standby_is_closed_if_the_next_version_would_not_fit_into_memory_otherwise(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +20,6 @@ from recollect.service.versions.reports import (
     Report,
     Reports,
     replica_name,
-    versions_in_use,
 )
 from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, flip_bit, serving
 from tests.service.light_stores import TOP_K
@@ -49,37 +46,6 @@ def report(version: str = "v3", name: str | None = None, generation: int = 1, pr
 
 def found(reports: Reports) -> list[Report]:
     return [seen.report for seen in reports.read() if seen.fresh]
-
-
-def test_new_report_replaces_the_old_one_until_the_replica_stops(reports: Reports) -> None:
-    assert found(reports) == []
-    for written in (report(problem="x" * 900), report("v5")):
-        reports.write(written)
-        assert found(reports) == [written]
-    reports.write(report("v7", "other-1-ab"))
-    assert versions_in_use(reports) == {"v5", "v7"}
-    reports.remove()
-    assert [each.replica for each in found(reports)] == ["other-1-ab"]
-
-
-def test_report_that_is_not_renewed_becomes_stale_and_is_removed_later(tmp_path: Path) -> None:
-    reports = FolderReports(tmp_path)
-    reports.write(report())
-    (path,) = tmp_path.iterdir()
-    for age in (11, -11):  # in the future, if the clock was set back
-        os.utime(path, (time.time() - age,) * 2)
-        assert [seen.fresh for seen in reports.read()] == [False]
-    os.utime(path, (time.time() - 61,) * 2)
-    assert reports.read() == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_content_that_is_no_report_is_ignored(tmp_path: Path) -> None:
-    reports = FolderReports(tmp_path)
-    reports.write(report())
-    (tmp_path / "noise.json").write_text("{")
-    (tmp_path / "another.json").write_text(report().model_dump_json())
-    assert found(reports) == [report()]
 
 
 @needs_redis
@@ -127,33 +93,6 @@ def test_wait_fails_if_a_replica_is_killed_and_a_stale_report_does_not_count_lat
     assert wait_for(store, "v3", done) == [done]
 
 
-def test_wait_does_not_expect_a_replica_that_removes_its_report(store: Path) -> None:
-    activation = Activation(Store(store), None)
-    record = activation.activate("v5")
-    activation.reports.write(report("v5", "host-1-ab", generation=2))
-    activation.reports.write(report("v3"))
-    with pytest.raises(NotServedError, match="1 of 2 replicas"):
-        activation.wait(record, 0.2)
-    activation.reports.remove()
-    assert [each.replica for each in activation.wait(record, 5.0)] == ["host-1-ab"]
-
-
-def test_wait_fails_if_another_version_is_activated(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.service.versions.activation._RECORD_SECONDS", 0.1)
-    activation = Activation(Store(store), None)
-    record = activation.activate("v3")
-    activation.activate("v5", by="ann@host")
-    activation.reports.write(report("v5", generation=3))
-    with pytest.raises(NotServedError, match=r"v3 is not current any more: ann@host made v5 current \(generation 3\)"):
-        activation.wait(record, PATIENCE_SECONDS)
-
-
-def test_wait_error_says_that_no_replica_is_running(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.service.versions.activation._NO_REPLICA_SECONDS", 0.2)
-    with pytest.raises(NotServedError, match="v5 is current, but no replica reports"):
-        wait_for(store, "v5")
-
-
 def test_wait_error_names_the_replica_that_refuses_the_version_and_its_reason(store: Path) -> None:
     encoder = store / "bundles" / "v5" / "encoder.onnx"
     content = encoder.read_bytes()
@@ -179,14 +118,6 @@ def test_store_is_served_even_if_reports_cannot_be_written_to_it(store: Path) ->
         assert "replicas" in server.wait_for("report_unwritable")["error"]
         Store(store).activate("v5")
         assert server.wait_for("bundle_swapped")["version"] == "v5"
-
-
-def test_replica_removes_its_report_when_it_stops(store: Path) -> None:
-    with serving(store, *POLLS) as server:
-        until(lambda: FolderReports(store / "replicas").read())
-        os.kill(server.process.pid, signal.SIGTERM)
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-    assert list((store / "replicas").iterdir()) == []
 
 
 @needs_redis
