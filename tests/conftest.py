@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import pkgutil
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from jaxtyping import install_import_hook
@@ -127,27 +126,6 @@ def write_topics(folder: Path) -> Path:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     return folder
-
-
-def keep_some_labels(dataset: Path, count: int) -> int:
-    """Keep the `count` most frequent labels of a dataset and their sentences; return the number of test queries."""
-
-    def read(name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (dataset / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-
-    def write(name: str, rows: list[dict[str, Any]]) -> int:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (dataset / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        return len(rows)
-
-    labels, votes = read("labels"), Counter(label for row in read("train") for label in row["labels"])
-    kept = {position: labels[position]["uid"] for position in sorted(label for label, _ in votes.most_common(count))}
-    write("labels", [labels[position] for position in kept])
-    left = 0
-    for name in ("train", "test"):
-        rows = [row | {"labels": [kept[each] for each in row["labels"] if each in kept]} for row in read(name)]
-        left = write(name, [row for row in rows if row["labels"]])
-    return left
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,14 +67,6 @@ def python(code: str, **variables: str) -> str:
     return result.stdout
 
 
-def test_help_lists_every_verb_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["--help"]) == 0
-    out = capsys.readouterr().out
-    for name, verb in VERBS.items():
-        assert f"  {name}" in out
-        assert verb.summary in out
-
-
 def test_help_imports_no_package() -> None:
     code = "import sys, recollect; recollect.main(['--help']); print(*sys.modules)"
     modules = set(python(code).splitlines()[-1].split())
@@ -87,18 +78,6 @@ def test_help_imports_no_package() -> None:
         "fastapi",
         "recollect.trainer",
     }
-
-
-@pytest.mark.parametrize("name", VERBS)
-def test_help_of_every_verb_explains_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        recollect.main([name, "--help"])
-    assert ended.value.code == 0
-    out, err = capsys.readouterr()
-    assert out.startswith(f"usage: recollect {name}")
-    assert err == ""
-    assert "null" not in out
-    assert "\0" not in out
 
 
 def test_help_of_a_verb_loads_no_heavy_library() -> None:
@@ -113,18 +92,6 @@ print(*sys.modules)
 """
     modules = set(python(code).splitlines()[-1].split())
     assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow", "cryptography"}
-
-
-def test_command_without_a_verb_prints_the_help_to_stderr_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main([]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "usage: recollect VERB" in err
-
-
-def test_version_flag_prints_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("recollect 0.")
 
 
 @pytest.mark.parametrize(
@@ -163,21 +130,6 @@ def test_wrong_arguments_give_a_message_of_one_line(
     fails: Callable[..., str], arguments: list[str], expected: str
 ) -> None:
     assert expected in fails(*arguments)
-
-
-def test_environment_variable_sets_a_flag(
-    built: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RECOLLECT_STORE", str(built.store))
-    assert recollect.main(["versions"]) == 0
-    assert capsys.readouterr().out.startswith(f"* {built.version}  28 instances")
-
-
-def test_flag_has_priority_over_its_environment_variable(
-    fails: Callable[..., str], built: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RECOLLECT_STORE", str(built.store))
-    assert "/none: expected a bundle store" in fails("predict", "hi", "--store", "/none")
 
 
 def test_wrong_environment_variable_gives_a_message_of_one_line(
@@ -222,11 +174,6 @@ def test_error_from_a_bug_has_a_traceback(verb: Callable[..., None]) -> None:
     verb("raise RuntimeError('a bug')")
     with pytest.raises(RuntimeError, match="a bug"):
         recollect.main(["attempt"])
-
-
-def test_exit_status_comes_from_the_error_class(fails: Callable[..., str], verb: Callable[..., None]) -> None:
-    verb("raise Failed('not good enough')", top="class Failed(recollect.ERRORS[0]):\n    exit_status = 1")
-    assert fails("attempt", status=1) == "recollect attempt: not good enough\n"
 
 
 def test_interrupted_command_exits_with_130_and_a_message_of_one_line(

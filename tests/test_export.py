@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.service.store.store import Store
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.memory.memory import open_memory
@@ -75,13 +74,6 @@ def test_live_entries_are_exported(built: Built, tmp_path: Path) -> None:
     assert len(open_dataset(out).read_split("train")) == len(before)
 
 
-def test_command_prints_the_numbers_of_rows(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    counts = Store(built.store).manifest(built.version).counts
-    assert recollect.main(["export", str(built.store), "--out", str(tmp_path / "out")]) == 0
-    expected = f"{tmp_path / 'out'}: {counts.instances} instances, {counts.labels} labels\n"
-    assert capsys.readouterr().out == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -95,10 +87,3 @@ def test_unknown_version_is_refused_and_nothing_is_written(
     assert recollect.main(["export", str(built.store), "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_folder_with_files_is_not_overwritten(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert recollect.main(["export", str(built.store), "--out", str(tmp_path)]) == 2
-    assert "expected an absent or empty folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

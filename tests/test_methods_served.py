@@ -1,4 +1,4 @@
-"""For every method, the answers of a server equal the formula of the paper, computed in float64."""
+"""For two kinds of memory, the answers of a server equal the formula of the paper, computed in float64."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import pytest
 
 import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.methods import METHODS
 from tests.conftest import TOPICS, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 from tests.service.http_helpers import serving
 
 TAU, TOP_B = 0.05, 12
-CASES = [*((method, "adapter") for method in METHODS), ("prime", "full"), ("unidec", "full")]
-# One case with a plain memory, and one whose encoder has a classifier. Each case takes several seconds.
-QUICK_CASES = [("rae", "adapter"), ("unidec", "full")]
+# A plain memory, and one whose encoder has a classifier. Other methods train other weights of the same parts.
+CASES = [("rae", "adapter"), ("unidec", "full")]
 # Queries that are not instances of the memory.
 QUERIES = [
     *(sentences[-1] for sentences in TOPICS.values() if sentences),
@@ -56,9 +54,7 @@ def run_recollect(*words: object) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(case, marks=() if case in QUICK_CASES else pytest.mark.slow, id=" ".join(case)) for case in CASES
-    ],
+    params=[pytest.param(case, id=" ".join(case)) for case in CASES],
 )
 def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
     """A memory that one method trained, tuned, built into a bundle, and served by a real server."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import synthetic_memory
 from benchmarks.synthetic_memory import SyntheticMemory
 from recollect.index_builder.faiss_index import check_units
 from recollect.trainer.memory.memory import Memory, open_memory
@@ -44,13 +43,6 @@ def test_equal_arguments_give_equal_memories_and_different_seeds_give_different_
     assert not np.allclose(other.keys, memory.keys)
 
 
-def test_blocks_have_independent_random_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic_memory, "_BLOCK_ROWS", 1_000)
-    memory = write(tmp_path / "blocks")
-    check_units(memory.keys, 0)
-    assert len(np.unique(memory.keys.astype(np.float32), axis=0)) == 6_900
-
-
 def test_label_frequencies_follow_zipfs_law(memory: Memory) -> None:
     sizes = np.diff(memory.value_indptr)
     assert sizes.min() >= 1
@@ -63,23 +55,6 @@ def test_label_frequencies_follow_zipfs_law(memory: Memory) -> None:
     slope = np.polyfit(np.log(rank), np.log(counts[:300]), 1)[0]
     assert -1.2 < slope < -0.5
     assert counts[:90].sum() > 0.3 * counts.sum()  # a tenth of the labels
-
-
-def test_keys_have_neighbours_at_every_distance_scale(memory: Memory) -> None:
-    queries = SyntheticMemory(6_000, 900, 24, 5, 0).queries(100)
-    keys = memory.keys.astype(np.float32)
-    similarities = -np.sort(-(queries @ keys.T), axis=1)
-    nearest, tenth, hundredth, middle = np.median(similarities[:, [0, 9, 99, 3_450]], axis=0)
-    assert 1 > nearest > tenth > hundredth > middle + 0.2
-    assert similarities.max() < 0.9999  # no query is a key
-
-
-def test_labels_are_close_to_their_instances(memory: Memory) -> None:
-    keys = memory.keys.astype(np.float32)
-    voter = np.repeat(np.arange(6_000), np.diff(memory.value_indptr))
-    own = np.einsum("kd,kd->k", keys[6_000 + memory.value_indices], keys[voter]).mean()
-    other = np.einsum("kd,kd->k", keys[6_000 + np.random.default_rng(0).permutation(memory.value_indices)], keys[voter])
-    assert own > other.mean() + 0.02
 
 
 @pytest.mark.parametrize(("instances", "labels"), [(1, 1), (5, 3), (50, 1)])

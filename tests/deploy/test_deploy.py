@@ -175,27 +175,6 @@ def test_alertmanager_accepts_the_configuration(receiver: str, tmp_path: Path) -
     run_tool("amtool", "check-config", config)
 
 
-def test_alertmanager_sends_nothing_by_default() -> None:
-    (mount,) = (each for each in compose()["services"]["alertmanager"]["volumes"] if "alertmanager.yml" in each)
-    assert mount.startswith("./alertmanager/${ALERT_RECEIVER:-none}.yml:")
-    config = yaml.safe_load((DEPLOY / "alertmanager" / "none.yml").read_text(encoding="utf-8"))
-    assert config == {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}
-
-
-def test_prometheus_of_compose_loads_all_rules_and_sends_alerts_to_alertmanager() -> None:
-    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
-    mounts = {mount.split(":")[1] for mount in compose()["services"]["prometheus"]["volumes"]}
-    assert {f"/etc/prometheus/{name}" for name in config["rule_files"]} <= mounts
-    assert config["rule_files"] == ["alerts.yml", "slo.yml"]
-    assert config["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
-
-
-def test_compose_stop_grace_period_is_longer_than_drain_seconds() -> None:
-    for replica in ("replica-1", "replica-2"):
-        grace = int(compose()["services"][replica]["stop_grace_period"].removesuffix("s"))
-        assert grace > ServeSettings.model_fields["drain_seconds"].default
-
-
 def test_nginx_and_prometheus_use_the_replica_addresses_from_the_compose_file() -> None:
     services = compose()["services"]
     replicas = [name for name in services if name.startswith("replica-")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,30 +73,6 @@ def test_monitoring_adds_rules_a_monitor_and_autoscaling_by_queue_wait(tmp_path:
     assert "jobLabel" not in monitor
 
 
-def test_replica_may_open_its_first_bundle_for_a_long_time(container: dict[str, Any]) -> None:
-    assert (
-        container["startupProbe"]["httpGet"]["path"] == container["livenessProbe"]["httpGet"]["path"] == "/health/live"
-    )
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
-
-
-def test_copies_of_bundles_are_in_a_folder_that_the_service_creates(container: dict[str, Any]) -> None:
-    settings = (FOLDER / "settings.env").read_text(encoding="utf-8")
-    (cache,) = re.findall(r"^RECOLLECT_BUNDLE_CACHE=(.*)$", settings, re.MULTILINE)
-    (mounted,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "bundles")
-    assert Path(cache).parent == Path(mounted)
-
-
-def test_example_secret_has_the_address_of_redis() -> None:
-    environment, _ = yaml.safe_load_all((FOLDER / "secret.example.yaml").read_text(encoding="utf-8"))
-    assert set(environment["stringData"]) == {"RECOLLECT_REDIS_URL"}
-
-
-def test_kustomization_applies_all_manifests_except_the_example_secret() -> None:
-    names = {path.name for path in MANIFESTS} - {"secret.example.yaml"}
-    assert set(manifest("kustomization")["resources"]) == names
-
-
 def test_replicas_run_without_privileges(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     assert not pod["automountServiceAccountToken"]
@@ -109,10 +84,6 @@ def test_replicas_run_without_privileges(pod: dict[str, Any], container: dict[st
     }
     assert pod["securityContext"]["runAsUser"] == 10001
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-
-
-def test_manifest_stops_kubernetes_from_adding_environment_variables_to_the_pod(pod: dict[str, Any]) -> None:
-    assert not pod["enableServiceLinks"]
 
 
 def test_termination_grace_period_is_long_enough_to_finish_requests(
@@ -133,21 +104,6 @@ def test_label_selectors_match_the_pods_of_the_replicas(pod: dict[str, Any]) -> 
     assert manifest("network-policy")["spec"]["podSelector"]["matchLabels"] == labels
     assert all(each["labelSelector"]["matchLabels"] == labels for each in pod["topologySpreadConstraints"])
     assert manifest("autoscaler")["spec"]["scaleTargetRef"]["name"] == manifest("deployment")["metadata"]["name"]
-
-
-def test_deployment_leaves_the_number_of_replicas_to_the_autoscaler() -> None:
-    assert "replicas" not in manifest("deployment")["spec"]
-    assert manifest("autoscaler")["spec"]["minReplicas"] > manifest("disruption-budget")["spec"]["maxUnavailable"]
-
-
-def test_every_mounted_volume_is_defined(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
-    claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
-    assert claims == [manifest("store")["metadata"]["name"]]
-    secrets = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
-    secrets |= {each["secretRef"]["name"] for each in container["envFrom"] if "secretRef" in each}
-    example = yaml.safe_load_all((FOLDER / "secret.example.yaml").read_text(encoding="utf-8"))
-    assert {each["metadata"]["name"] for each in example} == secrets
 
 
 def test_pods_expose_only_the_public_port(container: dict[str, Any]) -> None:

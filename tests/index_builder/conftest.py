@@ -125,15 +125,6 @@ def quick_road_export(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quick_graph(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy the graph of MiniLM from an existing bundle instead of exporting it."""
-    from recollect.index_builder import onnx_export
-
-    exported = built.store / "bundles" / built.version / "encoder.onnx"
-    monkeypatch.setattr(onnx_export, "_export_graph", lambda model, path: shutil.copy(exported, path))
-
-
-@pytest.fixture
 def run(tiny_run: Path, tmp_path: Path) -> Path:
     """A copy of the tiny run that a test may change."""
     return shutil.copytree(tiny_run, tmp_path / "run")

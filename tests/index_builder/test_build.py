@@ -54,23 +54,6 @@ def test_manifest_states_quality_and_counts_of_the_bundle(built: Any) -> None:
     assert answers(built.store, built.version)[0] == "Taxation"
 
 
-def test_build_prints_the_version_as_last_line_on_stdout(
-    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "new" / "store"
-    assert recollect.main(["build", str(tiny_run), "--store", str(store)]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == Store(store).versions()
-    assert Store(store).current() is None
-    assert "export: " in printed.err
-    assert recollect.main(["verify", printed.out.strip(), "--store", str(store)]) == 0
-
-
-def test_build_with_activate_makes_the_new_version_current(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
-    version = build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
-    assert Store(tmp_path).current() == version
-
-
 def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     with s3_server() as address:
         url, cache = create_bucket(address, tmp_path.name), tmp_path / "cache"
@@ -78,17 +61,6 @@ def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: 
         store = open_store(url, None, cache)
         assert (store.current(), store.versions()) == (version, [version])
         assert store.open(version).manifest.version == version
-
-
-@pytest.mark.slow
-def test_int8_encoder_is_smaller_and_gives_the_same_best_label(built: Any, quick_graph: None, tmp_path: Path) -> None:
-    version = build(BuildSettings(run=built.run, store=tmp_path, precision="int8"))
-    manifest = Store(tmp_path).manifest(version)
-    whole = Store(built.store).manifest(built.version)
-    assert manifest.encoder.precision == "int8"
-    assert 0.9 <= manifest.metrics["parity_worst_cosine"] < 1
-    assert manifest.files["encoder.onnx"].size < whole.files["encoder.onnx"].size / 3
-    assert answers(tmp_path, version)[0] == "Taxation"
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
@@ -100,23 +72,6 @@ def test_every_kind_of_index_can_be_built_over_eight_labels(
     assert (manifest.index.instances.kind, manifest.index.labels.kind) == (kind, kind)
     assert manifest.metrics["recall_labels"] == 1
     assert len(answers(tmp_path, version)) == 8
-
-
-def test_index_flag_accepts_any_faiss_factory_string(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
-    version = build(BuildSettings(run=tiny_run, store=tmp_path, index="PCA8,IVF2,SQ8,RFlat"))
-    index = Store(tmp_path).manifest(version).index
-    assert (index.labels.kind, index.instances.factory) == ("ivf", "PCA8,IVF2,SQ8,RFlat")
-    assert len(answers(tmp_path, version)) == 8
-
-
-def test_manifest_contains_the_measurements_of_each_index(built: Any) -> None:
-    manifest = Store(built.store).manifest(built.version)
-    assert list(manifest.curves) == ["labels", "instances"]
-    for part, keys in (("labels", 8), ("instances", 28)):
-        (point,) = manifest.curves[part]
-        assert (point.factory, point.keys, point.recall, point.effort) == ("Flat", keys, 1, 0)
-        assert point.bytes_per_key * keys == manifest.files[f"{part[:-1]}_keys.faiss"].size
-        assert point.milliseconds == manifest.metrics[f"search_{part}_ms"]
 
 
 @pytest.mark.parametrize(
@@ -139,15 +94,6 @@ def test_build_with_a_factory_string_that_faiss_rejects_fails_at_once(
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert message in err
-
-
-def test_build_with_fewer_keys_than_clusters_does_not_change_the_store(
-    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), "--index", "IVF16,SQ8"]) == 2
-    last_line = capsys.readouterr().err.splitlines()[-1]
-    assert "expected enough keys to train the index, found 8: " in last_line
-    assert contents(tmp_path) == {}
 
 
 @pytest.fixture
@@ -200,16 +146,6 @@ def test_check_fails_when_no_index_meets_the_budget(
     assert contents(tmp_path) == {}
 
 
-def test_manifest_states_the_memory_and_time_budgets(
-    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    budgets = ["--memory-budget", "10KiB", "--latency-budget-ms", "60000"]
-    assert recollect.main(["build", str(tiny_run), "--store", str(tmp_path), *budgets]) == 0
-    checks = {each.name: each for each in Store(tmp_path).manifest(capsys.readouterr().out.strip()).checks}
-    assert checks["indexes, bytes"].most == 10_240
-    assert checks["search, ms a query on one thread"].most == 60_000
-
-
 def test_label_keys_include_instances_when_the_memory_sets_label_key_alpha(
     run: Path, quick_export: None, tmp_path: Path
 ) -> None:
@@ -257,14 +193,6 @@ def test_keys_of_another_encoder_are_rejected(
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_memory_of_another_dimension_is_rejected(run: Path, tmp_path: Path) -> None:
-    header = json.loads((run / "memory" / "memory.json").read_text())
-    (run / "memory" / "memory.json").write_text(json.dumps(header | {"dim": 16}))
-    np.save(run / "memory" / "keys.npy", np.load(run / "memory" / "keys.npy")[:, :16])
-    with pytest.raises(BuildError, match="expected keys of 32 dimensions, .* found 16 in the memory"):
-        build(BuildSettings(run=run, store=tmp_path / "store"))
-
-
 def test_memory_that_other_encoder_weights_computed_is_rejected(run: Path, tmp_path: Path) -> None:
     header = json.loads((run / "memory" / "memory.json").read_text())
     (run / "memory" / "memory.json").write_text(json.dumps(header | {"encoder_sha256": "0" * 64}))
@@ -287,29 +215,6 @@ def test_memory_with_damaged_texts_is_rejected(run: Path, quick_export: None, tm
     with pytest.raises(BuildError, match=r"instances\.jsonl: expected"):
         build(BuildSettings(run=run, store=tmp_path / "store"))
     assert list((tmp_path / "store" / "bundles").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        "build.export_encoder",
-        "choose_index.write_index",
-        "build.describe_files",
-        "verify.Predictor.open",
-        "verify.Store.publish",
-    ],
-)
-def test_build_that_fails_in_any_step_leaves_no_folder_in_the_store(
-    tiny_run: Path, quick_export: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("an unexpected fault")
-
-    monkeypatch.setattr(f"index_builder.{step}", fail)
-    with pytest.raises(RuntimeError, match="an unexpected fault"):
-        build(BuildSettings(run=tiny_run, store=tmp_path, activate=True))
-    assert contents(tmp_path) == {}
-    assert list((tmp_path / "bundles").iterdir()) == []
 
 
 # A program that imports the packages once, then forks a process that builds, for each crash. Its arguments are the run,

@@ -20,12 +20,9 @@ from recollect.index_builder.choose_index import (
     candidate_factories,
     choose_point,
     compare_families,
-    efforts,
-    evenly_spaced_rows,
     measure_curve,
     rank_families,
 )
-from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import build_index, write_index
 from recollect.index_builder.recall import exact_neighbours
 from recollect.service.bundle.manifest import IndexInfo, Point
@@ -138,56 +135,13 @@ def test_best_recall_within_the_budgets_is_chosen_when_nothing_reaches_the_requi
     assert rank_families(points, Target(0.98, 10, size_bytes=300_000), 1_000, 32) == ["IVF100,RaBitQ4"]
 
 
-def test_families_are_ranked_by_their_expected_time_on_all_keys() -> None:
-    codes, graph = point("SQ8", 0.99, 0.1, effort=0), point("HNSW32,SQ8", 0.99, 0.3, effort=200)
-    assert rank_families([codes, graph], Target(0.98, 10), 1_000, 32) == ["SQ8", "HNSW32,SQ8"]
-    assert rank_families([codes, graph], Target(0.98, 10), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
-    assert rank_families([codes, graph], Target(0.98, 10, milliseconds=0.5), 10_000, 32) == ["HNSW32,SQ8"]
-    assert rank_families([codes, graph], Target(0.98, 10, size_bytes=2e6), 10_000, 32) == ["HNSW32,SQ8", "SQ8"]
-
-
-def test_ranked_factory_strings_have_the_number_of_lists_for_all_keys() -> None:
-    sample = [point(factory, 0.99, 0.1) for factory in candidate_factories(50_000, 32)]
-    sample = [each.model_copy(update={"keys": 50_000}) for each in sample]
-    assert sorted(rank_families(sample, Target(0.98, 10), 3_500_000, 32)) == sorted(candidate_factories(3_500_000, 32))
-
-
 # The measured families and efforts.
-
-
-def test_few_keys_get_exact_search_without_a_comparison(tmp_path: Path) -> None:
-    for rows, families in ((1_999, 1), (2_000, 7)):
-        _, _, points = best(clustered_keys(rows), "auto", tmp_path, Target(0.9, 10, exact_milliseconds=0))
-        assert len({each.factory for each in points if each.keys < 2_000}) == families
 
 
 @pytest.mark.parametrize("dim", [1, 7, 32])
 def test_faiss_can_create_every_candidate_index(dim: int) -> None:
     for factory in candidate_factories(3_000, dim):
         assert faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT).d == dim
-
-
-@pytest.mark.parametrize("top_b", [1, 20, 200, 1_000])
-def test_tried_efforts_rise_from_the_lowest_that_finds_top_b_keys(top_b: int) -> None:
-    graph = IndexInfo(kind="hnsw", factory="HNSW32,SQ8", keys=1_000, effort=300)
-    walks = efforts(graph, 0, top_b)
-    assert walks == sorted(set(walks))
-    assert (walks[0], walks[-1]) == (top_b, min(16 * top_b, 1_000))
-    lists = IndexInfo(kind="ivf", factory="IVF40,SQ8", keys=1_000, effort=3)
-    probes = efforts(lists, 40, top_b)
-    assert probes == sorted(set(probes))
-    assert (probes[0], probes[-1]) == (max(1, 40 * top_b // 1_000), 40)
-
-
-def test_index_with_refinement_is_measured_with_several_candidate_counts_at_every_effort(tmp_path: Path) -> None:
-    info = IndexInfo(kind="ivf", factory="IVF4,PQ8x4fs,Refine(SQ8)", keys=1_000, effort=1, refine=2)
-    assert efforts(info, 4, 10) == [1, 2, 4]
-    assert efforts(info, 4, 200) == [4]  # only all four lists together have 1,600 candidates
-    tried = [
-        (each.effort, each.refine) for each in measure_curve(trial(clustered_keys(1_000), info.factory, tmp_path, 10))
-    ]
-    assert tried[:8] == [(effort, refine) for effort in (1, 2) for refine in (2, 3, 4, 8)]
-    assert {refine for _, refine in tried} == {2, 3, 4, 8}
 
 
 @pytest.mark.parametrize("top_b", [20, 200])
@@ -209,16 +163,6 @@ def test_measurement_raises_the_effort_until_the_recall_no_longer_grows(tmp_path
     )
 
 
-def test_measurement_raises_the_effort_even_if_more_candidates_do_not_raise_the_recall(tmp_path: Path) -> None:
-    keys = random_keys(
-        4_000, 32
-    )  # random keys without clusters, so that missed keys are in lists that were not searched
-    points = list(measure_curve(trial(keys, "IVF128,SQ8,RFlat", tmp_path, 1)))
-    few = [each.recall for each in points if each.effort == 1]
-    assert few[0] == few[1] == few[2] == few[3] < 0.99
-    assert max(each.recall for each in points) >= 0.99
-
-
 @pytest.mark.parametrize("kind", ["IVF300,SQ8", "HNSW8,SQ8", "IVF300,PQ16x4fs,Refine(SQ8)"])
 def test_bisection_finds_a_lower_effort_that_still_reaches_the_required_recall(tmp_path: Path, kind: str) -> None:
     written = trial(
@@ -235,15 +179,6 @@ def test_bisection_finds_a_lower_effort_that_still_reaches_the_required_recall(t
     assert all(each.refine == chosen.refine for each in closer)
     enough = next(place for place, each in enumerate(tried) if each.recall >= target.recall)
     assert {tried[enough], tried[enough - 1]} & set(closer)
-
-
-def test_bisection_measures_nothing_if_the_lowest_effort_or_no_effort_reaches_the_required_recall(
-    tmp_path: Path,
-) -> None:
-    written = trial(clustered_keys(3_000), "IVF64,RaBitQ", tmp_path, 100)
-    points = list(measure_curve(written))
-    assert list(bisect_effort(written, points, Target(min(each.recall for each in points), 100))) == []
-    assert list(bisect_effort(written, points, Target(1, 100))) == []
 
 
 # The built indexes.
@@ -268,14 +203,6 @@ def test_index_auto_compares_families_on_a_sample_and_builds_the_best_on_all_key
     assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
-def test_index_auto_chooses_fast_exact_search_without_measuring_other_families(
-    tmp_path: Path, small_sample: None
-) -> None:
-    info, chosen, points = best(clustered_keys(3_000), "auto", tmp_path, Target(0.98, 20))
-    assert (info.factory, chosen.recall) == ("Flat", 1)
-    assert {each.factory for each in points} == {"Flat"}
-
-
 def test_index_auto_stays_within_the_memory_budget(tmp_path: Path, small_sample: None) -> None:
     keys = clustered_keys(3_000)
     info, chosen, _ = best(keys, "auto", tmp_path, Target(0.9, 20, size_bytes=64 * 3_000))  # half the size of float32
@@ -288,21 +215,6 @@ def test_index_auto_works_on_enriched_label_keys(tmp_path: Path, small_sample: N
     info, chosen, _ = best(enriched(3_000), "auto", tmp_path, Target(0.9, 20, exact_milliseconds=0))
     assert chosen.recall >= 0.9
     assert info.keys == 3_000
-
-
-def test_family_with_the_best_recall_is_built_when_none_reaches_the_required_recall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        choose_index, "rank_families", lambda *_: ["PCA8,Flat", "SQ8", "RaBitQ"]
-    )  # all three are built, because none reaches a recall of 1
-    keys = clustered_keys(3_000)
-    info, chosen, points = best(keys, "auto", tmp_path, Target(1, 20))
-    assert {each.factory for each in points if each.keys == 3_000} == {"PCA8,Flat", "SQ8", "RaBitQ"}
-    assert info.factory == chosen.factory == "SQ8"
-    assert chosen.recall == max(each.recall for each in points if each.keys == 3_000) < 1
-    assert isinstance(faiss.read_index(str(tmp_path / "keys.faiss")), faiss.IndexScalarQuantizer)
-    assert [path.name for path in tmp_path.iterdir()] == ["keys.faiss"]
 
 
 def test_index_auto_does_not_choose_a_graph_with_unreachable_keys(
@@ -341,27 +253,6 @@ def test_equal_keys_count_as_equally_good(tmp_path: Path, kind: str, rows: int) 
     assert (chosen.recall, info.keys) == (1, rows)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", [np.nan, 0.0, np.inf])
-def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(
-    tmp_path: Path, small_sample: None, kind: str, value: float
-) -> None:
-    for row in (0, 1_501, 1_502, 1_503, 2_999):  # the sample has about every third row
-        keys = clustered_keys(3_000)
-        keys[row] = value
-        with pytest.raises(BuildError, match=f"row {7_000 + row}: expected a unit vector"):
-            build_chosen_index(keys, 7_000, tmp_path / "keys.faiss", kind, keys[5:9], Target(0.9, 5), silent)
-
-
-def test_graphs_are_not_tried_for_keys_of_any_length(small_sample: None) -> None:
-    lengths = np.random.default_rng(0).uniform(0.05, 9, (3_000, 1)).astype(np.float32)
-    points = compare_families(lengths * clustered_keys(3_000), 0, Target(0.98, 10, exact_milliseconds=0), silent, False)
-    best = {each.factory: each.recall for each in sorted(points, key=lambda each: each.recall)}
-    assert best["Flat"] == 1
-    assert len(best) > 2
-    assert not [factory for factory in best if "HNSW" in factory]
-
-
 def test_sample_is_measured_with_keys_outside_the_sample(small_sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, measured = clustered_keys(3_000), []
 
@@ -375,10 +266,3 @@ def test_sample_is_measured_with_keys_outside_the_sample(small_sample: None, mon
     for sample, queries in measured:
         sampled, held_out = ({rows[row.tobytes()] for row in part} for part in (sample, queries))
         assert (len(sampled), len(held_out), sampled & held_out) == (1_000, 100, set())
-
-
-@pytest.mark.parametrize(("rows", "wanted"), [(1, 5), (5, 5), (7, 5), (1_000, 1), (1_000, 256)])
-def test_evenly_spaced_rows_are_distinct_and_within_range(rows: int, wanted: int) -> None:
-    chosen = evenly_spaced_rows(rows, wanted)
-    assert len(set(chosen.tolist())) == len(chosen) == min(rows, wanted)
-    assert 0 <= chosen.min() <= chosen.max() <= rows - 1

@@ -26,7 +26,6 @@ from recollect.service.memory_log.retention import last_entry
 from recollect.service.memory_log.segments import segment_name
 from recollect.service.model import Model, open_model
 from recollect.service.store.store import Store
-from recollect.trainer.memory.memory import open_memory, write_defaults
 from tests.conftest import TOPICS, Built
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
@@ -202,21 +201,6 @@ def test_compaction_without_a_run_encodes_the_texts_of_approximate_keys_again(
     assert_same_answers(live_model(store, without_run), live_model(store, with_run))
 
 
-def test_approximate_label_keys_that_are_not_those_of_their_texts_need_the_run(
-    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built, tmp_path: Path
-) -> None:
-    run = tmp_path / "mixed"
-    shutil.copytree(built.run, run)
-    memory = open_memory(run / "memory")
-    write_defaults(memory.folder, memory.plan, memory.defaults | {"label_key_alpha": 0.3})
-    version = recollect.build(run, store=store.root, index="SQ8", lexical="off", recall_target=0.5, activate=True)
-    write(store, RemoveInstance("Law/0"))
-    status, _, errors = compact(None, run=None)
-    assert status == 2
-    assert f"--run: required for version {version}, because its index of label keys" in errors
-    assert sorted(store.versions()) == sorted([built.version, version])
-
-
 def test_compaction_that_would_leave_no_instance_is_refused(
     store: Store, compact: Callable[..., tuple[int, str, str]], built: Built
 ) -> None:
@@ -226,20 +210,6 @@ def test_compaction_that_would_leave_no_instance_is_refused(
     assert status == 2
     assert "expected live entries that leave an instance and a label, found none left" in errors
     assert store.versions() == [built.version]
-
-
-def test_compaction_without_live_entries_or_with_another_run_changes_nothing(
-    store: Store, compact: Callable[..., tuple[int, str, str]], tmp_path: Path, built: Built
-) -> None:
-    status, _, errors = compact("out")
-    assert status == 2
-    assert "expected live entries, found none after version" in errors
-    assert "cannot be opened" not in errors
-    status, _, errors = compact("out", run=tmp_path / "missing")
-    assert status == 2
-    assert "missing/memory: expected a memory, found none" in errors
-    assert store.versions() == [built.version]
-    assert not (tmp_path / "out").exists()
 
 
 def test_build_of_an_exported_memory_names_the_last_entry_that_it_contains(

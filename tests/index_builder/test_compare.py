@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,15 +15,13 @@ from scipy.stats import t as student
 
 import recollect
 from recollect.index_builder.compare.compare import PairedTest, paired_tests, verdict
-from recollect.index_builder.compare.contestants import SHARED_FLAGS, run_recollect
+from recollect.index_builder.compare.contestants import run_recollect
 from recollect.index_builder.compare.quality import Queries, measure
-from recollect.index_builder.errors import ContestantError
-from recollect.index_builder.settings import METHODS, CompareSettings
+from recollect.index_builder.settings import METHODS
 from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import report
-from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 
@@ -207,23 +205,6 @@ def test_mean_over_the_scores_of_single_queries_equals_the_metric(compared: Comp
         assert 100 * each.mean() == pytest.approx(found.tuned[metric])
 
 
-def test_report_files_contain_no_path_of_the_machine(compared: Compared) -> None:
-    for name in ("report.md", "report.json"):
-        written = (compared.out / name).read_text(encoding="utf-8")
-        assert str(compared.dataset.parent) not in written
-        assert "topics" in written
-        assert "tiny" in written
-        assert "ablation.toml" in written
-
-
-def test_compare_prints_the_table_on_stdout(compared: Compared) -> None:
-    head, rule, *rows = compared.done.out.splitlines()
-    assert [cell.strip() for cell in head.split("|")[1:6]] == ["method", "P@1", "P@3", "P@5", "nDCG@5"]
-    assert [row.split()[1] for row in rows] == ["untrained", "rae", "near"]
-    assert {len(line) for line in (head, rule, *rows)} == {len(head)}
-    assert compared.done.out.strip() in (compared.out / "report.md").read_text(encoding="utf-8")
-
-
 def test_new_seeds_are_trained_and_averaged_with_existing_runs(
     compared: Compared, out: Path, in_this_process: list[str]
 ) -> None:
@@ -239,40 +220,6 @@ def test_new_seeds_are_trained_and_averaged_with_existing_runs(
     assert f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}" in row.replace("*", "")
 
 
-def test_another_tuning_metric_repeats_the_tuning_but_not_the_training(
-    compared: Compared, out: Path, in_this_process: list[str]
-) -> None:
-    assert compared.again(out, "--metric", "P@1").status == 0
-    assert in_this_process == ["tune untrained", "tune rae"]
-    assert "best two by P@1" in (out / "report.md").read_text(encoding="utf-8")
-
-
-def test_methods_that_train_the_full_encoder_can_be_compared(
-    compared: Compared, tmp_path: Path, in_this_process: list[str]
-) -> None:
-    out = tmp_path / "full"
-    output = compared.again(out, "--train", "full", "--max-steps", "2", "--learning-rate", "0.01", methods="infonce")
-    assert output.status == 0
-    assert in_this_process == ["train untrained", "tune untrained", "train infonce", "tune infonce"]
-    dataset, path = open_dataset(compared.dataset), out / "runs" / "infonce"
-    found = json.loads((path / "quality.json").read_text())["quality"]
-    assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
-
-
-def test_comparison_can_start_from_an_encoder_that_has_an_adapter(
-    compared: Compared, tmp_path: Path, in_this_process: list[str]
-) -> None:
-    checkpoint = compared.out / "runs" / "near" / "checkpoint"
-    out = tmp_path / "further"
-    output = compared.again(out, "--encoder", checkpoint, "--max-steps", "1", methods="infonce")
-    assert output.status == 0
-    dataset = open_dataset(compared.dataset)
-    for path in (out / "untrained", out / "runs" / "infonce"):
-        found = json.loads((path / "quality.json").read_text())["quality"]
-        assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
-    assert "Methods compared: topics, near" in (out / "report.md").read_text(encoding="utf-8")
-
-
 def test_same_folder_with_other_flags_for_a_trained_contestant_is_rejected(
     compared: Compared, out: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,15 +228,6 @@ def test_same_folder_with_other_flags_for_a_trained_contestant_is_rejected(
     assert (output.status, output.out) == (1, "")
     assert "rae: " in output.err.splitlines()[-1]
     assert "differs in" in output.err.splitlines()[-1]
-
-
-def test_same_folder_with_another_dataset_is_rejected(compared: Compared, out: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(compared.dataset, tmp_path / "other")
-    rows = (other / "train.jsonl").read_text(encoding="utf-8").splitlines()
-    (other / "train.jsonl").write_text("\n".join(rows[1:]), encoding="utf-8")
-    output = run(other, "--out", out, "--encoder", compared.encoder, "--methods", "rae", *SMALL_TRAINING)
-    assert (output.status, output.out) == (1, "")
-    assert "untrained: " in output.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("method", "views"), [("unidec", ["dual encoder", "classifier"]), ("rae", [])])
@@ -372,53 +310,6 @@ def test_error_in_a_variants_file_names_the_table_and_the_key(dataset: Path, wri
     assert expected in message
 
 
-def test_missing_dataset_or_test_split_is_rejected(dataset: Path) -> None:
-    assert "expected a dataset folder, found nothing" in rejection(dataset.parent / "none")
-    (dataset / "test.jsonl").unlink()
-    assert "test.jsonl" in rejection(dataset)
-
-
-def test_output_folder_with_other_content_is_rejected(dataset: Path) -> None:
-    out = dataset.parent / "out"
-    out.mkdir()
-    (out / "thesis.tex").write_text("")
-    assert "expected an absent folder, an empty folder or a comparison, found thesis.tex in it" in rejection(dataset)
-    shutil.rmtree(out)
-    out.write_text("")
-    assert str(out) in rejection(dataset)
-    assert str(out) in rejection(dataset, out=out / "below")
-
-
-@pytest.mark.parametrize("name", [name for name in SHARED_FLAGS if name in TrainSettings.model_fields])
-def test_shared_flags_have_the_same_type_and_default_as_in_recollect_train(name: str) -> None:
-    ours, theirs = CompareSettings.model_fields[name], TrainSettings.model_fields[name]
-    assert (ours.annotation, ours.default) == (theirs.annotation, theirs.default)
-
-
-def test_every_method_is_compared_by_default() -> None:
-    assert get_args(TrainSettings.model_fields["method"].annotation) == METHODS
-    assert CompareSettings.model_fields["methods"].default == list(METHODS)
-
-
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("echo Zwölf >&2\nkill -KILL $$\n", "^rae: `recollect train` was killed by SIGKILL; memory may have run out"),
-        ("printf 'a\\rb\\nrecollect train: zwölf\\n\\n' >&2\nexit 2\n", r"^rae: zwölf \(finished runs are kept"),
-    ],
-)
-def test_error_after_a_failed_training_process_names_the_signal_or_has_its_last_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, message: str
-) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\n" + program, encoding="utf-8")
-    python.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(python))
-    with pytest.raises(ContestantError, match=message) as failed:
-        run_recollect("rae", "train")
-    assert failed.value.exit_status == 1
-
-
 # ---- Significance ----
 
 
@@ -453,23 +344,6 @@ def test_clear_difference_is_significant_in_both_directions() -> None:
         found = paired(first, second)
         assert found.significant
         assert found.difference * sign > 10
-
-
-def test_equal_scores_give_no_difference_and_no_nan() -> None:
-    scores = np.array([0.2, 1.0, 0.0])
-    assert paired(scores, scores + 1e-17) == PairedTest("P@1", 0.0, 0.0, 1.0, (0.0, 0.0))
-
-
-def test_difference_that_is_equal_for_all_queries_is_significant() -> None:
-    averaged = np.full(4, 1 / 3 + 1 / 3 + 1 / 3) - np.array([0, 1e-16, 0, 0])
-    found = paired(averaged, np.zeros(4))
-    assert (found.difference, found.t, found.p) == (pytest.approx(100), None, 0.0)
-    assert found.significant
-
-
-def test_test_over_one_query_has_no_t_statistic() -> None:
-    found = paired(np.array([1.0]), np.array([0.0]))
-    assert (found.difference, found.t, found.p, found.significant) == (100, None, None, False)
 
 
 def test_verdict_names_the_better_contestant_for_each_metric() -> None:

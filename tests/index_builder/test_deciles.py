@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-import recollect
 from recollect.index_builder.evaluation.deciles import by_frequency, count_sources, decile_of
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
@@ -95,19 +94,3 @@ def test_evaluate_gives_the_deciles_of_each_setting(built: Any) -> None:
     assert labels_only["instance_keys"] == instances_only["label_keys"] == 0
     assert both["instance_keys"] > 0
     assert both["label_keys"] > 0
-
-
-def test_deciles_flag_prints_one_line_for_each_decile(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    usual = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,0.5"]
-    assert recollect.main(usual) == 0
-    without = capsys.readouterr().out
-    assert recollect.main([*usual, "--deciles"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(without)
-    tables = printed.removeprefix(without).split("by label frequency: ")[1:]
-    assert [table.split(",")[0] for table in tables] == ["lambda 0", "lambda 0.5"]
-    for table in tables:
-        _, headings, *rows = table.strip().splitlines()
-        assert headings.split()[:2] == ["decile", "labels"]
-        assert headings.endswith("labels, %")
-        assert [row.split()[:2] for row in rows] == [[str(number), "1"] for number in range(1, 9)]

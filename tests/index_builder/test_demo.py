@@ -65,31 +65,3 @@ def test_demo_fails_at_once_if_the_port_is_in_use(tmp_path: Path, capsys: pytest
         assert recollect.main(["demo", str(tmp_path / "demo"), "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}: expected an address to listen on" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
-
-
-@pytest.mark.parametrize(
-    ("environment", "flags", "opens"),
-    [
-        ({"DISPLAY": ":0"}, [], True),
-        ({"WAYLAND_DISPLAY": "wayland-0"}, [], True),
-        ({"DISPLAY": ":0"}, ["--no-browser"], False),
-        ({"DISPLAY": ":0", "CI": "true"}, [], False),
-    ],
-)
-def test_demo_opens_its_url_in_a_browser_of_a_person_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: list[str], opens: bool
-) -> None:
-    opened: list[str] = []
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("recollect.index_builder.demo.demo", lambda settings: "the table")
-
-    def connect(settings: object, listener: socket.socket) -> None:
-        socket.create_connection(listener.getsockname()).close()  # a browser may connect before the server runs
-
-    monkeypatch.setattr("recollect.service.process.server.serve", connect)
-    assert recollect.main(["demo", str(tmp_path), "--port", "0", *flags]) == 0
-    assert [re.sub(r"\d+/$", "", url) for url in opened] == ["http://127.0.0.1:"] * opens

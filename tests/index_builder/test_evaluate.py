@@ -15,9 +15,6 @@ from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.model import open_model
 from recollect.service.options import resolve_options
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.searcher import KeyIndex
-from recollect.service.store.store import Store
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -64,55 +61,6 @@ def test_metrics_equal_the_metrics_of_the_predictors_answers(built: Any, options
     assert row["P@1"] > 50
 
 
-def test_rows_are_in_the_order_of_the_given_values_and_equal_separate_evaluations(built: Any) -> None:
-    grid = {"lambda": [1, 0, 0.5], "temperature": [0.04, 1], "top_b": [3, 200]}
-    rows = measure(built, **grid)
-    found = [(row["lambda"], row["temperature"], row["top_b"]) for row in rows]
-    assert found == [(a, b, c) for a in grid["lambda"] for b in grid["temperature"] for c in grid["top_b"]]
-    for row in rows[::5]:
-        assert measure(built, **{name: [row[name]] for name in grid}) == [row]
-
-
-def test_each_text_is_encoded_once_and_each_index_searched_once_for_each_number_of_keys(
-    built: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[str] = []
-    searched: list[tuple[int, int]] = []
-    opened = Predictor.open
-
-    def open_and_watch(*arguments: Any, **options: Any) -> Predictor:
-        predictor = opened(*arguments, **options)
-        encode, search = predictor.encode, KeyIndex.search
-        monkeypatch.setattr(predictor, "encode", lambda texts: encoded.extend(texts) or encode(texts))
-
-        def watch(index: KeyIndex, vectors: np.ndarray, top_b: int) -> Any:
-            searched.append((index.keys, top_b))
-            return search(index, vectors, top_b)
-
-        monkeypatch.setattr(KeyIndex, "search", watch)
-        return predictor
-
-    monkeypatch.setattr(Predictor, "open", open_and_watch)
-    rows = measure(built, **{"lambda": [0, 0.1, 0.5, 0.9, 1], "temperature": [0.04, 1], "top_b": [3, 200]})
-    assert len(rows) == 20
-    assert encoded == [row["text"] for row in read(built.dataset / "test.jsonl")]
-    assert sorted(searched) == [(8, 3), (8, 200), (28, 3), (28, 200)]
-
-
-def test_limit_flag_uses_only_the_first_test_texts(built: Any) -> None:
-    (row,) = measure(built, limit=3)
-    assert row["P@1"] == pytest.approx(by_hand(built, read(built.dataset / "test.jsonl")[:3])["P@1"])
-
-
-def test_number_of_queries_in_a_block_does_not_change_the_metrics(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = measure(built)
-    monkeypatch.setattr("recollect.index_builder.evaluation.predictions._BLOCK_QUERIES", 2)
-    parts = measure(built)
-    for row in (whole[0], parts[0]):
-        row |= {f"{name} {end}": value for name, ends in row.pop("intervals").items() for end, value in enumerate(ends)}
-    assert parts == [pytest.approx(whole[0])]
-
-
 def test_filtered_labels_are_removed_and_later_labels_move_up(built: Any, dataset: Path) -> None:
     labels, tests = [row["uid"] for row in read(dataset / "labels.jsonl")], read(dataset / "test.jsonl")
     (plain,) = measure(built, dataset)
@@ -152,53 +100,12 @@ def test_dataset_without_a_label_of_the_bundle_is_rejected(
     assert "expected at least one label of the bundle, found none" in err
 
 
-def test_dataset_without_test_texts_is_rejected(built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for spoil in ((dataset / "test.jsonl").unlink, lambda: (dataset / "test.jsonl").write_text("")):
-        spoil() if (dataset / "test.jsonl").exists() else (dataset / "test.jsonl").write_text("")
-        assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2
-        out, err = capsys.readouterr()
-        assert (out, len(err.splitlines())) == ("", 1), err
-        assert "test" in err
-
-
 def test_test_split_without_labels_is_rejected(built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(dataset / "test.jsonl", [row | {"labels": []} for row in read(dataset / "test.jsonl")])
     assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert "expected test texts with labels, found 7 texts without any; add the true labels" in err
-
-
-def test_json_output_has_version_number_of_queries_and_rows(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,.5", "--json"]
-    assert recollect.main(arguments) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["version", "queries", "rows", "coverage", "differences", "deciles", "comparison"]
-    assert (printed["version"], printed["queries"]) == (built.version, 7)
-    assert [row["lambda"] for row in printed["rows"]] == [0, 0.5]
-    first = printed["rows"][0]
-    assert list(first)[:5] == ["lambda", "temperature", "top_b", "order", "P@1"]
-    assert list(first)[-1] == "intervals"
-    for name, (low, high) in first["intervals"].items():
-        assert low <= first[name] <= high
-
-
-def test_printed_table_has_aligned_columns_with_headings(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), "--lambda", "0,1"]) == 0
-    title, header, *rows = capsys.readouterr().out.splitlines()
-    assert title == f"version {built.version}, 7 queries, in percent"
-    assert [row.split()[:3] for row in rows] == [["0", "0.04", "200"], ["1", "0.04", "200"]]
-    assert {len(row) for row in rows} == {len(header)}
-    assert header.split()[:5] == ["lambda", "tau", "b", "order", "P@1"]
-
-
-def test_intervals_flag_adds_their_ends_below_each_row(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), "--intervals"]) == 0
-    _, header, row, low, high = capsys.readouterr().out.splitlines()
-    assert (low.split()[:2], high.split()[:2]) == (["95%", "from"], ["95%", "to"])
-    assert len(header) == len(row) == len(low) == len(high)
-    (measured,) = measure(built)
-    assert [low.split()[2], high.split()[2]] == [f"{end:.2f}" for end in measured["intervals"]["P@1"]]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +144,3 @@ def test_coverage_statements_are_checked_on_the_test_texts(
     first, last = capsys.readouterr().out.splitlines()[-2:]
     assert first.startswith("probability >= 0.4000: ")
     assert last.startswith("probability >= 0.0100: 100.0% of the true labels (expected 90%), among ")
-
-
-def test_evaluation_does_not_change_the_store(built: Any) -> None:
-    before = sorted(built.store.rglob("*"))
-    measure(built)
-    assert sorted(built.store.rglob("*")) == before
-    assert Store(built.store).current() == built.version

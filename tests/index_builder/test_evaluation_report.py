@@ -78,18 +78,6 @@ def test_page_with_probabilities_has_a_reliability_diagram(
     assert "Reliability of the probabilities" in read(tmp_path)
 
 
-def test_folder_that_is_a_file_is_refused_before_the_work(
-    built: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("recollect.index_builder.evaluation.evaluate.open_model", None)
-    for place in ("file", "file/below"):
-        assert run(built, "--report", tmp_path / place) == 2
-        out, err = capsys.readouterr()
-        assert (out, len(err.splitlines())) == ("", 1)
-        assert "choose another path" in err
-
-
 @pytest.fixture
 def two_versions(built: Any, tmp_path: Path) -> Path:
     """A store with the version of the topics and with a version `other` that answers with lambda 0."""
@@ -120,8 +108,3 @@ def test_version_compared_with_itself_does_not_differ(built: Any) -> None:
     found = measure(built, compare="current").comparison
     assert found is not None
     assert {value for name, value in found["differences"].items() if name != "intervals"} == {0}
-
-
-def test_unknown_version_to_compare_is_refused(built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(built, "--compare", "nowhere") == 2
-    assert "nowhere" in capsys.readouterr().err

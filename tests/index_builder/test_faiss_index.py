@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 
-from recollect.index_builder import faiss_index
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import (
     HNSW_EFFORT,
@@ -17,7 +15,6 @@ from recollect.index_builder.faiss_index import (
     check_factory,
     check_units,
     factory_string,
-    lists,
     write_index,
 )
 from recollect.index_builder.recall import exact_neighbours
@@ -32,10 +29,6 @@ def silent(rows: int) -> None:
 def test_flat_ivf_and_hnsw_become_factory_strings_for_the_number_of_keys() -> None:
     names = {kind: factory_string(kind, 10_000) for kind in ("flat", "ivf", "hnsw", "PCA64,HNSW16")}
     assert names == {"flat": "Flat", "ivf": "IVF256,SQ8", "hnsw": "HNSW32,SQ8", "PCA64,HNSW16": "PCA64,HNSW16"}
-
-
-def test_number_of_lists_leaves_enough_keys_to_train_each_centroid() -> None:
-    assert [lists(keys) for keys in (1, 38, 39, 78, 1_600, 1_000_000)] == [1, 1, 1, 2, 41, 4_000]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -140,62 +133,11 @@ def test_factory_string_that_crashes_faiss_is_rejected_without_a_crash(factory: 
     assert found in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "factory", ["Flat", "IVF100000,SQ8", "OPQ8,IVF64,PQ8x4fs,RFlat", "HNSW32,SQ8", "IVF4_HNSW8,PQ8x4"]
-)
-def test_valid_factory_string_is_accepted_with_few_keys(factory: str) -> None:
-    check_factory(factory, 16)
-
-
-@pytest.mark.parametrize(
-    ("factory", "stores"),
-    [
-        ("Flat", 1),
-        ("SQ8", 1),
-        ("IVF4,SQ8", 0),
-        ("HNSW8,SQ8", 1),
-        ("PCA8,HNSW8", 1),
-        ("IVF4,PQ8x4fs,Refine(SQ8)", 1),
-        ("SQ8,RFlat", 2),
-    ],
-)
-def test_memory_for_codes_is_reserved_once_and_never_moves(
-    factory: str, stores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(faiss_index, "_BLOCK_KEYS", 100)
-    places: list[list[int]] = []
-    add = faiss_index._add
-
-    def watch(index: Any, *rest: Any) -> None:
-        add(index, *rest)
-        places.append([int(store.codes.data()) for store in faiss_index._code_arrays(index)])
-
-    monkeypatch.setattr(faiss_index, "_add", watch)
-    build_index(random_keys(3_000), factory, 0, silent)
-    assert [len(each) for each in places] == [stores] * 30
-    assert places[0] == places[-1]
-
-
 @pytest.mark.parametrize("factory", ["IVF64,Flat", "IVF64,SQ8", "IVF1,PQ4", "PQ8x4fs", "OPQ8,IVF64,PQ8x4fs,RFlat"])
 def test_error_for_fewer_keys_than_clusters_names_the_next_step(factory: str) -> None:
     expected = r"expected enough keys to train the index, found 15: .*number of clusters.*; use fewer clusters, or "
     with pytest.raises(BuildError, match=expected):
         build_index(random_keys(15), factory, 0, silent)
-
-
-@pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF4,Flat,IDMap2"])
-def test_index_that_needs_ids_is_rejected(factory: str) -> None:
-    expected = "expected an index that accepts keys block by block, faiss says: add does not make sense with IndexIDMap"
-    with pytest.raises(BuildError, match=expected):
-        build_index(random_keys(200), factory, 0, silent)
-
-
-def test_index_that_accepts_only_one_block_of_keys_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 100)
-    with pytest.raises(
-        BuildError, match="expected an index that accepts keys block by block.* build with --index auto"
-    ):
-        build_index(random_keys(200), "NSG8", 0, silent)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw", "IVF2,RaBitQ4", "PCA8,HNSW8"])
@@ -210,14 +152,6 @@ def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(kind: str
         check_units(keys, 1_000)
 
 
-def test_error_names_the_row_of_a_bad_key_in_a_later_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 16)
-    keys = random_keys(100)
-    keys[99] = 0
-    with pytest.raises(BuildError, match="row 99: expected a unit vector, found length 0;"):
-        build_index(keys, "flat", 0, silent)
-
-
 def test_block_size_does_not_change_the_index_and_progress_covers_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, reported = random_keys(100), []
     whole, _ = build_index(keys, "hnsw", 0, reported.append)
@@ -228,11 +162,6 @@ def test_block_size_does_not_change_the_index_and_progress_covers_all_keys(monke
     assert (sum(reported), len(reported), info.keys) == (100, 7, 100)
     np.testing.assert_array_equal(parts.reconstruct_n(0, 100), keys)
     assert whole.ntotal == parts.ntotal
-
-
-def test_index_with_few_lists_gets_enough_keys_to_train_its_codes(capfd: pytest.CaptureFixture[str]) -> None:
-    build_index(clustered_keys(12_000, 8), "IVF4,PQ2", 0, silent)
-    assert "please provide at least" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
@@ -249,11 +178,6 @@ def test_index_can_be_built_over_enriched_label_keys(
     np.testing.assert_allclose(
         found.similarities, expected, atol=1e-5 if kind == "flat" else 0.02
     )  # ivf and hnsw store eight bits for each number
-
-
-def test_writing_an_index_to_a_full_disk_raises_os_error() -> None:
-    with pytest.raises(OSError, match="No space left"):
-        write_index(faiss.IndexFlatIP(16), Path("/dev/full"))
 
 
 # GPU builds.

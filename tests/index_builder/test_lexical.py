@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import evaluate
@@ -91,17 +90,6 @@ def test_auto_keeps_an_index_that_gains_and_evaluate_measures_its_weights(
     assert default["P@1"] == pytest.approx(100 * np.mean(hits))
 
 
-def test_predict_shows_terms_by_words(
-    telling: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    built_manifest(telling / "run", tmp_path, lexical="on")
-    command = ["predict", "sign3", "--store", str(tmp_path), "--explain", "--word-weight", "0.5"]
-    assert recollect.main(command) == 0
-    assert "instance by words" in capsys.readouterr().out
-    assert recollect.main([*command, "--word-weight", "2"]) == 2
-    assert "--word-weight: expected" in capsys.readouterr().err
-
-
 def test_auto_leaves_out_an_index_without_a_certain_gain(
     tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,11 +112,6 @@ def test_off_writes_no_index_and_evaluate_then_refuses_a_word_weight(
         evaluate(settings)
     (row,) = evaluate(settings.model_copy(update={"word_weight": []})).rows
     assert "word_weight" not in row
-
-
-def test_unknown_value_of_the_flag_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["build", "run", "--store", str(tmp_path), "--lexical", "maybe"]) == 2
-    assert "--lexical: expected 'on', 'off' or 'auto'; found 'maybe'" in capsys.readouterr().err
 
 
 def test_a_query_is_left_out_of_the_words_when_its_weight_is_tuned(tiny_run: Path, tmp_path: Path) -> None:

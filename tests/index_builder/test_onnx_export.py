@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,19 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
 from recollect.index_builder import onnx_export
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
 from recollect.service.bundle.manifest import EncoderInfo, Precision
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
+from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import load_pretrained
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
-from recollect.trainer.heads.prototypes import Prototypes
 from tests.index_builder.conftest import write_tiny_encoder
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
-
-TITLES = ["tax", "the sea", "small birds", "Rome", "printing", "steam engines", "bread", "astronomy", "youth", "iron"]
 
 
 def export(encoder: Encoder, folder: Path, precision: Precision, texts: list[str] = TEXTS) -> QueryEncoder:
@@ -100,13 +95,6 @@ def test_cosines_are_computed_in_float64() -> None:
     np.testing.assert_allclose(cosines(first, second), [1, 1 / np.sqrt(2)], rtol=1e-15)
 
 
-def test_export_prints_nothing(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
-    capfd.readouterr()
-    export(encoder, tmp_path, "int8")
-    assert capfd.readouterr() == ("", "")
-
-
 # Precisions.
 
 
@@ -118,57 +106,6 @@ def products(graph: Path) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def minilm(built: Any) -> Encoder:
     return load_checkpoint(built.run / "checkpoint", "cpu")
-
-
-@pytest.fixture(scope="module")
-def titles() -> list[str]:
-    """Short texts, whose vectors lose most precision in int8."""
-    return [f"{first} of {second}" for first in ("history", "law", "music", "chairs") for second in TITLES]
-
-
-@pytest.mark.slow
-def test_int8_encoder_reaches_its_least_cosine_on_texts_outside_the_sample(
-    minilm: Encoder, quick_graph: None, titles: list[str], tmp_path: Path
-) -> None:
-    served = export(minilm, tmp_path, "int8", titles[::2])
-    worst = cosines(served.encode(served.tokenise(titles[1::2])), minilm.encode(titles[1::2], 128)).min()
-    assert WORST_COSINE["int8"] <= worst < 0.9999
-    assert (tmp_path / "encoder.onnx").stat().st_size < 26e6
-
-
-@pytest.mark.parametrize("enough", [0, 1, 7, 18])
-def test_int8_export_quantises_as_few_products_in_blocks_as_the_sample_allows(
-    export_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int
-) -> None:
-    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
-    torch.manual_seed(7)
-    tiny = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
-    encoder = Encoder(tiny.config, UnitVectorModel(BertModel(config), "mean"), tiny.tokenizer, tiny.pad_id, "cpu")
-    tried: list[int] = []
-    quantise = onnx_export._quantise
-
-    def watch(full: Path, path: Path, chosen: set[str]) -> None:
-        tried.append(len(chosen))
-        quantise(full, path, chosen)
-
-    monkeypatch.setattr(onnx_export, "_quantise", watch)
-    monkeypatch.setattr(onnx_export, "cosines", lambda *_: np.array([float(tried[-1] >= enough)]))
-    export(encoder, tmp_path, "int8")
-    assert products(tmp_path / "encoder.onnx").get("MatMulNBits", 0) == enough
-    assert len(tried) <= 5 + 1
-
-
-def test_int8_encoder_is_closer_to_the_trained_one_if_all_products_are_quantised_in_blocks(
-    minilm: Encoder, built: Any, titles: list[str], tmp_path: Path
-) -> None:
-    bundle, worst = built.store / "bundles" / built.version, []
-    shutil.copy(bundle / "tokenizer.json", tmp_path)
-    every_product = set(onnx_export._product_weights(onnx.load(bundle / "encoder.onnx").graph))
-    for in_blocks in (set[str](), every_product):
-        onnx_export._quantise(bundle / "encoder.onnx", tmp_path / "encoder.onnx", in_blocks)
-        served = QueryEncoder.open(tmp_path, describe_encoder(minilm, "int8"), threads=1)
-        worst.append(cosines(served.encode(served.tokenise(titles)), minilm.encode(titles, 128)).min())
-    assert worst[0] < worst[1] > 0.995
 
 
 def test_int8_weights_are_so_small_that_sums_overflow_on_no_cpu(export_once: None, tmp_path: Path) -> None:
@@ -184,17 +121,6 @@ def test_int8_weights_are_so_small_that_sums_overflow_on_no_cpu(export_once: Non
     largest = max(int(np.abs(each.astype(int)).max()) for each in weights)
     # Quantised activations are at most 255. A CPU without VNNI adds two products in 16 bits.
     assert 60 <= largest <= 32_767 // (2 * 255)
-
-
-@pytest.mark.slow
-def test_fp16_export_halves_the_file_and_keeps_the_vectors(minilm: Encoder, titles: list[str], tmp_path: Path) -> None:
-    served = export(minilm, tmp_path, "fp16")
-    texts = [*titles, *TEXTS]
-    vectors = served.encode(served.tokenise(texts))
-    assert vectors.dtype == np.float32
-    assert cosines(vectors, minilm.encode(texts, 128)).min() >= WORST_COSINE["fp16"]
-    assert (tmp_path / "encoder.onnx").stat().st_size < 47e6
-    assert next(minilm.model.parameters()).dtype == torch.float32  # the export did not change the trained model
 
 
 @pytest.mark.parametrize(("precision", "close"), [("fp16", 0), ("int8", 0), ("int8", 1.1)])
@@ -231,10 +157,3 @@ def test_classifier_vector_is_exported_next_to_the_dual_encoder_vector(
     np.testing.assert_allclose(np.linalg.norm(vectors[:, : bare.dim], axis=1), np.sqrt(0.5), atol=1e-3)
     assert cosines(vectors[:, : bare.dim], bare.encode(TEXTS, 128)).min() >= WORST_COSINE[precision]
     assert cosines(vectors[:, bare.dim :], bare.encode(TEXTS, 128)).min() < 0.9
-
-
-def test_label_prototypes_do_not_change_exported_query_vectors(tmp_path: Path) -> None:
-    bare = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
-    encoder = bare.with_adapter(None, Prototypes(bare.dim, 5, ("text", "free", "centroid"), 2))
-    export(encoder, tmp_path, "fp32")
-    assert compare(bare, tmp_path / "encoder.onnx", [1, 8, 33]) >= 0.999999

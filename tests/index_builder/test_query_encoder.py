@@ -78,26 +78,12 @@ def test_bundle_serves_the_student_with_the_teachers_keys(distilled_run: Path, t
     np.testing.assert_allclose(found.similarities[:, 0], 1, atol=1e-5)
 
 
-@pytest.mark.usefixtures("quick_export")
-def test_bundle_without_distillation_names_no_teacher(tiny_run: Path, tmp_path: Path) -> None:
-    version = build(BuildSettings(run=tiny_run, store=tmp_path, index="flat"))
-    info = open_model(tmp_path, version).predictor.manifest.encoder
-    assert (info.kind, info.teacher) == ("transformer", None)
-
-
 def test_vectors_of_another_student_are_refused(copied: Path, tmp_path: Path) -> None:
     path = copied / "memory" / QUERY_VECTORS
     np.save(path, np.load(path)[::-1])
     message = refused(copied, tmp_path)
     assert message.startswith(f"{path}: row ")
     assert "expected the checkpoint's vector of the text" in message
-
-
-@pytest.mark.parametrize("missing", ["query_encoder", f"memory/{QUERY_VECTORS}"])
-def test_half_a_query_encoder_is_refused(copied: Path, tmp_path: Path, missing: str) -> None:
-    path = copied / missing
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert "query_encoder: expected a query encoder and" in refused(copied, tmp_path)
 
 
 def test_ranker_depends_on_the_vectors_of_queries(distilled_run: Path, tiny_run: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -12,9 +10,9 @@ import numpy as np
 import pytest
 
 from recollect.index_builder.faiss_index import build_index
-from recollect.index_builder.recall import exact_neighbours, reachable_share, search_milliseconds
+from recollect.index_builder.recall import exact_neighbours, reachable_share
 from recollect.service.predictor.searcher import unwrapped
-from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of, unit
+from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
 
 
 @pytest.mark.parametrize("block", [7, 64, 1_000])
@@ -27,13 +25,6 @@ def test_exact_neighbours_equal_a_float64_brute_force(monkeypatch: pytest.Monkey
     found = exact_neighbours(keys, queries, 25)
     np.testing.assert_array_equal(found.keys, expected)
     np.testing.assert_allclose(found.similarities, np.take_along_axis(similarities, expected, axis=1), atol=1e-6)
-
-
-def test_exact_neighbours_are_all_keys_when_there_are_fewer_than_top_b(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 4)
-    found = exact_neighbours(random_keys(10), random_keys(3), 200)
-    assert [sorted(row) for row in found.keys.tolist()] == [list(range(10))] * 3
-    assert (np.diff(found.similarities, axis=1) <= 0).all()
 
 
 def test_recall_equals_the_share_of_exact_keys_that_an_index_contains(tmp_path: Path) -> None:
@@ -52,15 +43,6 @@ def test_key_as_similar_as_the_last_exact_neighbour_counts_as_found(tmp_path: Pa
     assert recall_of(index, keys[::-1], keys[::5], exact) == 1
 
 
-def test_missing_keys_of_a_short_result_count_as_not_found(tmp_path: Path) -> None:
-    keys = unit(
-        np.eye(2, 16)[[0] * 15 + [1]] + random_keys(16) / 10
-    )  # fifteen keys near one centre, and one key near another
-    lists = opened(keys, "IVF2,Flat", tmp_path)
-    assert (lists.search(keys[15:], 5).keys >= 0).sum() == 1
-    assert recall_of(lists, keys, keys[15:], exact_neighbours(keys, keys[15:], 5)) == pytest.approx(1 / 5)
-
-
 def test_recall_over_enriched_label_keys_equals_recall_over_an_array_of_the_same_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,27 +55,6 @@ def test_recall_over_enriched_label_keys_equals_recall_over_an_array_of_the_same
     assert 0 < recall_of(half, mixed, queries, exact) < 1
     assert recall_of(half, keys, queries, exact) == recall_of(half, mixed, queries, exact)
     assert recall_of(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
-
-
-def test_search_time_is_measured_query_by_query_on_one_thread_until_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    searches = []
-    ticks = itertools.count(step=0.25)  # each search takes a quarter of a second
-    monkeypatch.setattr("recollect.index_builder.recall.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-
-    def search(queries: np.ndarray) -> None:
-        searches.append((len(queries), faiss.omp_get_max_threads()))
-
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(2)
-    try:
-        assert search_milliseconds(search, random_keys(5), most_seconds=60).tolist() == [250] * 5
-        assert search_milliseconds(search, random_keys(5), most_seconds=0).tolist() == [250]
-        assert faiss.omp_get_max_threads() == 2
-    finally:
-        faiss.omp_set_num_threads(before)
-    assert searches == [(1, 1)] * (1 + 5 + 1 + 1)
 
 
 # Reachable keys.

@@ -56,17 +56,6 @@ def test_signed_bundle_opens_only_with_its_public_key(
         Store(tmp_path / "store", others.public, tmp_path / "cache").open(bundle.name)
 
 
-def test_build_without_the_sign_flag_writes_no_signature(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
-    assert not (build(tiny_run, tmp_path) / SIGNATURE).exists()
-
-
-def test_signing_key_can_come_from_the_environment(
-    tiny_run: Path, quick_export: None, tmp_path: Path, keys: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RECOLLECT_SIGN", str(keys.private))
-    assert (build(tiny_run, tmp_path / "store") / SIGNATURE).is_file()
-
-
 @needs_openssl
 def test_openssl_can_create_the_keys_and_verify_the_signature(
     tiny_run: Path, quick_export: None, tmp_path: Path

@@ -127,19 +127,6 @@ def test_fitted_classifier_is_not_pickled_and_an_unfitted_one_is(fitted: Recolle
 
 
 @pytest.mark.slow
-def test_temporary_folder_is_removed_with_the_classifier(flags: dict[str, Any]) -> None:
-    classifier = RecollectClassifier(**flags).fit(TEXTS, LISTS)
-    assert [*classifier.classes_] == NAMES
-    found = classifier.predict(TEXTS[:2])
-    assert all(len(labels) == 1 and labels[0] in NAMES for labels in found)
-    assert classifier.score(TEXTS, LISTS) > 0.9
-    folder = classifier.store_.parent
-    assert folder.exists()
-    del classifier
-    assert not folder.exists()
-
-
-@pytest.mark.slow
 def test_grid_search_over_single_labels_chooses_parameters(flags: dict[str, Any]) -> None:
     single = [labels[-1] for labels in LISTS]
     grid = {"lambda_": [0.0, 0.5]}

@@ -11,14 +11,13 @@ import faiss
 import numpy as np
 import pytest
 
-import recollect
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import CheckFailed
 from recollect.index_builder.evaluation.evaluate import default_metrics, evaluate
 from recollect.index_builder.onnx_export import Sample
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
-from recollect.index_builder.verify import check, encode_sample, format_checks, golden_queries
-from recollect.service.bundle.manifest import Check, Manifest
+from recollect.index_builder.verify import check, encode_sample, golden_queries
+from recollect.service.bundle.manifest import Check
 from recollect.service.model import open_model
 from recollect.service.predictor.golden import GOLDEN, agreement, read_golden
 from recollect.service.store.store import Store
@@ -118,45 +117,8 @@ def test_check_passes_within_its_bounds(found: float, bounds: dict[str, float], 
     assert checked.found == (None if np.isnan(found) else found)
 
 
-def test_table_of_checks_shows_found_values_bounds_and_failures() -> None:
-    checks = [
-        check("recall at 200, labels (Flat)", 0.98765432, least=0.98),
-        check("search", 3.5, most=2.0),
-        check("open, seconds", 0.25),
-        check("both", float("nan"), least=0.1, most=1),
-    ]
-    assert list(format_checks(checks)) == [
-        "recall at 200, labels (Flat)    0.987654  >= 0.98         ok",
-        "search                               3.5  <= 2            FAILED",
-        "open, seconds                       0.25  no limit        ok",
-        "both                                   -  >= 0.1 and <= 1  FAILED",
-    ]
-
-
 def checks_of(store: Path, version: str) -> dict[str, Check]:
     return {each.name: each for each in Store(store).manifest(version).checks}
-
-
-def test_manifest_contains_every_check(built: Any) -> None:
-    checks = checks_of(built.store, built.version)
-    assert list(checks) == [
-        "worst cosine to the trained encoder (fp32)",
-        "recall at 200, labels (Flat)",
-        "keys within reach, labels (Flat)",
-        "recall at 200, instances (Flat)",
-        "keys within reach, instances (Flat)",
-        "search, ms a query on one thread",
-        "indexes, bytes",
-        "golden labels answered",
-        "open, seconds",
-        "worst cosine on left-out texts (fp32)",
-        *(f"{metric}, points won by {part}" for metric in ("P@1", "P@5", "R@100") for part in ("fp32", "the indexes")),
-    ]
-    assert all(each.passed for each in checks.values())
-    manifest = Store(built.store).manifest(built.version)
-    assert checks["indexes, bytes"].found == sum(
-        manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label")
-    )
 
 
 # The gate against the current version.
@@ -223,37 +185,9 @@ def test_gate_accepts_a_loss_within_max_drop(built: Any, store: Path, worse_run:
     assert all(checks[name].passed for name in GATED)
 
 
-def test_gate_is_skipped_with_a_message_if_the_store_has_no_current_version(
-    built: Any, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    version = build(gated(built.run, tmp_path / "empty", built))
-    assert not checks_of(tmp_path / "empty", version).keys() & set(GATED)
-    assert f"gate: {tmp_path / 'empty'} has no current version" in capsys.readouterr().err
-
-
-def test_build_fails_at_once_if_the_gate_dataset_is_missing(
-    built: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("recollect.index_builder.build.write_bundle_tables", pytest.fail)
-    gate = str(tmp_path / "nowhere")
-    assert recollect.main(["build", str(built.run), "--store", str(store), "--gate-dataset", gate]) == 2
-    out, err = capsys.readouterr()
-    assert (out, len(err.splitlines())) == ("", 1), err
-    assert gate in err
-
-
 def test_metrics_of_the_gate_equal_evaluate_with_default_options(built: Any) -> None:
     predictor = open_model(built.store, built.version).predictor
     (row,) = evaluate(EvaluateSettings(dataset=built.dataset, store=built.store, threads=1)).rows
     metrics = default_metrics(predictor, built.dataset)
     assert metrics == pytest.approx({name: row[name] for name in metrics})
     assert {"P@1", "P@5", "nDCG@5", "R@100"} <= metrics.keys()
-
-
-def test_check_of_nan_can_be_written_to_the_manifest(built: Any) -> None:
-    manifest = Store(built.store).manifest(built.version)
-    checked = check("an undefined cosine", float("nan"), least=0.5)
-    again = Manifest.model_validate_json(
-        manifest.model_copy(update={"checks": [checked]}).model_dump_json(by_alias=True)
-    )
-    assert again.checks == [checked]

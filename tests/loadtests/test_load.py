@@ -10,7 +10,7 @@ import pytest
 
 from loadtests import load as load_module
 from loadtests.client import Address
-from loadtests.load import NEVER_SENT, Exchange, Load, closed_loop, latency_percentiles, open_loop
+from loadtests.load import NEVER_SENT, Exchange, Load, closed_loop, open_loop
 from tests.loadtests.stub import StubAnswer, stub
 
 FINE = StubAnswer(200, {}, {"X-Index-Version": "v1"})
@@ -91,13 +91,6 @@ def test_requests_that_find_no_free_connection_in_time_count_as_never_sent(clock
     assert [exchange.error for exchange in exchanges].count(NEVER_SENT) == 8
 
 
-def test_clients_of_a_closed_loop_send_the_given_number_of_requests_together() -> None:
-    exchanges: list[Exchange] = []
-    with stub(lambda body: FINE) as address:
-        closed_loop(make_load(address, exchanges.append), clients=3, requests=50)
-    assert sorted(exchange.number for exchange in exchanges) == list(range(50))
-
-
 def test_load_continues_after_a_lost_request() -> None:
     exchanges: list[Exchange] = []
     with stub(lambda body: StubAnswer(0, None) if body["number"] == 3 else FINE) as address:
@@ -105,18 +98,3 @@ def test_load_continues_after_a_lost_request() -> None:
     assert [exchange.number for exchange in exchanges if exchange.error] == [3]
     assert exchanges[3].error.startswith("lost: ")
     assert exchanges[3].status == 0
-
-
-def test_all_requests_to_an_absent_server_are_lost() -> None:
-    exchanges: list[Exchange] = []
-    with stub(lambda body: FINE) as address:
-        pass
-    closed_loop(make_load(address, exchanges.append), clients=2, requests=4)
-    assert [exchange.error for exchange in exchanges] == ["lost: Connection refused"] * 4
-
-
-def test_latency_percentiles_cover_only_answers_with_status_200() -> None:
-    exchanges = [Exchange(number, number / 1000, 200, "v1", "") for number in range(101)]
-    exchanges += [Exchange(0, 9.0, 503, "", "503 overloaded"), Exchange(0, 9.0, 0, "", "lost: closed")]
-    assert latency_percentiles(exchanges, 50, 99) == [50, 99]
-    assert latency_percentiles([], 50) == [0]

@@ -48,14 +48,6 @@ def test_wrong_options_fail_with_a_message_of_one_line(options: list[str], messa
     assert "Traceback" not in result.stderr
 
 
-def test_stage_without_errors_passes() -> None:
-    found = summary("steady")
-    assert not found.failed
-    assert (found.asked_qps, found.answered_qps) == (50, 40)
-    assert found.p50_ms < found.p99_ms
-    assert found.versions == {"v0": 50, "v1": 50}
-
-
 @pytest.mark.parametrize("name", STAGES)
 def test_requests_are_refused_only_in_the_overload_stage(name: str) -> None:
     refused = Exchange(0, 0.1, 503, "v1", "503 overloaded")
@@ -68,8 +60,3 @@ def test_every_other_error_fails_every_stage(name: str, error: str) -> None:
     found = summary(name, Exchange(0, 0.1, 500, "", error))
     assert found.failed
     assert found.unexpected == {error: 1}
-
-
-def test_failed_activation_or_a_stage_without_answers_fails() -> None:
-    assert summary("swap_storm", problems=("activate: no such version",)).failed
-    assert summarise(STAGES["steady"], [], (), rate=1, seconds=1).failed

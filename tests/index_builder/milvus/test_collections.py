@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recollect.index_builder.build import build
 from recollect.index_builder.choose_index import Target
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.milvus import collections as new_collections
@@ -18,9 +16,6 @@ from recollect.index_builder.milvus.index_types import IndexType, index_type
 from recollect.index_builder.milvus.measure import check_rows, choose_effort
 from recollect.service.milvus.collection import KeyCollection
 from recollect.service.milvus.connection import Connection
-from recollect.service.milvus.removal import Removal
-from recollect.service.model import open_model
-from recollect.service.store.store import Store
 from recollect.trainer.memory.memory import Memory, open_memory
 from tests.service.milvus.milvus_bundles import build_settings, engine_at
 
@@ -107,16 +102,6 @@ def test_index_that_milvus_cannot_build_fails_the_build(
     assert unfinished(uri) == []
 
 
-def test_index_that_milvus_does_not_finish_is_told_once(
-    memory: Memory, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer_index_states(monkeypatch, *["InProgress"] * 5)
-    monkeypatch.setattr(new_collections, "_STALLED_SECONDS", 0.0)
-    with NewCollections(engine_at(uri)) as collections:
-        write(collections, memory, index_type("hnsw", 28))
-    assert capsys.readouterr().err.count("its log says whether it can build HNSW; Ctrl-C ends the build") == 1
-
-
 def test_failed_build_drops_its_collections(uri: str, memory: Memory) -> None:
     def build_and_fail() -> None:
         with NewCollections(engine_at(uri)) as collections:
@@ -176,34 +161,3 @@ def test_row_that_differs_from_the_memory_is_found(memory: Memory, uri: str) -> 
         )
         with pytest.raises(BuildError, match="row 3: expected the text of the memory, found another one"):
             check_rows(memory, "instances", keys, KeyCollection(collections.connection, found, info, keys.shape[1]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"index": "PQ8x4fs"}, "--index PQ8x4fs: expected auto, FLAT, IVF_FLAT, IVF_SQ8, HNSW, DISKANN"),
-        ({"lexical": "on"}, "--lexical on: expected auto or off with --engine milvus"),
-    ],
-)
-def test_settings_that_milvus_cannot_fulfil_are_refused_at_once(
-    built: Any, uri: str, changes: dict[str, Any], expected: str
-) -> None:
-    with pytest.raises(BuildError, match=expected):
-        build(build_settings(built, uri, **changes))
-
-
-@pytest.mark.slow
-def test_built_version_answers_as_the_version_with_its_keys_in_files(built: Any, uri: str, tmp_path: Path) -> None:
-    settings = build_settings(built, uri, index="flat").model_copy(update={"store": tmp_path / "store"})
-    version = build(settings)
-    in_files = open_model(built.store, built.version).predict(["bread", "tax"])
-    in_milvus = open_model(tmp_path / "store", version, engine=settings).predict(["bread", "tax"])
-    for labels, others in zip(in_files, in_milvus, strict=True):
-        assert [label.uid for label in labels] == [label.uid for label in others]
-        assert [label.score for label in labels] == pytest.approx([label.score for label in others], abs=1e-5)
-    engine = Store(tmp_path / "store").manifest(version).engine
-    assert engine is not None
-    assert engine.instances.name == f"recollect_{version.replace('-', '_')}_instances"
-    assert unfinished(uri) == []
-    with Removal(Store(tmp_path / "store"), settings) as removal:
-        removal.drop(version)

@@ -75,13 +75,3 @@ def test_a_missing_package_is_an_error_before_the_work_begins(
         "pip install 'recollect-xmc[build]', or omit --rank\n"
     )
     assert not out.exists()
-
-
-def test_best_and_rank_contradict_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["train", str(tmp_path), "--out", str(tmp_path / "run"), "--best", "--rank", "yes"]) == 2
-    assert "--rank: expected no such flag, because --best chooses it" in capsys.readouterr().err
-
-
-def test_an_unknown_choice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["tune", str(tmp_path), "--rank", "off"]) == 2
-    assert "--rank: expected 'auto', 'yes' or 'no'; found 'off'" in capsys.readouterr().err

@@ -52,13 +52,6 @@ def test_isotonic_regression_follows_a_step_function() -> None:
     assert calibrate(fit_isotonic(held_out(2_000, steps)), logits) == pytest.approx(steps(logits), abs=0.03)
 
 
-def test_isotonic_regression_never_claims_certainty() -> None:
-    logit = np.array([[3.0, 2.0, -2.0, -3.0]] * 50)
-    fitted = fit_isotonic(HeldOut(logit, logit > 0, np.full(50, 2)))
-    assert 0 < fitted.probabilities[0] < 0.05
-    assert 0.95 < fitted.probabilities[-1] < 1
-
-
 @pytest.mark.parametrize("predictions", [1, 49, 50, 51, 99, 100, 500])
 def test_every_point_of_an_isotonic_regression_rests_on_many_predictions(predictions: int) -> None:
     logit = np.linspace(3, -3, predictions)[:, None]
@@ -98,18 +91,6 @@ def test_first_labels_get_their_own_calibration_if_they_are_true_more_often(trut
     assert found[:, 0].mean() == pytest.approx(new.hit[:, 0].mean(), abs=0.02)
     assert found[:, 1:6].mean() == pytest.approx(new.hit[:, 1:6].mean(), abs=0.02)
     assert (np.diff(found, axis=1) <= 0).all()
-
-
-def test_share_of_true_labels_that_is_not_found_has_no_coverage_statement() -> None:
-    fitted = fit_probabilities(held_out(1_000, steps))
-    assert fitted is not None
-    assert [each.share for each in fitted.coverage] == [0.5, 0.75, 0.9]  # 5% of the true labels are not predicted
-    assert (np.diff([each.probability for each in fitted.coverage]) <= 0).all()
-
-
-def test_few_texts_and_texts_without_a_true_label_give_no_calibration() -> None:
-    assert fit_probabilities(held_out(LEAST_TEXTS - 1, steps)) is None
-    assert fit_probabilities(held_out(LEAST_TEXTS, lambda logits: np.zeros(logits.shape))) is None
 
 
 def test_filtered_labels_of_held_out_texts_are_no_predictions(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ import recollect
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.artefact import read_held_out
-from recollect.index_builder.ranking.bundle_ranker import choose_ranker
-from recollect.index_builder.ranking.rank import rank_run
 from recollect.index_builder.settings import BuildSettings, RankSettings
 from recollect.service.model import open_model
 from recollect.trainer.memory.memory import open_memory, write_defaults
@@ -79,18 +77,6 @@ def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monk
     assert len(rank._choose_queries(RankSettings(run=run, queries=105), memory)[0]) == 105
 
 
-def test_too_few_instances_are_refused(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    run = make_run(tmp_path, random_units(rng, 60, 4), random_sets(rng, 50, 10))
-    with pytest.raises(BuildError, match="expected at least 100 instances with labels, found"):
-        rank_run(RankSettings(run=run))
-
-
-def test_a_missing_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recollect.main(["rank", str(tmp_path)]) == 2
-    assert "expected a memory, found none" in capsys.readouterr().err
-
-
 def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> None:
     model = open_model(ranked.store)
     assert model.manifest.has_ranker
@@ -98,12 +84,6 @@ def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> Non
     assert model.manifest.defaults.order == "probability"
     first = [model.predict(f"{name} unlike {NAMES[nth - 1]}", top_k=3) for nth, name in enumerate(NAMES)]
     assert [labels[0].uid for labels in first] == NAMES
-
-
-def test_rank_off_leaves_the_ranker_out(ranked: RankedRun, tmp_path: Path) -> None:
-    memory = open_memory(ranked.run / "memory")
-    assert choose_ranker(memory, BuildSettings(run=ranked.run, store=tmp_path)) is not None
-    assert choose_ranker(memory, BuildSettings(run=ranked.run, store=tmp_path, rank="off")) is None
 
 
 def test_a_ranker_of_other_defaults_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
@@ -122,26 +102,3 @@ def test_a_damaged_ranker_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
 
 def test_a_ranker_with_words_needs_the_lexical_index(ranked: RankedRun, tmp_path: Path) -> None:
     assert "needs the words that texts share" in refused(ranked.run, tmp_path, lexical="off")
-
-
-def test_evaluate_measures_both_orders(ranked: RankedRun) -> None:
-    found = recollect.evaluate(ranked.run.parent / "dataset", store=ranked.store)
-    by_order = {row["order"]: row for row in found["rows"]}
-    assert by_order["probability"]["P@1"] > by_order["score"]["P@1"]
-    (gain,) = found["differences"]
-    for name in ("P@1", "PSP@5"):
-        assert gain[name] == pytest.approx(by_order["probability"][name] - by_order["score"][name])
-        low, high = gain["intervals"][name]
-        assert low <= gain[name] <= high
-
-
-def test_table_of_intervals_ends_with_the_gain_of_the_ranker(
-    ranked: RankedRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["evaluate", str(ranked.run.parent / "dataset"), "--store", str(ranked.store), "--intervals"]
-    assert recollect.main(arguments) == 0
-    title, _, *lines = capsys.readouterr().out.splitlines()
-    headings = ("score", "95% from", "95% to", "probability", "95% from", "95% to", "gain", "95% from", "95% to")
-    assert len(lines) >= len(headings), title
-    for line, heading in zip(lines, headings, strict=False):
-        assert heading in line

@@ -10,7 +10,6 @@ import pytest
 
 from recollect.service.errors import BundleError
 from recollect.service.model import Model, open_model
-from recollect.service.predictor.golden import check_golden
 from recollect.service.ranking.calibration import calibrate
 from recollect.service.ranking.ranker import open_model as open_ranker_model
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
@@ -36,19 +35,6 @@ def test_probabilities_fall_and_scores_are_the_votes(model: Model) -> None:
         assert {label.uid: label.score for label in labels} == {uid: votes.get(uid, 0) for uid in uids(labels)}
 
 
-def test_order_score_gives_the_order_of_votes(model: Model) -> None:
-    labels = model.predict(QUERIES[0], top_k=12, order="score")
-    scores = [label.score for label in labels]
-    assert scores == sorted(scores, reverse=True)
-    assert all(label.ranked_by is None for label in labels)
-
-
-def test_other_votes_than_the_defaults_are_ordered_by_score(model: Model) -> None:
-    labels = model.predict(QUERIES[0], top_k=12, lambda_=0.1)
-    scores = [label.score for label in labels]
-    assert scores == sorted(scores, reverse=True)
-
-
 def test_filters_keep_the_order_of_the_ranker(model: Model) -> None:
     for query in QUERIES:
         everything = uids(model.predict(query, top_k=12))
@@ -56,15 +42,6 @@ def test_filters_keep_the_order_of_the_ranker(model: Model) -> None:
         assert uids(allowed) == [uid for uid in everything if uid in NAMES[:6]]
         denied = model.predict(query, top_k=3, deny=everything[:2])
         assert uids(denied) == everything[2:5]
-
-
-def test_an_answer_is_the_same_alone_and_in_a_batch(model: Model) -> None:
-    batch = model.predict(QUERIES, top_k=5)
-    for query, labels in zip(QUERIES, batch, strict=True):
-        alone = model.predict(query, top_k=5)
-        assert uids(alone) == uids(labels)
-        found = [(label.score, label.probability) for label in labels]
-        np.testing.assert_allclose([(label.score, label.probability) for label in alone], found, atol=1e-5)
 
 
 def test_explanations_add_up_to_the_score_and_to_the_logit(model: Model) -> None:
@@ -83,10 +60,6 @@ def test_explanations_add_up_to_the_score_and_to_the_logit(model: Model) -> None
         assert [abs(term["log_odds"]) for term in content] == sorted(
             (abs(term["log_odds"]) for term in content), reverse=True
         )
-
-
-def test_golden_queries_test_the_votes(model: Model) -> None:
-    assert check_golden(model.predictor) == 1
 
 
 def test_a_ranker_with_an_unknown_feature_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
