@@ -10,7 +10,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 JOBS ?= 3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-all lint docs rules schema lock clean
+.PHONY: demo test lint docs rules schema lock clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
@@ -20,16 +20,9 @@ demo: .venv/demo.stamp
 MEMORY_FOLDER := /dev/shm
 FREE_MB = $$(df --output=avail --block-size=1M $(MEMORY_FOLDER) 2> /dev/null | tail -1)
 IN_MEMORY = $(shell [ "$(FREE_MB)" -gt 8000 ] 2> /dev/null && echo PYTEST_DEBUG_TEMPROOT=$(MEMORY_FOLDER))
-PYTEST = OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/pytest --numprocesses $(JOBS)
 
 test: .venv/dev.stamp
-	$(PYTEST) --dist worksteal -m "not slow"
-
-# Few slow tests share fixtures, so pytest distributes single tests instead of whole files.
-test-slow: .venv/dev.stamp
-	$(PYTEST) --dist worksteal -m slow
-
-test-all: test test-slow
+	OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .

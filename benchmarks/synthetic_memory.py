@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.service.files import save_array
+from recollect.trainer.data.split import no_pairs
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, write_defaults
 
 # Approximate keys in a cluster (the lowest branch), clusters in a topic, and branches at each level.
@@ -81,6 +82,7 @@ class SyntheticMemory:
             progress(len(labels))
         save_array(folder / "value_indptr.npy", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
         save_array(folder / "value_indices.npy", np.concatenate(values).astype(np.int32))
+        save_array(folder / "filtered_pairs.npy", no_pairs())
         _write_texts(folder / "instances.jsonl", "instance", plan.instances)
         _write_texts(folder / "labels.jsonl", "label", plan.labels)
         write_defaults(folder, plan, DEFAULTS)

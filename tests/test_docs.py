@@ -80,15 +80,9 @@ def server(first_steps: Workshop) -> Iterator[str]:
 
 
 TESTED = [page for page in PAGES if any(block.tested for block in blocks(page))]
-# Pages whose commands take long.
-SLOW = ("building.md", "python-api.md", "training.md")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.slow) if page.name in SLOW else page for page in TESTED],
-    ids=named,
-)
+@pytest.mark.parametrize("page", TESTED, ids=named)
 def test_marked_commands_of_each_page_run_without_an_error(
     page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

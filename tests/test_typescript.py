@@ -14,7 +14,7 @@ from tests.service.http_helpers import serving
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "typescript"
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("npm") is None, reason="needs node and npm")]
+pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="needs node and npm")
 
 
 def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,6 @@ FIGURES = {
 }
 
 
-@pytest.mark.slow
 def test_last_line_of_output_is_json_with_every_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.index_costs", "--keys", "3000", "--dim", "64", "--labels", "700"]
     options = ["--index", "IVF16,SQ8", "--queries", "50", "--folder", tmp_path / "work"]

@@ -115,7 +115,6 @@ def test_revision_pins_the_commit(hub: Hub, run: Path, capsys: pytest.CaptureFix
     assert same(local_run(Path("hf://me/bills")), run)
 
 
-@pytest.mark.slow
 def test_bundle_is_built_from_the_hub(hub: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = push(run, capsys)
     recollect.build(address, store=tmp_path / "store", index="flat", lexical="off", activate=True, force=True)

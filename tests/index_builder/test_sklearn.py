@@ -14,7 +14,6 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import MultiLabelBinarizer
 from sklearn.utils import estimator_checks as checks
 
@@ -124,15 +123,6 @@ def test_fitted_classifier_is_not_pickled_and_an_unfitted_one_is(fitted: Recolle
     assert pickle.loads(pickle.dumps(RecollectClassifier(k=2))).k == 2
     with pytest.raises(NotFittedError):
         clone(fitted).predict(TEXTS)
-
-
-@pytest.mark.slow
-def test_grid_search_over_single_labels_chooses_parameters(flags: dict[str, Any]) -> None:
-    single = [labels[-1] for labels in LISTS]
-    grid = {"lambda_": [0.0, 0.5]}
-    search = GridSearchCV(RecollectClassifier(**flags), grid, cv=2, error_score="raise").fit(TEXTS, single)
-    assert set(search.predict(TEXTS)) <= set(single)
-    np.testing.assert_allclose(search.predict_proba(TEXTS).sum(axis=1), 1)
 
 
 class TestTargets:

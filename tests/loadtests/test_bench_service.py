@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.loadtests.programs import last_line, run
 
 # Runs the benchmark with a longer wait for a free connection, so that all requests are sent on a busy machine.
@@ -18,7 +16,6 @@ sys.exit(bench_service.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
 def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
     result = run("-c", PATIENT_BENCHMARK, "--store", built.store, "--seconds", 0.5)
     assert result.returncode == 0, result.stderr

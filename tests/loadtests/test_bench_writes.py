@@ -19,7 +19,6 @@ sys.exit(bench_writes.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
 def test_reads_and_writes_are_answered_and_measured(built: Any) -> None:
     result = run("-c", PATIENT, "--store", built.store, "--seconds", 0.5, "--reads", 20, "--writes", 10)
     assert result.returncode == 0, result.stderr

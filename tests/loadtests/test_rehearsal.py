@@ -21,15 +21,15 @@ def summary(stage: str, *others: Exchange, problems: tuple[str, ...] = ()) -> Su
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-@pytest.mark.slow
-def test_rehearsal_of_a_real_deployment_passes_every_stage(built: Any) -> None:
-    flags = ["--store", built.store, "--seconds", 1, "--connections", 16, "--threads", 1]
+def test_rehearsal_of_a_real_deployment_passes_its_stages(built: Any) -> None:
+    stages = ["swap_storm", "redis_stalled", "replica_killed"]
+    flags = ["--store", built.store, "--stages", ",".join(stages), "--seconds", 1, "--connections", 8, "--threads", 1]
     # A fixed rate that any machine can serve. The default rate depends on the speed that is measured first.
     result = run("-m", "loadtests.rehearsal", *flags, "--rate", 50)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert not figures["failed"]
-    assert [stage["stage"] for stage in figures["stages"]] == [*STAGES]
+    assert [stage["stage"] for stage in figures["stages"]] == stages
     versions = {version for stage in figures["stages"] for version in stage["versions"]}
     assert versions == {f"{built.version}-copy0", f"{built.version}-copy1"}
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.loadtests.programs import last_line, run
 
 
-@pytest.mark.slow
 def test_soak_reports_memory_over_swaps_and_requests(built: Any) -> None:
     result = run("-m", "loadtests.soak", "--store", built.store, "--swaps", 2, "--requests", 300)
     assert result.returncode == 0, result.stderr

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -54,7 +53,6 @@ def children(process: subprocess.Popen[Any], name: str) -> list[psutil.Process]:
     return [each for each in found if " ".join(each.cmdline()).partition(" ")[0].endswith(name)]
 
 
-@pytest.mark.slow
 def test_processes_of_ray_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,32 +71,6 @@ def test_processes_of_ray_write_the_bytes_of_one_process_also_if_one_of_them_is_
     assert (process.returncode, output) == (0, b""), errors
     assert target.read_bytes() == answers_of_one_process(source)
     assert not list(Path("/tmp").glob(f"recollect-ray-*/session_*_{process.pid}"))
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_processes_of_ray_and_keeps_the_finished_rows(source: Path) -> None:
-    target = source.with_name("out.jsonl")
-    process = running("--input", source, "--ray", target=target)
-    processes = children(process, "")
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors.splitlines()[-1]) == (130, b"recollect predict: interrupted")
-    assert finished_rows(target) > 0
-    psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
-    assert not any(each.is_running() for each in processes)
-
-
-@pytest.mark.slow
-def test_task_stops_if_ray_on_this_machine_is_lost(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in QUICK_CHECKS.items():
-        monkeypatch.setenv(f"RAY_{name}", value)
-    target = source.with_name("out.jsonl")
-    process = running("--input", source, "--ray", target=target)
-    children(process, "raylet/raylet")[0].kill()
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1, errors
-    assert b"that Ray's processes on this machine have ended" in errors
-    assert finished_rows(target) > 0
 
 
 # ---- A cluster ----
@@ -143,28 +115,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
-def test_a_task_continues_on_another_machine_if_one_is_lost(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.cluster_utils import Cluster
-
-    for name, value in QUICK_CHECKS.items():
-        monkeypatch.setenv(f"RAY_{name}", value)
-    one_core = {"num_cpus": 1, "object_store_memory": 128 << 20, "include_dashboard": False}
-    cluster, target = Cluster(initialize_head=True, head_node_args=one_core), tmp_path / "out.jsonl"
-    try:
-        other = cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
-        process = running("--input", source, "--ray", cluster.address, "--workers", 2, target=target)
-        cluster.remove_node(other, allow_graceful=False)
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, errors
-    finally:
-        cluster.shutdown()
-    assert target.read_bytes() == answers_of_one_process(source)
-
-
-@pytest.mark.slow
 def test_a_cluster_answers_parquet_and_continues_a_task_whose_command_was_killed(cluster: str, tmp_path: Path) -> None:
     source, target = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.Table.from_pylist(MANY), source)
@@ -178,7 +128,6 @@ def test_a_cluster_answers_parquet_and_continues_a_task_whose_command_was_killed
     assert target.read_bytes() == answers_of_one_process(source)
 
 
-@pytest.mark.slow
 def test_a_version_that_does_not_open_and_a_bad_row_are_one_message(
     cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +140,6 @@ def test_a_version_that_does_not_open_and_a_bad_row_are_one_message(
     assert len(target.read_bytes().splitlines()) == 36
 
 
-@pytest.mark.slow
 def test_a_call_that_ends_its_process_is_repeated_and_then_named(cluster: str, tmp_path: Path) -> None:
     with connected(cluster, 2), RayTasks(2) as tasks:
         dying, living = tasks.submit(os.abort), tasks.submit(os.path.join, "a", "b")

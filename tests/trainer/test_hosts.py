@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import recollect
 from recollect.trainer.distributed import ALONE, Ranks
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.shared_inputs import check_same_dataset, check_shared_folder
-from tests.trainer.runs import PATIENCE_SECONDS, USUAL, results
+from tests.trainer.runs import PATIENCE_SECONDS, USUAL
 
 REPOSITORY = Path(__file__).parents[2]
 DIGEST = "ab" * 32
@@ -64,50 +63,28 @@ def test_different_datasets_are_refused(tmp_path: Path) -> None:
         check_same_dataset(tmp_path, "cd" * 32, Host(1, 2), "cpu")
 
 
-@pytest.mark.slow
-def test_two_launchers_that_are_started_again_after_a_kill_reach_the_same_weights(
+def test_two_launchers_that_meet_at_one_address_train_one_run(
     lesson: Path, steady_encoder: Path, tmp_path: Path
 ) -> None:
-    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--train", "full", "--save-minutes", 0, "--resume"]
-    assert _train_on_two_hosts([*words, "--out", tmp_path / "never"], tmp_path) == [0, 0]
-    killed = [*words, "--out", tmp_path / "killed"]
-    assert _train_on_two_hosts(killed, tmp_path, killed=tmp_path / "killed") == [1, 1]
-    assert _train_on_two_hosts(killed, tmp_path) == [0, 0], (tmp_path / "log").read_text()
-    assert results(tmp_path / "killed") == results(tmp_path / "never")
-
-
-def _train_on_two_hosts(words: list[Any], folder: Path, killed: Path | None = None) -> list[int]:
-    """Run two launchers with one process each, and return their statuses.
-
-    Args:
-        words: The verb and its flags.
-        folder: Folder of the log.
-        killed: Run folder. As soon as it has a saved state, the training process of one launcher is killed.
-    """
+    """Each launcher starts one process. A single process then gets the same weights from the same batches."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "hosts"]
-    command = [*torchrun, "-m", "recollect", *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with (folder / "log").open("a") as log:
+    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--train", "full", "--epochs", 1, "--out"]
+    command = [*torchrun, "-m", "recollect", *map(str, [*words, tmp_path / "run"])]
+    with (tmp_path / "log").open("w") as log:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         launchers = [
             subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log) for _ in range(2)
         ]
     try:
-        if killed is not None:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while not list((killed / "state").glob("step-*")):
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-                time.sleep(0.01)
-            os.kill(_child_of(launchers[1].pid), signal.SIGKILL)
-        return [launcher.wait(4 * PATIENCE_SECONDS) for launcher in launchers]
+        statuses = [launcher.wait(PATIENCE_SECONDS) for launcher in launchers]
     finally:
         for launcher in launchers:
             launcher.terminate()
-
-
-def _child_of(pid: int) -> int:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[-1])
+    assert statuses == [0, 0], (tmp_path / "log").read_text()
+    assert recollect.main([*map(str, [*words, tmp_path / "alone"])]) == 0
+    together, alone = (np.load(tmp_path / name / "memory" / "keys.npy") for name in ("run", "alone"))
+    np.testing.assert_allclose(together, alone, atol=1e-3)
