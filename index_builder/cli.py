@@ -63,7 +63,8 @@ def push(settings: PushSettings) -> None:
 def compact(settings: CompactSettings) -> None:
     from recollect.index_builder.live_memory.compact import compact as compact_memory
 
-    print(compact_memory(settings))  # noqa: T201
+    if (version := compact_memory(settings)) is not None:
+        print(version)  # noqa: T201
 
 
 def rank(settings: RankSettings) -> None:

@@ -40,7 +40,7 @@ from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status
 from recollect.service.errors import ActivationConflictError, LogConflictError
 from recollect.service.lexical.index import write_lexical_index
-from recollect.service.memory.entries import Entry
+from recollect.service.memory.entries import Entry, LoggedEntry
 from recollect.service.memory_log.log import MemoryLog, number
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
@@ -57,16 +57,16 @@ _SAMPLE_TEXTS = 256
 _ATTEMPTS = 50
 
 
-def compact(settings: CompactSettings) -> str:
+def compact(settings: CompactSettings) -> str | None:
     """Publish a bundle with the memory of the current version and all live entries.
 
     Returns:
-        The new version.
+        The new version; None if there are no live entries, so that nothing is published.
 
     Raises:
-        BuildError: If the run is not that of the current version, `--out` exists, there are no live entries, or they
-            leave no instance or no label. If there is no run, and the bundle cannot give its keys. If another version
-            was activated meanwhile.
+        BuildError: If the run is not that of the current version, `--out` exists, or the live entries leave no instance
+            or no label. If there is no run, and the bundle cannot give its keys. If another version was activated
+            meanwhile.
         CheckFailed: If a check fails and `--force` is not set.
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
@@ -80,7 +80,7 @@ def compact(settings: CompactSettings) -> str:
     current = store.require_current()
     record = store.activation()
     version = _compact(store, current, settings, signing, threads)
-    if settings.activate and record is not None:
+    if version is not None and settings.activate and record is not None:
         _activate(store, version, record)
     return version
 
@@ -96,8 +96,13 @@ def _activate(store: Store, version: str, before: ActivationRecord) -> None:
         ) from None
 
 
-def _compact(store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int) -> str:
-    """Publish a bundle with the current version's memory and all live entries; return its version."""
+def _compact(
+    store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int
+) -> str | None:
+    """Publish a bundle with the current version's memory and all live entries.
+
+    Return its version; None if there are no live entries.
+    """
     bundle = store.open(current)
     if bundle.manifest.engine is not None:
         raise BuildError(
@@ -108,12 +113,15 @@ def _compact(store: Store, current: str, settings: CompactSettings, signing: Sig
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
         log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
+        if not (entries := log.read()):
+            print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
+            return None
         fold = Fold(
             _strings(bundle.instances.uids),
             _strings(bundle.labels.uids),
             LabelSets(bundle.instances.values.indptr, bundle.instances.values.indices),
         )
-        state, sequence = _final_state(store, bundle, log, fold)
+        state, sequence = _final_state(store, log, entries, fold), log.sequence
         counts = bundle.manifest.counts
         print_status(
             f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
@@ -174,14 +182,8 @@ def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: P
         )
 
 
-def _final_state(store: Store, bundle: Bundle, log: MemoryLog, fold: Fold) -> tuple[FinalState, int]:
-    """The final state after all entries of the log, and the sequence number of the last one."""
-    entries = log.read()
-    if not entries:
-        raise BuildError(
-            f"{store.name}: expected live entries, found none after version {bundle.manifest.version}; there is "
-            "nothing to compact"
-        )
+def _final_state(store: Store, log: MemoryLog, entries: list[LoggedEntry], fold: Fold) -> FinalState:
+    """The final state after all entries of the log."""
     state = fold.apply(entries)
     if not state.label_sets or len(state.label_rows) + len(state.labels) == 0:
         raise BuildError(
@@ -190,7 +192,7 @@ def _final_state(store: Store, bundle: Bundle, log: MemoryLog, fold: Fold) -> tu
         )
     if state.kept:
         log.require_writable()  # a missing key fails here, before the work that takes minutes
-    return state, log.sequence
+    return state
 
 
 def _keep(log: MemoryLog, fold: Fold, kept: list[Entry]) -> None:

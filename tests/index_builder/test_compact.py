@@ -212,6 +212,19 @@ def test_compaction_that_would_leave_no_instance_is_refused(
     assert store.versions() == [built.version]
 
 
+def test_compaction_without_live_entries_or_with_another_run_changes_nothing(
+    store: Store, compact: Callable[..., tuple[int, str, str]], tmp_path: Path, built: Built
+) -> None:
+    status, version, errors = compact("out")
+    assert (status, version) == (0, "")  # a nightly job must not fail on a quiet day
+    assert "nothing to compact" in errors
+    status, _, errors = compact("out", run=tmp_path / "missing")
+    assert status == 2
+    assert "missing/memory: expected a memory, found none" in errors
+    assert store.versions() == [built.version]
+    assert not (tmp_path / "out").exists()
+
+
 def test_build_of_an_exported_memory_names_the_last_entry_that_it_contains(
     store: Store, built: Built, tmp_path: Path, quick_road_export: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
