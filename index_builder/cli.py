@@ -89,7 +89,7 @@ def evaluate(settings: EvaluateSettings) -> None:
 
 
 def compare(settings: CompareSettings) -> None:
-    from recollect.index_builder.compare.compare import compare as compare_methods
+    from recollect.index_builder.compare import compare as compare_methods
 
     print(compare_methods(settings))  # noqa: T201
 

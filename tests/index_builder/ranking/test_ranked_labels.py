@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import recollect
-from recollect.index_builder.compare.quality import Queries, measure
+from recollect.index_builder.run_quality import Queries, measure
 from recollect.trainer.data.dataset import open_dataset
 from tests.index_builder.ranking.conftest import RankedRun
 
@@ -17,7 +17,7 @@ def test_comparison_measures_the_ranker_as_the_evaluation_of_a_bundle_does(ranke
     folder = ranked.run.parent / "dataset"
     dataset = open_dataset(folder)
     run = shutil.copytree(ranked.run, tmp_path / "run")
-    queries = Queries(dataset.labels, dataset.read_split("test"), (0.55, 1.5), frozen=True)
+    queries = Queries(dataset.read_split("test"), len(dataset.labels), (0.55, 1.5), frozen=True)
     quality = measure(run, queries, "cpu")
     rows = {row["order"]: row for row in recollect.evaluate(folder, store=ranked.store)["rows"]}
     assert quality.ranked is not None

@@ -1,0 +1,433 @@
+"""`recollect compare`: train, tune and measure each contestant with each seed, and write a table.
+
+DIR/   untrained/             the run of the untrained encoder
+       runs/NAME/             one run for each contestant and seed: NAME, or NAME-seed3
+       runs/NAME/quality.json its figures, and the flags and the data for which they hold
+       report.md  report.json
+
+A contestant is a method, or a variant of a method with other flags. The user lists the variants in a TOML file:
+
+    [prime-random-batches]
+    method = "prime"
+    clusters = 0
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from scipy.stats import t as student
+
+from recollect.index_builder.errors import BuildError, ContestantError
+from recollect.index_builder.run_quality import Quality, Queries, measure
+from recollect.index_builder.settings import METHODS, CompareSettings
+from recollect.service.console import print_status
+from recollect.service.files import write_json, write_text
+from recollect.trainer.data.dataset import open_named
+from recollect.trainer.data.split import fingerprint
+from recollect.trainer.distributed import require_single_process
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.encoding.encoder import choose_device
+from recollect.trainer.errors import TrainingError
+from recollect.trainer.metrics import SEGMENTS
+from recollect.trainer.train_settings import TrainSettings
+
+# Name of the baseline of every comparison: the pretrained encoder without training.
+UNTRAINED = "untrained"
+# Flags that are equal for all contestants, first those that the untrained encoder has too. A variant may override the
+# last two.
+_ENCODER_FLAGS = (
+    *("format", "text_fields", "empty_texts", "label_language", "unknown_labels", "propensity", "encoder"),
+    *("static_from", "pooling", "max_length", "label_max_length", "device"),
+)
+_BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
+SHARED_FLAGS = (*_ENCODER_FLAGS, *_BUDGET_FLAGS, "batch_size", "learning_rate")
+# Flags that the comparison sets itself for each run.
+_RUN_FLAGS = (
+    *("dataset", "out", "preset", "scale", "seed", "vectors"),
+    *("tune", "rank", "best", "minutes", "resume", "overwrite"),
+)
+# A variant is also a run folder. `rae-seed1` would be the folder of the method `rae` with seed 1.
+_VARIANT_NAME = re.compile(r"(?!.*-seed\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
+_KNOWN_FILES = {UNTRAINED, "runs", "report.md", "report.json"}
+_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
+# For each heading: the part of `Quality`, the name of the figure, the format and the unit.
+_COSTS_AND_SETTINGS: dict[str, tuple[str, str, str, float]] = {
+    "seconds": ("measured", "seconds", ",.1f", 1),
+    "peak MiB": ("measured", "peak_memory_bytes", ",.0f", 2**20),
+    "parameters": ("measured", "trainable_parameters", ",.0f", 1),
+    "λ": ("answering", "lambda", ".4g", 1),
+    "τ": ("answering", "temperature", ".4g", 1),
+    "b": ("answering", "top_b", ".4g", 1),
+    "α": ("answering", "label_key_alpha", ".4g", 1),
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method, a variant of a method, or the untrained encoder.
+
+    Attributes:
+        name: Name of its row in the table.
+        own: The flags of `recollect train` in which it differs from the other contestants.
+        flags: All flags of `recollect train`, except those that differ between seeds.
+        seeds: One run for each seed.
+    """
+
+    name: str
+    own: list[str]
+    flags: list[str]
+    seeds: list[int]
+
+    def run(self, out: Path, seed: int) -> Path:
+        if self.name == UNTRAINED:
+            return out / UNTRAINED
+        return out / "runs" / (self.name if seed == 0 else f"{self.name}-seed{seed}")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A contestant, and the quality of each of its runs."""
+
+    contestant: Contestant
+    runs: list[Quality]
+
+    def figures(self, part: str, name: str) -> list[float]:
+        """A figure of each run, from one of the dictionaries of `Quality`; empty if a run has no such figure."""
+        found: list[Any] = [(getattr(run, part) or {}).get(name) for run in self.runs]
+        return [] if None in found else found
+
+    def scores(self, metric: str) -> np.ndarray:
+        """The score of each query, averaged over the runs."""
+        return np.asarray(np.mean([run.scores[metric] for run in self.runs], axis=0))
+
+
+def compare(settings: CompareSettings) -> str:
+    """Compare methods, or continue an interrupted comparison.
+
+    Returns:
+        The table in Markdown; all figures as JSON with `--json`.
+
+    Raises:
+        BuildError: If the flags of a variant are invalid, or the output folder holds files of something else.
+        DatasetError: If the dataset is invalid or has no test split.
+        TrainingError: If torchrun started several processes.
+        EncoderError: If the requested device is absent.
+        ContestantError: If the training or the tuning of a run fails; the finished runs stay in the output folder.
+    """
+    require_single_process("recollect compare")
+    out, device, compared = settings.out, choose_device(settings.device), contestants(settings)
+    dataset = open_named(settings)
+    train, test = dataset.read_split("train"), dataset.read_split("test")
+    test = test.head(settings.limit) if settings.limit else test
+    unknown = sorted({path.name for path in out.glob("*")} - _KNOWN_FILES)
+    if unknown:
+        raise BuildError(
+            f"{out}: expected an absent folder, an empty folder or a comparison, found {unknown[0]} in it; "
+            "choose another --out"
+        )
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    queries = Queries(test, len(dataset.labels), settings.propensity, frozen=settings.trained == "adapter")
+    data = {"dataset": fingerprint(dataset.labels, train), "queries": fingerprint(dataset.labels, test)}
+    results = [
+        Results(each, [_run(each, seed, settings, queries, data, device) for seed in each.seeds]) for each in compared
+    ]
+    best = sorted(results, key=lambda each: -statistics.fmean(each.figures("tuned", settings.metric) or [0]))[:2]
+    report = {
+        "format_version": 1,
+        "title": f"Methods compared: {settings.dataset.resolve().name}, {_without_folder(settings.encoder)}",
+        "metric": settings.metric,
+        "contestants": [
+            {
+                "name": each.contestant.name,
+                "flags": each.contestant.own,
+                "runs": [
+                    {"seed": seed} | {name: value for name, value in vars(run).items() if name != "scores"}
+                    for seed, run in zip(each.contestant.seeds, each.runs, strict=True)
+                ],
+            }
+            for each in results
+        ],
+        "significance": {"best": [each.contestant.name for each in best], "tests": _paired_tests(*best)},
+        "made": {
+            "dataset": f"{len(train):,} instances, {len(dataset.labels):,} labels, {len(test):,} test texts",
+            "command": _command(settings),
+            "versions": f"recollect {importlib.metadata.version('recollect-xmc')}, torch {torch.__version__}",
+        },
+    }
+    write_json(out / "report.json", report)
+    write_text(out / "report.md", "\n".join(_markdown(report, results)))
+    print_status(f"{out}: wrote report.md and report.json")
+    return json.dumps(report) if settings.json_ else quality_table(results)
+
+
+# ---- Contestants ----
+
+
+def contestants(settings: CompareSettings) -> list[Contestant]:
+    """The untrained encoder, the methods and the variants.
+
+    Raises:
+        BuildError: If there are no methods and no variants, or the file of variants is invalid.
+    """
+    given = {name: getattr(settings, name) for name in SHARED_FLAGS if name in settings.model_fields_set}
+    trained: dict[str, dict[str, Any]] = {method: {} for method in settings.methods}
+    if settings.variants is not None:
+        trained |= _read_variants(settings.variants, settings.dataset, given)
+    if not trained:
+        raise BuildError("--methods: expected at least one method, or a file with --variants, found neither; name one")
+    # The untrained encoder is first, because the other runs may train on its vectors.
+    encoder = {name: value for name, value in given.items() if name in _ENCODER_FLAGS}
+    found = [Contestant(UNTRAINED, [], _as_flags(encoder | {"epochs": 0}), [0])]
+    for name, own in trained.items():
+        flags = _as_flags(given | {"method": name} | own)
+        found.append(Contestant(name, _as_flags(own), flags, settings.seeds))
+    return found
+
+
+def _read_variants(path: Path, dataset: Path, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The flags of each variant of a file.
+
+    Raises:
+        BuildError: If the file is invalid; the message names the table and the key.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BuildError(f"{path}: expected TOML with one table for each variant, found: {error}") from None
+    for name, table in tables.items():
+        where = f"{path}: [{name}]"
+        if not isinstance(table, dict) or "method" not in table:
+            raise BuildError(f'{where}: expected a table with a method, as in method = "rae", found {table!r}')
+        if name in (UNTRAINED, *METHODS) or not _VARIANT_NAME.fullmatch(name):
+            raise BuildError(
+                f"{where}: expected a name of letters, digits, '.', '_' and '-' that no method has and that does not "
+                "end in -seed and a number; rename the variant"
+            )
+        if fixed := [key for key in table if key in (*_ENCODER_FLAGS, *_BUDGET_FLAGS, *_RUN_FLAGS)]:
+            raise BuildError(
+                f"{where} {fixed[0]}: expected a flag that may differ between variants, found a flag that the "
+                "comparison sets; remove it"
+            )
+        try:
+            TrainSettings(**(given | table | {"dataset": dataset, "out": path}))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise BuildError(
+                f"{where} {problem['loc'][0]}: expected a flag of `recollect train` and a value that it accepts, found "
+                f"{problem['input']!r}: {problem['msg']}"
+            ) from None
+        except TrainingError as error:
+            raise BuildError(f"{where}: {error}") from None
+    return tables
+
+
+def _as_flags(values: dict[str, Any]) -> list[str]:
+    """Convert values to arguments of the command line."""
+    flags = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags.append(f"--{flag}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}")
+    return flags
+
+
+# ---- Runs ----
+
+
+def _run(
+    contestant: Contestant, seed: int, settings: CompareSettings, queries: Queries, data: dict[str, str], device: str
+) -> Quality:
+    """Train, tune and measure a run. A run that was measured with the same flags and data is not repeated.
+
+    Raises:
+        ContestantError: If `recollect train` or `recollect tune` fails.
+    """
+    path = contestant.run(settings.out, seed)
+    print_status(f"compare: {path.name}")
+    tuning = _as_flags({"metric": settings.metric, "propensity": settings.propensity, "rank": settings.rank})
+    holds_for = data | {"train": contestant.flags, "tune": tuning}
+    found = _read(path / "quality.json")
+    if found.get("holds_for") == holds_for:
+        return Quality(**found["quality"])
+    own = [f"--out={path}", f"--seed={seed}", "--tune=no"]
+    if contestant.name != UNTRAINED:
+        own += ["--resume", *_vectors_flag(settings)]
+    run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
+    run_recollect(path.name, "tune", str(path), *tuning)
+    print_status(f"compare: measure {path.name} on {len(queries):,} test texts")
+    quality = measure(path, queries, device, with_ranker=settings.rank != "no")
+    write_json(path / "quality.json", {"holds_for": holds_for, "quality": vars(quality)})
+    return quality
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the figures of an earlier comparison; empty if the file is absent or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _vectors_flag(settings: CompareSettings) -> list[str]:
+    """The flag that trains an adapter on the vectors of the untrained memory, so that no text is encoded again.
+
+    The list is empty if the runs train no adapter, or if the encoder already contains an adapter.
+    """
+    if settings.trained != "adapter":
+        return []
+    encoder = load_checkpoint(settings.out / UNTRAINED / "checkpoint", "cpu")
+    return [f"--vectors={settings.out / UNTRAINED / 'memory'}"] if encoder.model.adapter is None else []
+
+
+def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
+    """Run a verb of `recollect` in a new process and copy its standard error to ours.
+
+    The peak memory of a run can so be measured alone, and a crash does not end the comparison.
+
+    Raises:
+        ContestantError: If the process fails; the message holds the last line of its standard error.
+    """
+    command = [sys.executable, "-m", "recollect", verb, *arguments]
+    # Environment variables are removed: they would change every contestant, and the report would not show it.
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("RECOLLECT_")}
+    reason = "it printed no message"
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
+    ) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+                reason = line.strip().removeprefix(f"recollect {verb}: ") or reason
+            status = process.wait()
+        except BaseException:  # after Ctrl-C, the process of the training must end too
+            process.terminate()
+            raise
+    if status < 0:
+        reason = f"`recollect {verb}` was killed by {signal.Signals(-status).name}; memory may have run out"
+    if status:
+        raise ContestantError(f"{run_name}: {reason} (finished runs are kept; fix the cause and run the command again)")
+
+
+# ---- Report ----
+
+
+def _paired_tests(first: Results, second: Results) -> list[dict[str, Any]]:
+    """Test whether two contestants differ: a paired t-test over the queries for each metric (RAE-XMC, B.3).
+
+    Returns:
+        For each metric the mean difference in points, and p, the probability of at least this difference by chance.
+    """
+    return [
+        {"metric": metric, **paired_test(first.scores(metric), second.scores(metric))}
+        for metric in first.runs[0].scores
+    ]
+
+
+def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None]:
+    """The difference of the mean scores in percentage points, and its p; p is None if there is only one query."""
+    differences = np.round(first - second, 12)  # the means over seeds have rounding errors
+    mean, queries = float(differences.mean()), len(differences)
+    if queries == 1:
+        return {"difference": 100 * mean, "p": None}
+    error = differences.std(ddof=1) / math.sqrt(queries)
+    p = 2 * float(student.sf(abs(mean) / error, queries - 1)) if error else float(mean == 0)
+    return {"difference": 100 * mean, "p": p}
+
+
+def _column(
+    results: Sequence[Results], part: str, name: str, form: str = ",.2f", unit: float = 1, highest_is_bold: bool = True
+) -> list[str]:
+    """A figure of each contestant: the mean and the standard deviation of its runs."""
+    by_contestant = [[value / unit for value in each.figures(part, name)] for each in results]
+    means = [statistics.fmean(values) if values else -math.inf for values in by_contestant]
+    cells = []
+    for mean, values in zip(means, by_contestant, strict=True):
+        spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+        cell = f"{mean:{form}}{spread}" if values else "-"
+        cells.append(f"**{cell}**" if values and highest_is_bold and mean == max(means) else cell)
+    return cells
+
+
+def _metrics(results: Sequence[Results], part: str) -> dict[str, list[str]]:
+    return {metric: _column(results, part, metric) for metric in _METRICS}
+
+
+def quality_table(results: Sequence[Results]) -> str:
+    """The quality with the tuned settings, the training cost, and the tuned settings themselves."""
+    columns = _metrics(results, "tuned")
+    for heading, figure in _COSTS_AND_SETTINGS.items():
+        columns[heading] = _column(results, *figure, highest_is_bold=False)
+    return _table(results, columns)
+
+
+def _table(results: Sequence[Results], columns: dict[str, list[str]]) -> str:
+    rows = zip((each.contestant.name for each in results), *columns.values(), strict=True)
+    return _aligned([["method", *columns], *map(list, rows)])
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    """A Markdown table. The first column is aligned to the left, all others to the right."""
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])])
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
+    best, metric = report["significance"]["best"], report["metric"]
+    yield f"# {report['title']}\n\nPercent on the test split. With several seeds, a cell is mean ± standard deviation."
+    yield f"\n## Quality and cost\n\nTuned by {metric} on held-out instances.\n\n{quality_table(results)}"
+    if any(run.ranked for each in results for run in each.runs):
+        yield f"\n## In the order of the rankers\n\n{_table(results, _metrics(results, 'ranked'))}"
+    plain = _metrics(results, "plain")
+    for view in sorted({view for each in results for run in each.runs for view in run.views}):
+        plain[f"nDCG@5, {view} alone"] = _column(results, "views", view)
+    yield f"\n## Label keys alone (λ = 0, α = 0)\n\n{_table(results, plain)}"
+    yield f"\n## Significance\n\n{best[0]} minus {best[1]}, the best two by {metric}: difference over the test texts in"
+    yield "points, and p of a paired t-test. A difference is significant at .05 if p is below .05.\n"
+    tests = [
+        [test["metric"], f"{test['difference']:+.2f}", "-" if test["p"] is None else f"{test['p']:.2g}"]
+        for test in report["significance"]["tests"]
+    ]
+    yield _aligned([["metric", "difference", "p"], *tests])
+    yield "\n## How to repeat this comparison\n"
+    yield from (f"- {name}: {fact}" for name, fact in report["made"].items())
+    variants = (each.contestant for each in results if each.contestant.own)
+    yield from (f"- variant {variant.name}: {' '.join(variant.own)}" for variant in variants)
+    yield ""
+
+
+def _command(settings: CompareSettings) -> str:
+    """The command of the comparison, without the folders of this machine."""
+    names = [name for name in CompareSettings.model_fields if name in settings.model_fields_set]
+    given = {name: getattr(settings, name) for name in names if name not in ("dataset", "out", "json_")}
+    shown = {name: _without_folder(value) if isinstance(value, (str, Path)) else value for name, value in given.items()}
+    return shlex.join(["recollect", "compare", settings.dataset.resolve().name, *_as_flags(shown)])
+
+
+def _without_folder(value: str | Path) -> str:
+    """The name of a file or folder without its path; any other value is unchanged."""
+    return Path(value).resolve().name if Path(value).exists() else str(value)
