@@ -131,6 +131,8 @@ def log(settings: LogSettings) -> None:
         change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
         if entry.candidate:
             change = f"{entry.to}, {entry.candidate} as candidate"
+        elif entry.action == "rollback" and entry.from_ == entry.to:
+            change = f"{entry.to}, without the candidate"
         why = f"  {entry.why}" if entry.why else ""
         print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
 

@@ -149,7 +149,7 @@ class VersionNotOpenError(ServiceError):
     def __init__(self, version: str, open_versions: list[str]) -> None:
         super().__init__(
             f"X-Index-Version: expected an open version ({', '.join(open_versions)}), found {version[:80]!r}; "
-            "see GET /versions, or leave the header out"
+            "name one of these, or leave the header out"
         )
         self.open_versions = open_versions
 

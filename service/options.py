@@ -146,11 +146,6 @@ class AnswerOptions:
         votes = self.lambda_, self.temperature, self.top_b, self.word_weight
         return votes == (defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight)
 
-    @property
-    def restricted(self) -> bool:
-        """Whether the answer may lack labels that an answer without restrictions has."""
-        return self.filtered or bool(self.threshold) or bool(self.min_probability)
-
 
 def resolve_options(
     defaults: Defaults,
