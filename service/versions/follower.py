@@ -137,11 +137,16 @@ class Follower:
         self._metrics.refresh()
 
     def _end_candidate(self, record: ActivationRecord) -> None:
-        """Retire the candidate if a record does not name it any more."""
+        """Retire the candidate, unless a record names it or is going to make it current."""
         candidate = self._versions.candidate
-        if candidate is not None and candidate.predictor.version not in record.to_open:
+        if candidate is None:
+            return
+        version = candidate.predictor.version
+        # If the bundle of the candidate was replaced in the store, the current version can have the same name.
+        becomes_current = version == record.version and version != self._versions.version()
+        if version != record.candidate and not becomes_current:
             self._versions.retire_candidate()
-            log.info("candidate_ended", version=candidate.predictor.version, generation=record.generation)
+            log.info("candidate_ended", version=version, generation=record.generation)
 
     def _try_to_serve(self, record: ActivationRecord) -> None:
         try:

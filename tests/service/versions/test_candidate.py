@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_candidate_that_becomes_current_is_not_opened_again(
     activation.wait(activation.rollback(), PATIENCE_SECONDS)
     activation.wait(activation.activate("v5", candidate=True), PATIENCE_SECONDS)  # it is open as the standby
     assert answered_by(ask(server, "v5")) == "v5"
+
+
+def test_candidate_whose_bundle_was_replaced_is_opened_again_when_it_becomes_current(
+    store: Path, server: Server, activation: Activation
+) -> None:
+    open_candidate(activation)
+    shutil.rmtree(store / "bundles" / "v5")
+    add_version(store, "v3", "v5", changed_files)
+    activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+    assert len(ask(server).json()["labels"]) == TOP_K["v3"]
+    until(lambda: activation.reports.read()[0].report.open == ("v5", "v3"))
 
 
 def test_candidate_that_cannot_be_opened_is_refused_and_the_current_version_is_not_affected(
