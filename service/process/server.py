@@ -102,7 +102,7 @@ class Application:
             application = self._open()
             _log_start(self.settings)
             return application
-        configure_logs()
+        configure_logs(worker=os.getpid())
         try:
             application = self._open()
         except ServiceError as error:

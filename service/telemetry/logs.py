@@ -23,14 +23,20 @@ class _Logger(structlog.WriteLogger):
     log = debug = info = warning = error = critical = msg
 
 
-def configure_logs() -> None:
-    """Configure structlog, and log the messages of libraries in the same format."""
+def configure_logs(worker: int | None = None) -> None:
+    """Configure structlog, and log the messages of libraries in the same format.
+
+    Args:
+        worker: Process id, which each line of one of several workers contains.
+    """
     terminal = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if worker is not None:
+        shared.append(lambda logger, method, event: {**event, "worker": worker})
     # Tracebacks contain no local variables, because these contain queries, which are private.
     tracebacks = [] if terminal else [structlog.processors.format_exc_info]
     renderer = (

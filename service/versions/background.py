@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import threading
 from collections.abc import Callable
 
@@ -40,8 +39,7 @@ class BackgroundThread:
     def start(self) -> None:
         """Start the thread; a second call does nothing."""
         if self._thread is None:
-            context = contextvars.copy_context()  # the log context with the worker's number
-            self._thread = threading.Thread(target=context.run, args=(self._run,), name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
     def wake(self) -> None:

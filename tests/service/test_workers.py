@@ -51,6 +51,8 @@ def test_all_workers_swap_versions_and_no_answer_mixes_versions(store: Path) -> 
         until = time.monotonic() + PATIENCE_SECONDS
         while load.versions[-1] != "v5":
             assert time.monotonic() < until
+        swapped = server.wait_for("bundle_swapped", count=6) and server.events("bundle_swapped")
+        assert {event["worker"] for event in swapped} == two_workers(store)  # the log names the process
     assert load.wrong == []
     assert set(load.versions) == set(TOP_K)
 
