@@ -1,6 +1,6 @@
 """The errors of the service.
 
-ServiceError
+ServiceError (like the errors of all packages, a RecollectError)
 ├── BundleError               a file of a bundle is missing, altered, of an unknown format, or not signed as required
 ├── WrongAnswersError         a bundle opens, but does not answer its golden queries as it must
 ├── KeyFileError              a file contains no key of the expected kind
