@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import recollect
+from tests.index_builder.conftest import write_tiny_encoder
 from tests.service.http_helpers import serving
 
 REPOSITORY = Path(__file__).parents[1]
@@ -63,13 +64,17 @@ def named(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """A folder as it is after the commands of the quickstart."""
+def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """A folder as it is after the commands of the quickstart, with a tiny encoder, which all later commands use too."""
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(REPOSITORY / "examples" / "garden", folder / "data")
-    run = recollect.train(folder / "data", out=folder / "run", max_length=32)
-    version = recollect.build(run, store=folder / "store", activate=True, index="flat")
-    return Workshop(folder, version, set())
+    encoder = write_tiny_encoder(folder / "encoder", "bert")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"ENCODER": str(encoder), "PRECISION": "fp32", "FORCE": "true"}.items():
+            patch.setenv(f"RECOLLECT_{name}", value)
+        run = recollect.train(folder / "data", out=folder / "run", max_length=32)
+        version = recollect.build(run, store=folder / "store", activate=True, index="flat")
+        yield Workshop(folder, version, set())
 
 
 @pytest.fixture(scope="module")

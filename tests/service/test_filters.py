@@ -159,20 +159,6 @@ def test_filtered_scores_equal_the_dense_formula_over_all_voting_keys(
         assert len({(reason.kind, reason.uid) for reason in label.because}) == len(shares)
 
 
-@pytest.fixture
-def searched_top_b(small: Dense, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the top_b of each search of the small memory."""
-    searched_top_b: list[int] = []
-    search = small.predictor.memory.searcher.search
-
-    def record(vectors: np.ndarray, top_b: int, lambda_: float) -> Any:
-        searched_top_b.append(top_b)
-        return search(vectors, top_b, lambda_)
-
-    monkeypatch.setattr(small.predictor.memory.searcher, "search", record)
-    return searched_top_b
-
-
 @pytest.mark.parametrize(
     ("kind", "tolerance"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,7 +15,6 @@ from recollect.service.redis_client import RedisClient
 from recollect.service.store.store import Store
 from recollect.service.versions.activation import Activation
 from recollect.service.versions.reports import (
-    FolderReports,
     RedisReports,
     Report,
     Reports,
@@ -23,19 +22,10 @@ from recollect.service.versions.reports import (
 )
 from tests.service.http_helpers import PATIENCE_SECONDS, add_version, answers_with, copy_store, flip_bit, serving
 from tests.service.light_stores import TOP_K
-from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica, running_redis, until
+from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica, until
 from tests.service.store.servers import WebServer
 
 POLLS = ("--poll-seconds", "0.05")
-
-
-@pytest.fixture(params=["folder", pytest.param("redis", marks=needs_redis)])
-def reports(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reports]:
-    if request.param == "folder":
-        yield FolderReports(tmp_path / "replicas")
-    else:
-        with running_redis(tmp_path) as server:
-            yield RedisReports(RedisClient(server.url, "recollect"))
 
 
 def report(version: str = "v3", name: str | None = None, generation: int = 1, problem: str | None = None) -> Report:
