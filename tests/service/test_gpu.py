@@ -29,7 +29,7 @@ def test_without_a_gpu_the_cpu_gives_the_same_answers_and_a_reason(built: Any) -
     on_gpu, on_cpu = (Predictor.open(bundle, 1, device) for device in ("cuda", "cpu"))
     assert on_cpu.cpu_reasons == []
     encoder, instances, labels = on_gpu.cpu_reasons
-    assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU or does not support CUDA; pip install")
+    assert encoder.startswith("encoder.onnx: ONNX Runtime finds no CUDA GPU")
     assert instances.startswith("instance_keys.faiss (Flat): ")
     assert labels.startswith("label_keys.faiss (Flat): ")
     first, second = (
