@@ -165,7 +165,13 @@ def compare(settings: CompareSettings) -> str:
             }
             for each in results
         ],
-        "significance": {"best": [each.contestant.name for each in best], "tests": _paired_tests(*best)},
+        "significance": {
+            "best": [each.contestant.name for each in best],
+            "tests": [
+                {"metric": metric, **paired_test(*(each.scores(metric) for each in best))}
+                for metric in best[0].runs[0].scores
+            ],
+        },
         "made": {
             "dataset": f"{len(train):,} instances, {len(dataset.labels):,} labels, {len(test):,} test texts",
             "command": _command(settings),
@@ -190,7 +196,7 @@ def contestants(settings: CompareSettings) -> list[Contestant]:
     given = {name: getattr(settings, name) for name in SHARED_FLAGS if name in settings.model_fields_set}
     trained: dict[str, dict[str, Any]] = {method: {} for method in settings.methods}
     if settings.variants is not None:
-        trained |= _read_variants(settings.variants, settings.dataset, given)
+        trained |= _read_variants(settings.variants, settings, given)
     if not trained:
         raise BuildError("--methods: expected at least one method, or a file with --variants, found neither; name one")
     # The untrained encoder is first, because the other runs may train on its vectors.
@@ -202,7 +208,7 @@ def contestants(settings: CompareSettings) -> list[Contestant]:
     return found
 
 
-def _read_variants(path: Path, dataset: Path, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The flags of each variant of a file.
 
     Raises:
@@ -227,7 +233,7 @@ def _read_variants(path: Path, dataset: Path, given: dict[str, Any]) -> dict[str
                 "comparison sets; remove it"
             )
         try:
-            TrainSettings(**(given | table | {"dataset": dataset, "out": path}))
+            TrainSettings(**(given | table | {"dataset": settings.dataset, "out": settings.out / "runs" / name}))
         except ValidationError as error:
             problem = error.errors()[0]
             raise BuildError(
@@ -266,38 +272,23 @@ def _run(
     print_status(f"compare: {path.name}")
     tuning = _as_flags({"metric": settings.metric, "propensity": settings.propensity, "rank": settings.rank})
     holds_for = data | {"train": contestant.flags, "tune": tuning}
-    found = _read(path / "quality.json")
-    if found.get("holds_for") == holds_for:
-        return Quality(**found["quality"])
+    if (path / "quality.json").exists():
+        found = json.loads((path / "quality.json").read_text(encoding="utf-8"))
+        if found["holds_for"] == holds_for:
+            return Quality(**found["quality"])
     own = [f"--out={path}", f"--seed={seed}", "--tune=no"]
     if contestant.name != UNTRAINED:
-        own += ["--resume", *_vectors_flag(settings)]
+        own.append("--resume")
+        untrained = settings.out / UNTRAINED
+        # An adapter is trained on the vectors of the untrained memory, so that no text is encoded again.
+        if settings.trained == "adapter" and load_checkpoint(untrained / "checkpoint", "cpu").model.adapter is None:
+            own.append(f"--vectors={untrained / 'memory'}")
     run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
     run_recollect(path.name, "tune", str(path), *tuning)
     print_status(f"compare: measure {path.name} on {len(queries):,} test texts")
     quality = measure(path, queries, device, with_ranker=settings.rank != "no")
     write_json(path / "quality.json", {"holds_for": holds_for, "quality": vars(quality)})
     return quality
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read the figures of an earlier comparison; empty if the file is absent or damaged."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _vectors_flag(settings: CompareSettings) -> list[str]:
-    """The flag that trains an adapter on the vectors of the untrained memory, so that no text is encoded again.
-
-    The list is empty if the runs train no adapter, or if the encoder already contains an adapter.
-    """
-    if settings.trained != "adapter":
-        return []
-    encoder = load_checkpoint(settings.out / UNTRAINED / "checkpoint", "cpu")
-    return [f"--vectors={settings.out / UNTRAINED / 'memory'}"] if encoder.model.adapter is None else []
 
 
 def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
@@ -334,20 +325,13 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
 # ---- Report ----
 
 
-def _paired_tests(first: Results, second: Results) -> list[dict[str, Any]]:
-    """Test whether two contestants differ: a paired t-test over the queries for each metric (RAE-XMC, B.3).
+def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None]:
+    """Test whether the scores of two contestants for the same queries differ: a paired t-test (RAE-XMC, B.3).
 
     Returns:
-        For each metric the mean difference in points, and p, the probability of at least this difference by chance.
+        The difference of the means in percentage points, and p, the probability of at least this difference by chance;
+        p is None if there is only one query.
     """
-    return [
-        {"metric": metric, **paired_test(first.scores(metric), second.scores(metric))}
-        for metric in first.runs[0].scores
-    ]
-
-
-def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None]:
-    """The difference of the mean scores in percentage points, and its p; p is None if there is only one query."""
     differences = np.round(first - second, 12)  # the means over seeds have rounding errors
     mean, queries = float(differences.mean()), len(differences)
     if queries == 1:

@@ -6,7 +6,6 @@ plain dual encoder, then in the order of its ranker, if it has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +123,12 @@ def measure(path: Path, queries: Queries, device: str, with_ranker: bool = True)
     def metrics(predictions: Int[np.ndarray, "query 100"]) -> Metrics:
         return report(predictions, queries.truth, label_counts, memory.plan.instances, queries.propensity)
 
+    views = {}
+    head = load_checkpoint(run.checkpoint, device).model.head
+    for view, part in (head.key_views() if head else {}).items():
+        alone = np.zeros_like(vectors)  # inner products with the keys are then those of this view
+        alone[:, part] = vectors[:, part]
+        views[view] = metrics(_rank_labels(alone, memory, queries, device))["nDCG@5"]
     tuned = _predict(vectors, memory, queries, device)
     hit, sizes = hits(tuned, queries.truth), np.diff(queries.truth.indptr)
     scores = {f"P@{k}": precision_at(hit, k) for k in (1, 3, 5)} | {"nDCG@5": ndcg_at(hit, sizes, 5)}
@@ -131,10 +136,7 @@ def measure(path: Path, queries: Queries, device: str, with_ranker: bool = True)
         answering=dict(memory.defaults),
         tuned=metrics(tuned),
         plain=metrics(_rank_labels(vectors, memory, queries, device)),
-        views={
-            view: metrics(_rank_labels(alone, memory, queries, device))["nDCG@5"]
-            for view, alone in _views(run, vectors, device)
-        },
+        views=views,
         ranked=None if ranker is None else metrics(_in_order_of_ranker(ranker, vectors, memory, queries)),
         scores={metric: of_queries.tolist() for metric, of_queries in scores.items()},
         measured=(run.training() or {}).get("measured") or {},
@@ -167,18 +169,6 @@ def _rank_labels(vectors: Vectors, memory: Memory, queries: Queries, device: str
     query, column = np.nonzero(kept & (place < DEPTH))
     best[query, place[query, column]] = found[query, column]
     return best
-
-
-def _views(run: RunFolder, vectors: Vectors, device: str) -> Iterator[tuple[str, Vectors]]:
-    """For each view in the keys of a run, the vectors with this view only. The other views are zero.
-
-    Their inner products with a label key are those of this view, so they rank the labels by this view alone.
-    """
-    head = load_checkpoint(run.checkpoint, device).model.head
-    for name, part in (head.key_views() if head else {}).items():
-        alone = np.zeros_like(vectors)
-        alone[:, part] = vectors[:, part]
-        yield name, alone
 
 
 def _in_order_of_ranker(
