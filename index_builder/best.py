@@ -48,7 +48,6 @@ _ENCODING_SHARE = 0.5
 _MEASURING_SHARE = 0.15
 # All trainings together get at least this share of the time limit.
 _LEAST_TRAINING_SHARE = 0.1
-_FORMAT_VERSION = 1
 # The metric that decides.
 _METRIC = "nDCG@5"
 # Folder of the contestants, inside the run folder, until the best one is chosen.
@@ -143,15 +142,6 @@ def table(results: Sequence[Result], winner: Result) -> list[str]:
     return lines
 
 
-def as_json(results: Sequence[Result], winner: Result, metric: str) -> dict[str, Any]:
-    return {
-        "format_version": _FORMAT_VERSION,
-        "metric": metric,
-        "winner": winner.name,
-        "contestants": [asdict(result) for result in results],
-    }
-
-
 def train_best(settings: TrainSettings) -> str:
     """Write the run folder of the best contestant, with `best.md` and `best.json`.
 
@@ -165,7 +155,11 @@ def train_best(settings: TrainSettings) -> str:
     require_single_process("recollect train --best")
     start, seconds = time.perf_counter(), 60 * settings.minutes
     out = settings.out
-    _prepare(out, settings.overwrite)
+    if out.is_dir() and any(out.iterdir()):
+        if not settings.overwrite:
+            raise BuildError(f"{out}: expected an empty folder, found files; choose another --out, or add --overwrite")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
     runs = out / _RUNS
     results: list[Result] = []
     waiting = _choose(settings, runs, seconds)
@@ -178,25 +172,14 @@ def train_best(settings: TrainSettings) -> str:
         results.append(result)
     winner = max(results, key=lambda result: result.metrics[_METRIC])
     lines = table(results, winner)
-    _keep(runs / winner.name, out)
+    for path in (runs / winner.name).iterdir():
+        path.rename(out / path.name)
     write_text(out / "best.md", "\n".join(lines) + "\n")
-    write_json(out / "best.json", as_json(results, winner, _METRIC))
+    report = {"metric": _METRIC, "winner": winner.name, "contestants": [asdict(result) for result in results]}
+    write_json(out / "best.json", {"format_version": 1} | report)
     shutil.rmtree(runs)
     print_status(f"{out}: kept {winner.name}, which has the highest {_METRIC}; {time.perf_counter() - start:,.0f} s")
     return "\n".join(lines)
-
-
-def _prepare(out: Path, overwrite: bool) -> None:
-    """Make an empty run folder.
-
-    Raises:
-        BuildError: If the folder has files, and they may not be replaced.
-    """
-    if out.is_dir() and any(out.iterdir()):
-        if not overwrite:
-            raise BuildError(f"{out}: expected an empty folder, found files; choose another --out, or add --overwrite")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
 
 
 def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contestant]:
@@ -226,9 +209,3 @@ def _run(contestant: Contestant, limit: float, settings: TrainSettings, runs: Pa
     ranking = rank_run(RankSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
     end = time.perf_counter()
     return Result.of(contestant.name, ranking, end - start), end - trained
-
-
-def _keep(run: Path, out: Path) -> None:
-    """Move the files of a run to the run folder."""
-    for path in run.iterdir():
-        path.rename(out / path.name)

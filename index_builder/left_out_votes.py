@@ -40,14 +40,14 @@ def left_out_votes(
     lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
     values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
     found = _nearest_keys(memory, rows)
-    texts = [] if index is None else _texts_of(memory, rows)
+    texts = [] if index is None else texts_of(memory, rows)
     for start in range(0, len(rows), _BLOCK_QUERIES):
         block = slice(start, start + _BLOCK_QUERIES)
         nearest = Neighbours(found.similarities[block], found.keys[block])
         weights = key_weights(nearest.similarities, temperature)
         by_words = None
         if index is not None:
-            shared = _leave_out(Neighbours(*index.search(texts[block], _SEARCHED, lambda_)), rows[block])
+            shared = leave_out(Neighbours(*index.search(texts[block], _SEARCHED, lambda_)), rows[block])
             by_words = word_votes(shared, lambda_, values)
         yield block, votes_of(nearest.keys, weights, lambda_, values), by_words
 
@@ -65,7 +65,7 @@ def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours
     defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
 
     def search_instances(vectors: np.ndarray, top_b: int) -> Neighbours:
-        found = _leave_out(exact_neighbours(memory.instance_keys, vectors, top_b + 1), rows)
+        found = leave_out(exact_neighbours(memory.instance_keys, vectors, top_b + 1), rows)
         return Neighbours(found.similarities[:, :top_b], found.keys[:, :top_b])
 
     def search_labels(_: np.ndarray, top_b: int) -> Neighbours:
@@ -76,13 +76,13 @@ def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
 
 
-def _texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:
+def texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:
     wanted = set(rows.tolist())
     texts = read_field(memory.folder / "instances.jsonl", "text")
     return [text for row, text in enumerate(texts) if row in wanted]
 
 
-def _leave_out(found: Neighbours, rows: Int[np.ndarray, " query"]) -> Neighbours:
+def leave_out(found: Neighbours, rows: Int[np.ndarray, " query"]) -> Neighbours:
     """The found keys without the query's own key, which moves to the end as a missing key."""
     out = found.keys == rows[:, None]
     order = np.argsort(out, axis=1, kind="stable")

@@ -16,7 +16,7 @@ from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import default_metrics
 from recollect.index_builder.evaluation.predictions import best_rows, pick
-from recollect.index_builder.left_out_votes import remove_filtered
+from recollect.index_builder.left_out_votes import leave_out, remove_filtered, texts_of
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
@@ -65,8 +65,7 @@ def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> S
         BuildError: If a stored vector differs, so that another encoder must have computed it.
     """
     rows = evenly_spaced_rows(memory.plan.instances, _SAMPLE_TEXTS)
-    wanted = set(rows.tolist())
-    texts = [text for row, text in enumerate(read_field(memory.folder / "instances.jsonl", "text")) if row in wanted]
+    texts = texts_of(memory, rows)
     if len(texts) < len(rows):
         raise BuildError(
             f"{memory.folder}/instances.jsonl: expected {memory.plan.instances:,} lines, found fewer; "
@@ -268,10 +267,8 @@ def _quality(
 ) -> dict[str, float]:
     """Metrics in percent of the answers from the found keys, with each query's own key left out."""
     defaults, values = predictor.manifest.defaults, predictor.memory.instances.values
-    own = found.keys == rows[:, None]
-    similarities, keys = np.where(own, -np.inf, found.similarities), np.where(own, -1, found.keys)
-    order = np.argsort(own, axis=1, kind="stable")[:, : defaults.top_b]  # the query's own key moves to the end
-    others = Neighbours(np.take_along_axis(similarities, order, axis=1), np.take_along_axis(keys, order, axis=1))
+    others = leave_out(found, rows)
+    others = Neighbours(others.similarities[:, : defaults.top_b], others.keys[:, : defaults.top_b])
     ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
     ranking = remove_filtered(ranking, memory.filtered_labels.to_csr(values.labels)[rows])
     truth = memory.label_sets.to_csr(values.labels)[rows]

@@ -77,12 +77,10 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     comparison = None
     if other is not None:
         other_truth = align_labels(dataset.labels, test, other.bundle.labels, settings.dataset)
-        compared = measure(other, test, other_truth, [Setting.default(other)], settings.propensity)
-        comparison = Comparison(other.version, answering, compared[0])
-    info, judged = (
-        predictor.manifest.probabilities,
-        next((each.found.judged for each in rows if each.found.judged), None),
-    )
+        (compared,) = measure(other, test, other_truth, [Setting.default(other)], settings.propensity)
+        comparison = Comparison(other.version, compared, differences(answering.metrics, compared.metrics))
+    info = predictor.manifest.probabilities
+    judged = next((each.found.judged for each in rows if each.found.judged), None)
     evaluation = Evaluation(
         predictor.version,
         len(test),

@@ -6,7 +6,6 @@ The metrics are functions of sums over the queries, so that they can be resample
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -192,22 +191,11 @@ def differences(first: dict[str, Sampled], second: dict[str, Sampled]) -> dict[s
 
 @dataclass(frozen=True)
 class Comparison:
-    """A version, and another one with its own default options.
-
-    Attributes:
-        version: The other version.
-        measured: The measurement of the first version.
-        other: The measurement of the other version.
-    """
+    """Another version with its own default options, and the metrics of the first version minus those of this one."""
 
     version: str
-    measured: Measured
     other: Measured
-
-    @cached_property
-    def differences(self) -> dict[str, Any]:
-        """Each metric of the first version minus that of the other one, and the ends of their intervals."""
-        return differences(self.measured.metrics, self.other.metrics)
+    differences: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         return {"version": self.version, "row": self.other.row(), "differences": self.differences}

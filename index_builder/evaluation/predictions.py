@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +28,7 @@ from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.metrics import hits
 
 # The best labels of some queries, the score of the first one, and their probabilities.
-_Best: TypeAlias = tuple[
-    Int[np.ndarray, "query 100"], Float[np.ndarray, " query"], Float[np.ndarray, "query 100"] | None
-]
+_Best = tuple[Int[np.ndarray, "query 100"], Float[np.ndarray, " query"], Float[np.ndarray, "query 100"] | None]
 
 # Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
@@ -161,11 +158,13 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     """
     predictions: list[list[_Best]] = [[] for _ in grid]
     sources: list[list[Int[np.ndarray, "source decile"]]] = [[] for _ in grid]
-    values = predictor.memory.instances.values
+    values, words = predictor.memory.instances.values, predictor.memory.words
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
-            vectors, vote_by_words = predictor.encode(texts), _vote_once(predictor, texts)
+            vectors = predictor.encode(texts)
+            # Computed once for each lambda. `_grid` refuses a word weight without a lexical index.
+            votes_by_words = None if words is None else functools.cache(functools.partial(words.votes, texts))
             search = _CachedSearch(predictor.memory.searcher, vectors)
             relevance = truth.relevance[start : start + len(vectors)]
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
@@ -174,8 +173,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 votes = cast_votes(found, setting.temperature, setting.lambda_, values)
                 counts.append(count_sources(votes, relevance, values.instances, truth.deciles))
                 mixed = votes
-                if setting.word_weight:
-                    mixed = mix(votes, vote_by_words(setting.lambda_), setting.word_weight)
+                if setting.word_weight and votes_by_words is not None:
+                    mixed = mix(votes, votes_by_words(setting.lambda_), setting.word_weight)
                 ranking = rank(mixed, values)
                 if setting.order == "probability" and predictor.memory.reranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
@@ -217,18 +216,6 @@ def _ranker_order(
         texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options(), None
     )
     return predictor.memory.reranker.reorder(ranking, found)
-
-
-def _vote_once(predictor: Predictor, texts: list[str]) -> Callable[[float], Votes]:
-    """Return a function that gives the votes by words for a lambda, and computes them only once for each lambda."""
-    words = predictor.memory.words
-
-    @functools.cache
-    def vote(lambda_: float) -> Votes:
-        assert words is not None, "`_grid` refuses a word weight without a lexical index"
-        return words.votes(texts, lambda_)
-
-    return vote
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:
