@@ -6,10 +6,10 @@ A run on the hub consists of data files only. Files of code and pickle files are
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from recollect.trainer.run_folder import RunFolder
 _SUFFIXES = (".json", ".jsonl", ".npy", ".npz", ".safetensors", ".txt", ".model")
 _FOLDERS = ("checkpoint", "memory", "query_encoder")
 # The files of a run on the hub. In these patterns, * also stands for folders.
-_DATA = ("training.json", "metrics.jsonl", *(f"{folder}/*{suffix}" for folder in _FOLDERS for suffix in _SUFFIXES))
+_DATA = ["training.json", "metrics.jsonl", *(f"{folder}/*{suffix}" for folder in _FOLDERS for suffix in _SUFFIXES)]
 # JSON files that Recollect writes. They contain the folder of an encoder that was not a name of the hub.
 _OWN = ("training.json", "memory.json", "recollect.json", "distillation.json")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
-_RECIPE = ("steps", "batch_size", "learning_rate")
 
 
 def local_run(run: Path) -> Path:
@@ -51,7 +50,7 @@ def local_run(run: Path) -> Path:
     from huggingface_hub import snapshot_download
 
     with _one_line_errors(address):
-        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_DATA)))
+        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=_DATA))
     print_status(f"{address}: commit {folder.name}")  # the cache has a folder for each commit
     return folder
 
@@ -79,13 +78,13 @@ def push(settings: PushSettings) -> str:
     if settings.dry_run:
         return card
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-    paths = {path.relative_to(run).as_posix(): path for path in sorted(run.rglob("*")) if path.is_file()}
-    files = {name: paths[name] for name in filter_repo_objects(paths, allow_patterns=list(_DATA))}
-    print_status(f"push: {len(files)} files, with the texts of the memory")
-    content = {name: _without_folders(path) if path.name in _OWN else path for name, path in files.items()}
-    operations = [CommitOperationAdd(name, file) for name, file in ({"README.md": card.encode()} | content).items()]
+    operations = [CommitOperationAdd("README.md", card.encode())]
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run).as_posix()
+        if path.is_file() and any(fnmatchcase(name, pattern) for pattern in _DATA):
+            operations.append(CommitOperationAdd(name, _without_folders(path) if path.name in _OWN else path))
+    print_status(f"push: {len(operations)} files, with the texts of the memory")
     with _one_line_errors(where):
         hub = HfApi()
         hub.create_repo(settings.to, private=not settings.public, exist_ok=True)
@@ -101,52 +100,43 @@ def push(settings: PushSettings) -> str:
 def _without_folders(path: Path) -> bytes:
     """The content of a JSON file, with the last part of each absolute path."""
 
-    def last_parts(content: Any) -> Any:
-        if isinstance(content, dict):
-            return {name: last_parts(value) for name, value in content.items()}
-        if isinstance(content, list):
-            return [last_parts(value) for value in content]
-        return Path(content).name if isinstance(content, str) and Path(content).is_absolute() else content
+    def last_parts(values: dict[str, Any]) -> dict[str, Any]:
+        names = {name: Path(value).name for name, value in values.items() if str(value).startswith("/")}
+        return values | names
 
-    return json.dumps(last_parts(json.loads(path.read_text(encoding="utf-8"))), indent=2).encode()
+    return json.dumps(json.loads(path.read_text(encoding="utf-8"), object_hook=last_parts), indent=2).encode()
 
 
 def _model_card(settings: PushSettings, memory: Memory, training: dict[str, Any]) -> str:
-    """The model card: the facts that the hub reads, and tables of the model, its figures and its data.
+    """The model card: the facts that the hub reads, and a table of the model, its figures and its data.
 
     Raises:
         BuildError: If the evaluation cannot be read.
     """
-    from huggingface_hub import ModelCardData
-
-    facts = ModelCardData(
-        license=settings.license,
-        library_name="recollect",
-        pipeline_tag="text-classification",
-        tags=["recollect", "extreme-classification", "multi-label"],
-    )
     encoder, recipe = memory.plan.encoder, training.get("recipe", {})
     name = Path(str(encoder["name"]))
-    model = {
+    labels_of_text = np.diff(memory.value_indptr)
+    texts_of_label = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    facts = {
         "encoder": f"`{name.name if name.is_absolute() else name}`",  # without the folders of the author's machine
         "method": f"`{recipe['method']}`, {recipe['train']}" if "method" in recipe else "none (pretrained encoder)",
         "tokens": f"{encoder['max_length']} of a text, {encoder['label_max_length']} of a label",
         "dimensions": f"{memory.plan.dim}",
-        **{each.replace("_", " "): f"{recipe[each]}" for each in _RECIPE if each in recipe},
+        **{each: f"{recipe[each]}" for each in ("steps", "batch_size", "learning_rate") if each in recipe},
         "defaults": ", ".join(f"{each} {value:g}" for each, value in memory.defaults.items()),
-    }
-    labels_of_text = np.diff(memory.value_indptr)
-    texts_of_label = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-    data = {
+        **_figures(settings.evaluation, training.get("progress")),
         "texts": f"{memory.plan.instances:,}",
         "labels": f"{memory.plan.labels:,}",
         "labels of a text": f"{labels_of_text.mean():.1f} on average, {labels_of_text.max()} at most",
         "labels without a text": f"{(texts_of_label == 0).sum():,}",
         "SHA-256 of the dataset": f"`{memory.plan.dataset_sha256}`",
     }
-    tables = {"Model": model, "Figures": _figures(settings.evaluation, training), "Data": data}
+    table = "\n".join(f"| {each} | {value} |" for each, value in facts.items())
+    licence = f"license: {settings.license}\n" if settings.license else ""
     return f"""---
-{facts.to_yaml()}
+{licence}library_name: recollect
+pipeline_tag: text-classification
+tags: [recollect, extreme-classification, multi-label]
 ---
 
 # {settings.to.partition("/")[2]}
@@ -158,21 +148,18 @@ recollect build hf://{settings.to} --store store/ --activate
 recollect predict "your text" --store store/
 ```
 
-{"".join(_table(title, rows) for title, rows in tables.items())}
+| | |
+|---|---|
+{table}
+
 The folder `memory/` contains the texts and the labels of all training instances. Answers can quote them. Only the owner
 of the data can add its origin, languages, known gaps and intended use.
 """
 
 
-def _table(title: str, rows: dict[str, str]) -> str:
-    return (
-        f"## {title}\n\n| | |\n|---|---|\n" + "".join(f"| {each} | {value} |\n" for each, value in rows.items()) + "\n"
-    )
-
-
-def _figures(evaluation: Path | None, training: dict[str, Any]) -> dict[str, str]:
+def _figures(evaluation: Path | None, progress: dict[str, Any] | None) -> dict[str, str]:
     figures = {}
-    if progress := training.get("progress"):
+    if progress is not None:
         if progress["best"] is not None:
             figures["nDCG@5 on held-out training texts"] = f"{progress['best']:.1f}"
         figures["seconds of training"] = f"{progress['seconds']:,.0f}"
@@ -192,13 +179,12 @@ def _figures(evaluation: Path | None, training: dict[str, Any]) -> dict[str, str
 @contextlib.contextmanager
 def _one_line_errors(where: str) -> Iterator[None]:
     """Turn errors of the hub and of the network into a `BuildError` of one line. No message contains the token."""
-    from huggingface_hub import constants, errors, get_session, get_token
+    from huggingface_hub import constants, errors, get_token
 
-    # The HTTP library of the hub's client differs between its versions.
-    http = importlib.import_module(type(get_session()).__module__.split(".")[0])
     token = get_token() or ""
     if not (token.isascii() and token.isprintable()):  # an error of the HTTP library would contain it
         raise BuildError(f"{where}: HF_TOKEN: expected printable ASCII characters, found others; copy the token again")
+    network = (errors.HTTPError, errors.FileMetadataError)  # type: ignore[attr-defined]
     try:
         yield
     except errors.RevisionNotFoundError:
@@ -208,7 +194,7 @@ def _one_line_errors(where: str) -> Iterator[None]:
             f"{where}: the hub answered {error.response.status_code}: there is no such repository, or HF_TOKEN may not "
             "use it; check the name and the token, or try again later"
         ) from None
-    except (errors.LocalEntryNotFoundError, errors.FileMetadataError, errors.OfflineModeIsEnabled, http.HTTPError):
+    except (*network, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         raise BuildError(
             f"{where}: expected an answer of {constants.ENDPOINT}, found none; check the network and HF_ENDPOINT, or "
             "unset HF_HUB_OFFLINE"
