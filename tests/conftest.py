@@ -6,8 +6,11 @@ checked. The checks begin here because they apply only to modules that are impor
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import pkgutil
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,13 +133,30 @@ def write_topics(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder."""
+    """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder.
+
+    If pytest runs several processes, the first one makes the files for all of them, because an export takes seconds.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return build_topics(tmp_path_factory.mktemp("built"))
+    folder = tmp_path_factory.getbasetemp().parent / "built"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "version").exists():
+            shutil.rmtree(folder / "files", ignore_errors=True)
+            made = build_topics(folder / "files")
+            (folder / "version").write_text(made.version)
+        files, version = folder / "files", (folder / "version").read_text()
+    return Built(files / "dataset", files / "run", files / "store", version)
+
+
+def build_topics(folder: Path) -> Built:
     from recollect.index_builder.build import build
     from recollect.index_builder.settings import BuildSettings
     from recollect.trainer.run import write_run
     from recollect.trainer.train_settings import TrainSettings
 
-    folder = tmp_path_factory.mktemp("built")
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"
     write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
     version = build(BuildSettings(run=run, store=store, index="flat", lexical="off", activate=True))
