@@ -190,3 +190,16 @@ def test_closed_output_pipe_is_not_an_error(arguments: str, unbuffered: str) -> 
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, env=env)
     assert result.stderr == ""
+
+
+def test_packages_of_both_cpu_and_gpu_are_refused_with_one_line(tmp_path: Path) -> None:
+    for name in ("faiss_cpu", "onnxruntime_gpu"):  # as pip records an installed package
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n"
+        (tmp_path / f"{name}-1.0.dist-info" / "METADATA").write_text(metadata)
+    command = [sys.executable, "-m", "recollect", "versions", "--store", "s"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "exclude each other: pip uninstall faiss-cpu" in done.stderr
+    assert "onnxruntime-gpu" in done.stderr
