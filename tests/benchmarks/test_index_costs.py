@@ -20,22 +20,22 @@ FIGURES = {
 
 
 def test_last_line_of_output_is_json_with_every_figure(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.index_costs", "--keys", "3000", "--dim", "64", "--labels", "700"]
-    options = ["--index", "IVF16,SQ8", "--queries", "50", "--folder", tmp_path / "work"]
+    command = [sys.executable, "-m", "benchmarks.index_costs", "--keys", "1500", "--dim", "32", "--labels", "350"]
+    options = ["--index", "IVF16,SQ8", "--queries", "20", "--folder", tmp_path / "work"]
     result = subprocess.run([*command, *map(str, options)], cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout.splitlines()[-1])
     assert figures.keys() >= FIGURES
-    assert (figures["keys"], figures["dim"], figures["labels"]) == (3_000, 64, 700)
+    assert (figures["keys"], figures["dim"], figures["labels"]) == (1_500, 32, 350)
     assert all(figures[name] > 0 for name in FIGURES - {"chosen"})
     assert 0.9 < figures["recall"] <= 1
     assert figures["search_p50_ms"] <= figures["search_p99_ms"]
-    assert figures["pairs"] > 2_300 * 10
+    assert figures["pairs"] > 1_150 * 10
     assert set(figures["chosen"]) == {"instances", "labels"}
     assert figures["chosen"]["labels"].startswith("IVF16,SQ8, effort ")
     files = [path.stat().st_size for path in (tmp_path / "work" / "bundle").glob("*_keys.faiss")]
     assert figures["index_mb"] == round(sum(files) / 1e6, 1)
-    assert figures["bytes_per_key"] == round(sum(files) / 3_000, 1)
+    assert figures["bytes_per_key"] == round(sum(files) / 1_500, 1)
 
 
 @pytest.mark.parametrize(
