@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import index_costs
+from tests import forked
 from tests.test_architecture import REPOSITORY
 
 # Names of the figures in the JSON line.
@@ -22,7 +22,7 @@ FIGURES = {
 def test_last_line_of_output_is_json_with_every_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.index_costs", "--keys", "1500", "--dim", "32", "--labels", "350"]
     options = ["--index", "IVF16,SQ8", "--queries", "20", "--folder", tmp_path / "work"]
-    result = subprocess.run([*command, *map(str, options)], cwd=REPOSITORY, capture_output=True, text=True)
+    result = forked.run([*command, *map(str, options)], cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout.splitlines()[-1])
     assert figures.keys() >= FIGURES

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from tests import forked
+
 # No test asserts a time. They wait at most this long, so that a hanging process fails its test.
 PATIENCE_SECONDS = 240
 
@@ -39,7 +41,7 @@ def command(*arguments: object) -> list[str]:
 
 def run(*arguments: object, status: int = 0, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a verb. It must end with a status, and never with a traceback."""
-    done = subprocess.run(
+    done = forked.run(
         command(*arguments),
         input=stdin,
         env=environment(),
@@ -61,7 +63,7 @@ def run_json(*arguments: object, **options: Any) -> Any:
 def started(*arguments: object, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """A verb that runs in the background; it is killed at the end if it still runs. Its output goes to a file."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = forked.Popen(
             command(*arguments), stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment(**variables)
         )
     try:

@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 import recollect
+from tests import forked
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.processes import (
@@ -322,7 +323,7 @@ def test_two_servers_and_a_command_write_to_one_store(store: Path, tmp_path: Pat
 def test_two_activations_at_once_leave_one_of_them_current(two_versions: Path, work: Work) -> None:
     def activate(version: str) -> subprocess.CompletedProcess[bytes]:
         arguments = [sys.executable, "-m", "recollect", "activate", version, "--store", str(two_versions)]
-        return subprocess.run(arguments, env=environment(), capture_output=True, check=False)
+        return forked.run(arguments, env=environment(), capture_output=True, check=False)
 
     with ThreadPoolExecutor(2) as threads:
         done = list(threads.map(activate, [work.first, work.second]))

@@ -9,13 +9,13 @@ import csv
 import gzip
 import json
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.contract.conftest import Work
 from tests.contract.make_store import TOPICS
 from tests.contract.matching import differences, filled
@@ -54,7 +54,7 @@ def test_mistakes_get_status_2_and_a_message_of_one_line_that_names_the_next_ste
     (tmp_path / "keys").write_text("alice secret\n")
     shutil.copytree(garden, tmp_path / "GARDEN")
     mistakes = filled(MISTAKES, {"STORE": str(golden_store), "VERSION": golden_version, "KEYS": "keys"})
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", MAKE_ALL],
         input=json.dumps([each["run"] for each in mistakes]),
         capture_output=True,

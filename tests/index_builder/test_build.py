@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from recollect.service.store.store import Store
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.memory.memory import open_memory, write_defaults
+from tests import forked
 from tests.conftest import TOPICS
 from tests.service.store.servers import create_bucket, s3_server
 
@@ -267,7 +267,7 @@ def test_build_that_crashes_in_any_step_leaves_a_valid_store(
     store = tmp_path / "store"
     first = build(BuildSettings(run=tiny_run, store=store, activate=True))
     before = contents(store)
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", CRASHES, str(tiny_run), str(store), str(exported)],
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ import numpy as np
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.strings import write_table
 from recollect.service.store.store import Store
+from tests import forked
 
 # Tests wait at most this long.
 PATIENCE_SECONDS = 240
@@ -60,7 +61,7 @@ def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> It
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as stderr:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 command, stderr=stderr, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"} | variables
             )
         try:

@@ -21,6 +21,7 @@ import pytest
 
 import recollect
 from recollect.service.model import Model
+from tests import forked
 from tests.conftest import TOPICS
 from tests.service.http_helpers import PATIENCE_SECONDS
 
@@ -67,7 +68,7 @@ def run(*arguments: object) -> int:
 
 def start(*arguments: object, prelude: str = "", **streams: Any) -> subprocess.Popen[bytes]:
     program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
-    return subprocess.Popen([sys.executable, "-c", program, "predict", *map(str, arguments)], **streams)
+    return forked.Popen([sys.executable, "-c", program, "predict", *map(str, arguments)], **streams)
 
 
 def running(*arguments: object, target: Path) -> subprocess.Popen[bytes]:

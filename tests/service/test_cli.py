@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import recollect
+from tests import forked
 from tests.service.http_helpers import (
     add_version,
     answers_with,
@@ -122,9 +122,7 @@ def test_verify_error_names_a_file_that_has_a_correct_checksum_but_cannot_be_ope
 def serve_error(store: Path, *flags: str) -> str:
     """Start a server that must fail; return its error message."""
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), *flags]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    done = forked.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("recollect serve: ")

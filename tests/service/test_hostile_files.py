@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 REPOSITORY = Path(__file__).parents[2]
 # The releases with which this file was tested last. A higher floor needs no change of a test, a lower floor does.
 TESTED = {"faiss": (1, 15, 1), "onnxruntime": (1, 31, 1)}
@@ -24,6 +26,7 @@ TESTED = {"faiss": (1, 15, 1), "onnxruntime": (1, 31, 1)}
 FORGE = """
 import sys
 import faiss, numpy as np
+
 keys = np.random.default_rng(0).standard_normal((300, 8)).astype("float32")
 index = faiss.IndexHNSWFlat(8, 16, faiss.METRIC_INNER_PRODUCT)
 index.add(keys)
@@ -54,7 +57,7 @@ GRAPHS = {
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return forked.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_graph_without_a_change_is_accepted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
+from tests import forked
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import NEVER_POLLS, PASSWORD, RedisServer, metric, needs_redis, replica, until
 
@@ -116,11 +117,10 @@ def test_wrong_redis_password_is_refused_at_the_start_and_never_printed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import subprocess
     import sys
 
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0"]
-    refused = subprocess.run(
+    refused = forked.run(
         [*command, "--redis-url", url.format(port=redis_server.port)], capture_output=True, text=True, timeout=60
     )
     assert refused.returncode == 2

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
+from tests import forked
 from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
@@ -41,7 +41,7 @@ class Opening:
         self.log = folder / "log"
         flags = ["--store", web.url, "--port", str(self.port), "--workers", str(workers), "--threads", "1"]
         with self.log.open("wb") as stderr:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, "-m", "recollect", "serve", *flags],
                 stderr=stderr,
                 env={**os.environ, "RECOLLECT_BUNDLE_CACHE": str(folder / "cache")},
@@ -103,9 +103,7 @@ def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_i
 def test_service_that_cannot_open_its_first_version_ends_with_one_message(store: Path, workers: int) -> None:
     flip_bit(store / "bundles" / "v3" / "label_keys.faiss")
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0"]
-    failed = subprocess.run(
-        [*command, "--workers", str(workers)], capture_output=True, text=True, timeout=PATIENCE_SECONDS
-    )
+    failed = forked.run([*command, "--workers", str(workers)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert failed.returncode == 2
     (line,) = failed.stderr.splitlines()
     assert line.startswith("recollect serve: ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import forked
 from tests.service.certificates import Certificate, write_certificate
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.redis_server import RedisServer, needs_redis
@@ -67,7 +67,7 @@ def start_error(store: Path, certificate: Path, key: Path) -> str:
     """The one line with which the service refuses to start."""
     flags = ["--port", "0", "--tls-cert", str(certificate), "--tls-key", str(key)]
     command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), *flags]
-    failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    failed = forked.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert failed.returncode == 2
     (line,) = failed.stderr.splitlines()
     return line

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import itertools
 import json
-import multiprocessing
 import os
 import pkgutil
 import signal
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import recollect
+from tests.forked import CHILDREN
 
 PATIENCE_SECONDS = 120
 KILLED = -signal.SIGKILL
@@ -84,11 +84,6 @@ class Moment(NamedTuple):
     function: str
     call: int = 1
     after: bool = False
-
-
-# The fork server has imported the trainer, so that child processes start fast.
-CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["tests.trainer.runs", "recollect.trainer.run", "torch.utils.tensorboard"])
 
 
 def run_recollect(

@@ -17,6 +17,7 @@ from recollect.trainer.encoding.checkpoint import save_checkpoint
 from recollect.trainer.encoding.remote import encode_chunk
 from recollect.trainer.errors import EncoderError, TrainingError
 from recollect.trainer.train_settings import TrainSettings
+from tests import forked
 from tests.trainer.conftest import load
 
 PATIENCE_SECONDS = 300
@@ -61,7 +62,7 @@ def test_processes_of_ray_write_the_keys_of_one_process(toy: Path, tiny_bert: An
         "from recollect.trainer.memory import memory_writer\nmemory_writer._CHUNK_TEXTS = 4\n"
         "import sys, recollect\nsys.exit(recollect.main())"
     )
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", program, *arguments, str(tmp_path / "run"), "--ray"],
         stderr=subprocess.PIPE,
         timeout=PATIENCE_SECONDS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import open_memory
+from tests import forked
 from tests.trainer.helpers import files
 from tests.trainer.runs import (
     KILLED,
@@ -183,7 +183,7 @@ def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
     output, steps_log = folder.with_name("killed.log"), folder / "metrics.jsonl"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with output.open("wb") as log:
-        process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+        process = forked.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (steps_log.exists() and f'"step": {step},' in steps_log.read_text()):

@@ -21,6 +21,7 @@ from recollect.service.memory.entries import (
 from recollect.service.memory_log.folder_segments import FolderSegments
 from recollect.service.memory_log.groups import EncoderOfGroup
 from recollect.service.memory_log.log import MemoryLog
+from tests import forked
 from tests.service.memory_log.logs import (
     append,
     folder_log,
@@ -151,7 +152,7 @@ while True:
 
 def appending(folder: Path, name: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", APPENDS, str(folder), name]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
 def acknowledged_until_killed(process: subprocess.Popen[str], count: int) -> list[str]:
@@ -204,7 +205,7 @@ print(own.write(lambda memory: [instance("after")]) == written + 1)
 
 def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path / "memory")]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = forked.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         f"{segment(tmp_path / 'memory')}: expected a file that can be written, found: File too large; this write "
         "has no effect: free some space and try again",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 
 from recollect.service.errors import ActivationConflictError, ActivationRefusedError, BundleError, StoreError
 from recollect.service.store.store import Store
+from tests import forked
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -76,7 +76,7 @@ def logged(store: Store) -> list[tuple[int, str, str | None, str]]:
 
 def run_program(program: str, *arguments: object) -> str:
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    return forked.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
 
 
 def test_each_activation_and_rollback_raises_the_generation_by_one(store: Store) -> None:
@@ -189,6 +189,7 @@ def test_activations_at_the_same_time_get_different_generations(store: Store) ->
 import sys
 from pathlib import Path
 from recollect.service.store.store import Store
+
 for _ in range(10):
     print(Store(Path(sys.argv[1])).activate(sys.argv[2]).generation)
 """

@@ -17,6 +17,7 @@ from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
+from tests import forked
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import TIMEOUT_SECONDS, WebServer
@@ -39,7 +40,7 @@ def cached(store: Store) -> list[str]:
 
 def start_opener(url: str, cache: Path, version: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", OPENER, url, str(cache), version]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
 def change_manifest(origin: Store, version: str, change: Callable[[dict[str, Any]], object]) -> None:

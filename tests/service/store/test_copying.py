@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.copying import copy_version
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
+from tests import forked
 from tests.keys import write_pair
 from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import publish
@@ -92,7 +92,7 @@ def test_damaged_version_is_not_copied(source: Store, target: str, tmp_path: Pat
 
 def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Store, target: str, tmp_path: Path) -> None:
     arguments = [str(source.root), target, str(tmp_path / "cache")]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=REPOSITORY)
+    done = forked.run([sys.executable, "-c", KILLED, *arguments], cwd=REPOSITORY)
     assert done.returncode == -signal.SIGKILL
     copy = opened(target, tmp_path)
     assert copy.versions() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.storage.folder_source import FolderSource
 from recollect.service.store.store import Store
+from tests import forked
 from tests.keys import Pair, write_pair
 from tests.service.http_helpers import copy_store, flip_bit, serving
 
@@ -125,7 +125,7 @@ def test_write_error_during_a_copy_gives_one_message_and_leaves_no_files(
         "sys.exit(recollect.main(sys.argv[1:]))"
     )
     command = ["verify", "F", "--store", store.root, "--verify-key", keys.public, "--bundle-cache", tmp_path / "cache"]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", program, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

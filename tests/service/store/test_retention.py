@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +18,7 @@ from recollect.service.store import remote
 from recollect.service.store.locations import open_store
 from recollect.service.store.retention import prune
 from recollect.service.store.store import Store
+from tests import forked
 from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
 from tests.service.store.servers import publish
 
@@ -124,7 +124,7 @@ def test_version_that_is_removed_during_its_activation_does_not_become_current(b
 def test_removal_that_was_killed_leaves_no_version_and_is_completed_later(bundles: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.activate("C")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY)
+    done = forked.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY)
     assert done.returncode == -signal.SIGKILL
     assert store.versions() == list(VERSIONS)[1:]
     assert list(bundles.glob(".*"))

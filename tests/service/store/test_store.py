@@ -13,6 +13,7 @@ import pytest
 from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.store import Store
+from tests import forked
 
 REPOSITORY = Path(__file__).parents[3]
 # Program of a builder: begin to write a bundle, print "started", then wait to be killed.
@@ -30,6 +31,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from recollect.service.store.store import Store
+
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -83,7 +85,7 @@ def test_version_name_that_is_a_path_is_refused(store: Store, name: str) -> None
 
 def test_temporary_folder_stays_while_its_builder_runs_and_is_removed_if_its_builder_was_killed(store: Store) -> None:
     store.activate("A")
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, "-c", BUILDER, str(store.root)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     ) as builder:
         try:
@@ -101,7 +103,7 @@ def test_temporary_folder_stays_while_its_builder_runs_and_is_removed_if_its_bui
 
 
 def test_full_disk_is_reported_while_a_bundle_is_written_and_leaves_no_files(store: Store) -> None:
-    result = subprocess.run(
+    result = forked.run(
         [sys.executable, "-c", FULL_DISK, str(store.root)], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert (result.stdout, result.stderr) == ("File too large\n", "")

@@ -1,0 +1,16 @@
+"""Imports all packages, and what they import when they work, for the processes that `tests.forked` forks."""
+
+import importlib
+import pkgutil
+
+import recollect
+
+_LATER = (
+    "torch.onnx._internal.exporter._core",
+    "torch.utils.tensorboard",
+    "transformers.models.bert.modeling_bert",
+    "uvicorn.protocols.http.httptools_impl",
+)
+for name in [*_LATER, *(module.name for module in pkgutil.walk_packages(recollect.__path__, "recollect."))]:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
