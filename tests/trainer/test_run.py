@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,6 @@ from recollect.trainer.recipe import Recipe
 from recollect.trainer.run_folder import RunFolder, TrainingResult
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.training_state import Progress
-from tests import forked
 from tests.trainer.conftest import load
 from tests.trainer.helpers import files
 from tests.trainer.runs import Outcome, Train
@@ -251,7 +251,7 @@ def test_encoder_is_found_in_the_hub_cache_and_uses_its_declared_pooling(
     words += ["--max-length", 32, "--label-max-length", 8]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}  # read when the library is imported
     command = [sys.executable, "-m", "recollect", *map(str, words)]
-    done = forked.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "run" / "checkpoint" / "recollect.json").read_text())
     assert (saved["name"], saved["pooling"]) == ("acme/tiny", "cls")
