@@ -5,9 +5,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # pip prefers this index's CPU build of PyTorch if the index is in PIP_EXTRA_INDEX_URL.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
-# Number of processes that run tests at the same time. Tests often wait, for example for a server, so three keep two cores
+# Number of processes that run tests at the same time. Tests often wait, for example for a server, so four keep two cores
 # busy.
-JOBS ?= 3
+JOBS ?= 4
 BIN := .venv/bin
 
 .PHONY: demo test lint docs rules schema lock clean

@@ -1,5 +1,6 @@
 """Imports all packages, and what they import when they work, for the processes that `tests.forked` forks."""
 
+import gc
 import importlib
 import pkgutil
 
@@ -14,3 +15,4 @@ _LATER = (
 for name in [*_LATER, *(module.name for module in pkgutil.walk_packages(recollect.__path__, "recollect."))]:
     if not name.endswith("__main__"):
         importlib.import_module(name)
+gc.freeze()  # so a collection in a forked process copies no pages
