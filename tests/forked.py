@@ -1,8 +1,8 @@
-"""Programs in Python that start fast: a server process has imported the packages, and forks them.
+"""Start Python programs fast: fork them from a server process that has imported the packages already.
 
-Importing torch, transformers and the packages takes a process seconds of computing time, and tests start hundreds of
-processes. A forked program is a process of its own with its own signals, environment, folder, input and output. A
-program that must begin with an empty interpreter is started with `subprocess`.
+A new interpreter needs seconds of CPU time to import torch and transformers, and tests start hundreds of programs. A
+forked program is a separate process: it has its own signals, environment, working folder, input and output. Use
+`subprocess` for a program that must start with nothing imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHILDREN.set_forkserver_preload(["tests.preloaded"])
 
 
 class Popen(subprocess.Popen[Any]):
-    """As `subprocess.Popen`, for a command that starts with `[sys.executable, "-c", CODE]` or `[..., "-m", MODULE]`."""
+    """Has the interface of `subprocess.Popen`. Commands: `[python, "-c", CODE, ...]`, `[python, "-m", MODULE, ...]`."""
 
     def _execute_child(self, *given: Any) -> None:
         command, _, _, _, _, cwd, env, _, _, _, *pipes = given
@@ -54,7 +54,7 @@ class Popen(subprocess.Popen[Any]):
 
 
 def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-    """As `subprocess.run`, for the commands of `Popen`."""
+    """Run a command of `Popen` to its end. The options are those of `subprocess.run`."""
     given, timeout, check = (options.pop(name, None) for name in ("input", "timeout", "check"))
     if options.pop("capture_output", False):
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -71,7 +71,7 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[A
 
 
 class _Descriptor:
-    """A file descriptor that is duplicated into the process that unpickles it."""
+    """A file descriptor for a forked process. The process receives a duplicate of it."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Imports all packages, and what they import when they work, for the processes that `tests.forked` forks."""
+"""Import all packages of Recollect and the libraries that they import late, for the programs of `tests.forked`."""
 
 import gc
 import importlib

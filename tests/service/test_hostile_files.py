@@ -26,7 +26,6 @@ TESTED = {"faiss": (1, 15, 1), "onnxruntime": (1, 31, 1)}
 FORGE = """
 import sys
 import faiss, numpy as np
-
 keys = np.random.default_rng(0).standard_normal((300, 8)).astype("float32")
 index = faiss.IndexHNSWFlat(8, 16, faiss.METRIC_INNER_PRODUCT)
 index.add(keys)

@@ -16,7 +16,6 @@ import threading
 from recollect.service.telemetry.logs import configure_logs
 from recollect.service.versions.background import BackgroundThread
 
-
 configure_logs()
 steps, third = [], threading.Event()
 

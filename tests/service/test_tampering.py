@@ -129,7 +129,7 @@ DAMAGES: dict[str, Callable[[Path], list[str]]] = {
 
 
 def cases(files: list[str]) -> list[tuple[str, str]]:
-    """Two damages of each file, and each damage of two files."""
+    """The tested pairs of a file and a damage: two damages for every file, and all damages for two of the files."""
     of_each_file = [(name, damage) for name in files for damage in ("middle byte", "removed")]
     return list(
         dict.fromkeys([*of_each_file, *((name, damage) for name in (files[0], files[-1]) for damage in DAMAGES)])

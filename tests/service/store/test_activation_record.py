@@ -189,7 +189,6 @@ def test_activations_at_the_same_time_get_different_generations(store: Store) ->
 import sys
 from pathlib import Path
 from recollect.service.store.store import Store
-
 for _ in range(10):
     print(Store(Path(sys.argv[1])).activate(sys.argv[2]).generation)
 """

@@ -31,7 +31,6 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from recollect.service.store.store import Store
-
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
