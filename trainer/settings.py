@@ -22,7 +22,7 @@ Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "ova"]
+MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce"]
 PrototypeToken = Literal["text", "free", "centroid"]
 CentroidKind = Literal["instances", "ema"]
 TripletKind = Literal["weighted", "sum"]
@@ -220,7 +220,7 @@ class SharedTrainSettings(TrainerSettings):
     hard_negatives: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         None,
         description="mined negatives of a query, or all: every label; unset: the method's default "
-        "(all for dexml, softtopk and ova)",
+        "(all for dexml, softtopk and bce)",
     )
     mine_from: int = Field(0, ge=0, description="first epoch with hard negatives")
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")

@@ -10,8 +10,8 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS
+from recollect.trainer.methods.bce import BceOptions
 from recollect.trainer.methods.infonce import InfoNceOptions
-from recollect.trainer.methods.ova import OvaOptions
 from recollect.trainer.methods.prime import PrimeOptions
 from recollect.trainer.methods.rae import RaeOptions
 from recollect.trainer.methods.softtopk import SoftTopKOptions
@@ -37,7 +37,7 @@ _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "mi
 
 
 class TrainSettings(
-    PrimeOptions, UnidecOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
+    PrimeOptions, UnidecOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, BceOptions, SharedTrainSettings
 ):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 

@@ -106,9 +106,9 @@ def test_loss_of_a_method_with_one_view_equals_the_formula_of_its_paper(name: st
     torch.testing.assert_close(found, torch.stack(written), rtol=1e-6, atol=1e-7)
 
 
-def test_loss_of_ova_is_the_binary_cross_entropy_of_every_label() -> None:
-    (pool,) = pools = drawn("ova", dense=0.4)
-    found, gradient = loss_and_gradient("ova", pools, options("ova"))
+def test_loss_of_bce_is_the_binary_cross_entropy_of_every_label() -> None:
+    (pool,) = pools = drawn("bce", dense=0.4)
+    found, gradient = loss_and_gradient("bce", pools, options("bce"))
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(
         pool.labels.detach(), pool.relevant.double(), reduction="none"
     )

@@ -145,7 +145,7 @@ def _loss_of_queries(
         "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
         "dexml": lambda: losses.decoupled_softmax(scores, *pairs),
         "softtopk": lambda: losses.soft_top_k_loss(scores, positives, 5),
-        "ova": lambda: losses.binary_cross_entropy(scores, relevant),
+        "bce": lambda: losses.binary_cross_entropy(scores, relevant),
         "rae": lambda: losses.rae(scores, *pairs, *instances),
     }[name]()
 

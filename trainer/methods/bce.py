@@ -1,4 +1,4 @@
-"""OvA: one binary classification for each label, over the whole label space. The baseline of DEXML and RAE-XMC."""
+"""BCE: one binary classification for each label, over the whole label space. DEXML calls this baseline OvA-BCE."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from recollect.trainer.methods.scored import Scored
 
 
-class OvaOptions(MethodOptions):
-    """OvA has no flags of its own."""
+class BceOptions(MethodOptions):
+    """BCE has no flags of its own."""
 
 
-def _loss(scored: Scored, _: OvaOptions) -> Float[Tensor, " query"]:
+def _loss(scored: Scored, _: BceOptions) -> Float[Tensor, " query"]:
     from recollect.trainer.methods import losses
 
     return losses.binary_cross_entropy(scored.labels[0], scored.relevant, scored.ranks)
 
 
-METHOD = Method(name="ova", options=OvaOptions, loss=_loss, hard_negatives=None, positives=0, temperature=0.05)
+METHOD = Method(name="bce", options=BceOptions, loss=_loss, hard_negatives=None, positives=0, temperature=0.05)
