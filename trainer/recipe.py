@@ -21,7 +21,8 @@ _BATCH_SIZE = {"adapter": 256, "full": 128, "static": 1_024}
 # Number of epochs if only --max-seconds limits the training.
 _UNLIMITED_EPOCHS = 1_000
 
-_WARM_UP_SHARE = 0.1
+# Factors on the learning rate of a whole encoder for the networks and the tables of its head (UniDEC).
+_HEAD_FACTOR, _TABLE_FACTOR = 2, 10
 
 # Fields that influence a training but may differ once the training is finished.
 _ONLY_WHILE_TRAINING = ("micro_batch", "ranks", "device")
@@ -50,8 +51,12 @@ class Recipe:
         steps: Optimizer steps in all.
         epochs: Passes over the instances. `steps` may end the last epoch early.
         batch_size: Number of queries in a step.
-        learning_rate: Peak learning rate, reached after the first tenth of the steps. Then the rate falls linearly to
-            0.
+        learning_rate: Peak learning rate, reached after the warm-up. Then the rate falls linearly to 0.
+        head_learning_rate: Peak learning rate of the networks of a head.
+        table_learning_rate: Peak learning rate of the lookup tables of a head.
+        warmup: Share of the steps in which the rate rises, or their number if it is at least 1.
+        weight_decay: Weight decay of matrices, but not of lookup tables.
+        clip_norm: Maximum length of the gradient; 0: no limit.
         temperature: Tau of the loss; 1 if the method has none.
         hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
         mine_from: First step with mined negatives.
@@ -92,6 +97,8 @@ class Recipe:
     epochs: int
     batch_size: int
     learning_rate: float
+    head_learning_rate: float
+    table_learning_rate: float
     temperature: float
     hard_negatives: int | None
     mine_every: int
@@ -116,6 +123,9 @@ class Recipe:
     mine_from: int = 0
     lora: int = 0
     normalise: bool = True
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
     embedding_dropout: float = 0.0
     validate_every: int = 0
     preset: str | None = None
@@ -176,6 +186,8 @@ class Recipe:
                 f"--cluster-from {settings.cluster_from}: expected an epoch before the end, found {epochs} in all; "
                 "choose an earlier one, or --clusters 0"
             )
+        rate = settings.learning_rate or _LEARNING_RATE[kind]
+        head_factor, table_factor = (1, 1) if train == "adapter" else (_HEAD_FACTOR, _TABLE_FACTOR)
         steps = min(epochs * per_epoch, settings.max_steps or epochs * per_epoch)
         clusters = _clusters(settings, method, instances, per_epoch)
         sampling = settings.positive_sampling or method.positive_sampling
@@ -188,7 +200,9 @@ class Recipe:
             steps=steps,
             epochs=epochs,
             batch_size=batch_size,
-            learning_rate=settings.learning_rate or _LEARNING_RATE[kind],
+            learning_rate=rate,
+            head_learning_rate=settings.head_learning_rate or head_factor * rate,
+            table_learning_rate=settings.table_learning_rate or table_factor * rate,
             temperature=settings.tau(method.temperature),
             hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or per_epoch,
@@ -213,6 +227,9 @@ class Recipe:
             mine_from=settings.mine_from * per_epoch,
             lora=settings.lora,
             normalise=settings.normalise,
+            warmup=settings.warmup,
+            weight_decay=settings.weight_decay,
+            clip_norm=settings.clip_norm,
             embedding_dropout=settings.embedding_dropout,
             validate_every=settings.validate_every,
             preset=settings.preset,
@@ -240,12 +257,8 @@ class Recipe:
         """
         if self.max_seconds:
             step = max(step, min(self.steps - 1, int(seconds / self.max_seconds * self.steps)))
-        warm_up = max(1, math.ceil(_WARM_UP_SHARE * self.steps))
+        warm_up = max(1, math.ceil(self.warmup * self.steps if self.warmup < 1 else self.warmup))
         return self.learning_rate * min((step + 1) / warm_up, (self.steps - step) / max(1, self.steps - warm_up))
-
-    def head_rate_factor(self, lookup: bool) -> float:
-        """Return the factor on the learning rate of a head: of its lookup tables, or of its networks (UniDEC)."""
-        return 1.0 if self.train == "adapter" else 10.0 if lookup else 2.0
 
     def ended(self, step: int, seconds: float) -> bool:
         return step >= self.steps or 0 < self.max_seconds <= seconds

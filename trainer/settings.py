@@ -198,6 +198,24 @@ class SharedTrainSettings(TrainerSettings):
     max_seconds: MaxSeconds = 0
     batch_size: BatchSize = None
     learning_rate: LearningRate = None
+    head_learning_rate: Positive | None = Field(
+        None, description="peak learning rate of a head's networks; unset: 2 times the encoder's, or the adapter's"
+    )
+    table_learning_rate: Positive | None = Field(
+        None,
+        description="peak learning rate of a head's vectors of labels; unset: 10 times the encoder's, or the adapter's",
+    )
+    warmup: float = Field(
+        0.1,
+        ge=0,
+        description="part of the training in which the learning rate rises: a share of the steps (below 1), or steps",
+    )
+    weight_decay: float = Field(
+        0.01, ge=0, description="weight decay of matrices; tables of vectors, norms and biases have none"
+    )
+    clip_norm: float = Field(
+        1, ge=0, description="maximum length of the gradient, to which longer ones are cut; 0: any"
+    )
     temperature: float | None = Field(
         None, gt=0, description="tau of the loss; unset: the method's default, from 0.04 to 0.056; prime has no tau"
     )

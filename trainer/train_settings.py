@@ -171,6 +171,9 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
         yield f"{_flag(name)}: expected --method {reading}, found --method {settings.method}; omit the flag"
     if "temperature" in given and method.temperature is None:
         yield f"--temperature: expected a method with a softmax, found --method {settings.method}; omit the flag"
+    if method.head is None:
+        for name in sorted(given & {"head_learning_rate", "table_learning_rate"}):
+            yield f"{_flag(name)}: expected a method with a head, found --method {settings.method}; omit the flag"
     yield from method.options.contradictions(settings)
     without_clusters = method.clusters == "none" if settings.clusters is None else settings.clusters == 0
     if without_clusters:

@@ -138,20 +138,20 @@ def test_prime_adds_triplets_of_prototypes_and_texts_and_a_tenth_of_the_regulari
 
 
 @pytest.mark.parametrize("text_loss", [True, False])
-@pytest.mark.parametrize("regulariser", [True, False])
+@pytest.mark.parametrize("weight", [0, 0.1, 0.3])
 @pytest.mark.parametrize("triplets", ["weighted", "sum"])
 def test_options_of_prime_leave_out_terms_and_sum_all_triplets(
-    text_loss: bool, regulariser: bool, triplets: TripletKind
+    text_loss: bool, weight: float, triplets: TripletKind
 ) -> None:
     pools = drawn("prime", dense=0.2)
-    given = options("prime", text_loss=text_loss, regulariser=regulariser, triplets=triplets)
+    given = options("prime", text_loss=text_loss, regulariser_weight=weight, triplets=triplets)
     similarities = stacked(pools)
     prototypes, texts = of_views(pools, similarities)
     written = written_triplet if triplets == "weighted" else written_triplet_sum
     terms = [
         (1, written(prototypes)),
         (int(text_loss), written(texts)),
-        (0.1 * regulariser, written_regulariser(prototypes._replace(instances=texts.labels))),
+        (weight, written_regulariser(prototypes._replace(instances=texts.labels))),
     ]
     expected = with_gradient(added(*terms), similarities)
     torch.testing.assert_close(loss_and_gradient("prime", pools, given), expected, rtol=1e-9, atol=1e-12)

@@ -135,7 +135,7 @@ def _loss_of_queries(
     if name == "prime":
         loss = losses.triplet_sum if options.triplets == "sum" else losses.clipped_triplet
         triplets = sum(loss(view, *pairs, margin=options.margin) for view in views[: 1 + options.text_loss])
-        return triplets + 0.1 * options.regulariser * losses.prototype_regulariser(*views, *pairs)
+        return triplets + options.regulariser_weight * losses.prototype_regulariser(*views, *pairs)
     if name == "everything":
         return sum(losses.rae(view, *pairs, *instances) for view in views)
     if name in {"unidec", "supcon"}:
@@ -193,7 +193,7 @@ def test_gradient_computed_in_blocks_equals_autograd_of_the_whole_loss(method: s
         ("prime", {"margin": (0.2, 0.2)}),
         ("prime", {"triplets": "sum"}),
         ("prime", {"text_loss": False}),
-        ("prime", {"regulariser": False}),
+        ("prime", {"regulariser_weight": 0}),
         ("unidec", {"symmetric": False}),
         ("unidec", {"psl": "pal"}),
         ("supcon", {"symmetric": False, "psl": "pal"}),

@@ -130,6 +130,14 @@ def test_learning_rate_rises_and_falls_linearly() -> None:
     )
 
 
+@pytest.mark.parametrize(("warmup", "steps"), [(0.1, 10), (0.25, 25), (0, 1), (1, 1), (30, 30), (200, 200)])
+def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(warmup: float, steps: int) -> None:
+    found = dataclasses.replace(peaking(100), warmup=warmup)
+    assert [found.rate(step) for step in range(min(steps, 100))] == pytest.approx(
+        [(step + 1) / steps for step in range(min(steps, 100))]
+    )
+
+
 def test_recipe_does_not_differ_after_it_was_stored_as_json() -> None:
     for method in METHODS:
         found = recipe(method=method)

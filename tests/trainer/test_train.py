@@ -341,7 +341,7 @@ class TestOptimizer:
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, 100.0)
         count = sum(weight.numel() for weight in model.parameters())
-        assert loop._take_step(learner, 0.25) == pytest.approx(100 * math.sqrt(count))
+        assert loop._take_step(learner, 0.25, 3.0) == pytest.approx(100 * math.sqrt(count))
         assert {(group["rate_factor"], group["lr"]) for group in learner.optimizer.param_groups} == {
             (1, 0.25),
             (2, 0.5),
@@ -350,7 +350,16 @@ class TestOptimizer:
         assert all(weight.grad is None for weight in model.parameters())
         moments = [state["exp_avg"] for state in learner.optimizer.state.values()]
         length = math.sqrt(sum(float((moment / 0.1).square().sum()) for moment in moments))
-        assert length == pytest.approx(1, rel=1e-4)
+        assert length == pytest.approx(3, rel=1e-4)
+
+    def test_given_decay_and_rates_of_the_head_replace_the_defaults(self) -> None:
+        model = VectorDualEncoder(3, Adapter(3, 2), Prototypes(3, 5, ("text", "free"), 2))
+        rates = {"learning_rate": 1e-4, "head_learning_rate": 5e-4, "table_learning_rate": 3e-4}
+        found = {
+            (round(factor, 9), decay)
+            for factor, decay in self.groups(model, method="prime", train="full", weight_decay=0.05, **rates).values()
+        }
+        assert found == {(1, 0), (1, 0.05), (5, 0), (5, 0.05), (3, 0)}
 
 
 def test_positives_are_drawn_with_the_propensities_of_the_dataset() -> None:

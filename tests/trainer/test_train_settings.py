@@ -23,6 +23,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"label_inputs": "enriched", "train": "full"},
         "--label-inputs: expected --train adapter, because an encoder reads label texts, found --train full",
     ),
+    "head rate without a head": (
+        {"method": "rae", "head_learning_rate": 1e-3},
+        "--head-learning-rate: expected a method with a head, found --method rae; omit the flag",
+    ),
     "label key alpha with text label keys": (
         {"label_key_alpha": 0.5},
         "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text",
@@ -76,8 +80,9 @@ def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], compl
         {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20, "mine_search": "exact"},
         {"method": "supcon", "cluster_from": 2, "cluster_every": 1, "psl": "pal", "symmetric": False},
         {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},
-        {"method": "prime", "centroids": "ema", "triplets": "sum", "text_loss": False, "regulariser": False},
-        {"method": "infonce", "hard_negatives": "all", "embedding_dropout": 0.1},
+        {"method": "prime", "centroids": "ema", "triplets": "sum", "text_loss": False, "regulariser_weight": 0},
+        {"method": "unidec", "train": "full", "head_learning_rate": 2e-4, "table_learning_rate": 1e-3},
+        {"method": "infonce", "hard_negatives": "all", "embedding_dropout": 0.1, "warmup": 100, "clip_norm": 0},
     ],
     ids=str,
 )

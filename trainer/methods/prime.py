@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from recollect.trainer.heads.prototypes import Prototypes
     from recollect.trainer.methods.scored import Scored, ScoredLabels
 
-_REGULARISER_WEIGHT = 0.1
 # Number of labels that share a free vector, at least.
 _LABELS_PER_FREE = 2
 
@@ -53,8 +52,10 @@ class PrimeOptions(SymmetricOptions):
     text_loss: CliImplicitFlag[bool] = Field(
         True, description="prime: also train queries to find label texts, not only prototypes"
     )
-    regulariser: CliImplicitFlag[bool] = Field(
-        True, description="prime: make prototypes better than label texts by a margin"
+    regulariser_weight: float = Field(
+        0.1,
+        ge=0,
+        description="prime: weight of the term that makes prototypes better than label texts by a margin; 0: no term",
     )
 
     def contradictions(self) -> Iterator[str]:
@@ -84,15 +85,15 @@ class PrimeOptions(SymmetricOptions):
 
 
 def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
-    """L(queries, prototypes) + L(queries, texts) + .1 R. Options leave out the second and the third term."""
+    """L(queries, prototypes) + L(queries, texts) + w R. Options leave out the second term, and choose w."""
     from recollect.trainer.methods import losses
 
     prototypes, texts = scored.labels
     loss = _triplets(prototypes, scored, options, scored.ranks)
     if options.text_loss:
         loss = loss + _triplets(texts, scored, options, scored.ranks)
-    if options.regulariser:
-        loss = loss + _REGULARISER_WEIGHT * losses.prototype_regulariser(
+    if options.regulariser_weight:
+        loss = loss + options.regulariser_weight * losses.prototype_regulariser(
             prototypes, texts, scored.positives, scored.relevant, ranks=scored.ranks
         )
     return loss

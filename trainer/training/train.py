@@ -39,8 +39,6 @@ from recollect.trainer.training.validation import Validation
 
 # Number of instances whose vectors are checked before a checkpoint is saved.
 _CHECKED_INSTANCES = 64
-# DEXML: weight decay .01, but none on norms and biases. Gradients are clipped to length 1, a common choice.
-_WEIGHT_DECAY, _CLIP = 0.01, 1.0
 # Steps between two calls of `trim_heap`.
 _TRIM_EVERY = 64
 # Number of tokens in a micro-batch: enough to use all cores, few enough for little padding.
@@ -153,7 +151,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                 loss = objective.backward(batch)
             with watch("optimizer"):
                 rate = recipe.rate(step, progress.seconds)
-                norm = _take_step(learner, rate)
+                norm = _take_step(learner, rate, recipe.clip_norm or math.inf)
             if not math.isfinite(loss):
                 raise _divergence(f"a loss of {loss}", step, recipe, progress, folder)
             if not math.isfinite(norm):
@@ -248,9 +246,9 @@ def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log:
         task.save_best()
 
 
-def _take_step(learner: Learner, rate: float) -> float:
+def _take_step(learner: Learner, rate: float, clip_norm: float) -> float:
     """Clip the gradient and update the weights. Return the length of the gradient before clipping."""
-    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), _CLIP)
+    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), clip_norm)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate * group["rate_factor"]
     learner.optimizer.step()
@@ -261,14 +259,15 @@ def _take_step(learner: Learner, rate: float) -> float:
 def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
     """Create AdamW.
 
-    Only matrices have weight decay, but not lookup tables. A head's learning rate differs from the encoder's.
+    Only matrices have weight decay, but not lookup tables (DEXML). A head's learning rate differs from the encoder's.
     """
     of_head, lookups = set(model.head.parameters()) if model.head else set(), set(model.lookups())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for weight in model.parameters():
         if weight.requires_grad and weight.numel():
-            factor = recipe.head_rate_factor(weight in lookups) if weight in of_head else 1.0
-            decay = 0.0 if weight in lookups or weight.ndim < 2 else _WEIGHT_DECAY
+            own = recipe.table_learning_rate if weight in lookups else recipe.head_learning_rate
+            factor = own / recipe.learning_rate if weight in of_head else 1.0
+            decay = 0.0 if weight in lookups or weight.ndim < 2 else recipe.weight_decay
             groups.setdefault((factor, decay), []).append(weight)
     return torch.optim.AdamW(
         [
