@@ -53,7 +53,7 @@ def without_disjoint_instances(pool: Pool) -> Pool:
 
 POOLS: dict[str, Pool] = {
     **{f"random {seed}": draw(seed, queries=5 + seed, keys=4 + 3 * seed) for seed in (1, 3)},
-    "sampled positives": draw(0, dense=0.5, sampled=True),
+    "sampled positives": draw(0, keys=20, dense=0.5, sampled=True),
     "no label at all": draw(dense=0.0),
     "every label positive, no disjoint instance": without_disjoint_instances(draw(dense=1.0)),
     "repeated labels": with_repeated_labels(draw(seed=2, sampled=True)),
@@ -121,9 +121,10 @@ def written_log_soft_top_k(s: Tensor, k: int, alpha: float) -> Tensor:
 
 def written_soft_top_k(pool: Pool, k: int, alpha: float = 2.0) -> list[Tensor]:
     found = []
-    for s, positive in zip(pool.labels, pool.positives, strict=True):
-        logs = written_log_soft_top_k(s, k, alpha)
-        found.append(average([-logs[j] for j in positive.nonzero()[:, 0]], s))
+    for s, positive, relevant in zip(*pool[:3], strict=True):
+        competing = positive | ~relevant
+        logs = written_log_soft_top_k(s[competing], k, alpha) if competing.any() else s
+        found.append(average([-log for log in logs[positive[competing]]], s))
     return found
 
 
@@ -167,7 +168,7 @@ def test_value_and_gradient_of_each_loss_equal_its_formula(loss: Callable[[Pool]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("loss", [*WRITTEN, lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, 5)])
+@pytest.mark.parametrize("loss", [*WRITTEN, lambda pool: losses.soft_top_k_loss(*pool[:3], 5)])
 @every_pool
 def test_loss_in_single_precision_and_bfloat16_gives_no_nan(
     loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype
@@ -179,9 +180,18 @@ def test_loss_in_single_precision_and_bfloat16_gives_no_nan(
 @pytest.mark.parametrize("name", ["random 3", "sampled positives", "repeated labels", "no label at all"])
 @pytest.mark.parametrize("k", [1, 5])
 def test_soft_top_k_loss_equals_its_formula(name: str, k: int) -> None:
-    found = value_and_gradients(lambda pool: losses.soft_top_k_loss(pool.labels, pool.positives, k), POOLS[name])
+    found = value_and_gradients(lambda pool: losses.soft_top_k_loss(*pool[:3], k), POOLS[name])
     expected = value_and_gradients(lambda pool: written_soft_top_k(pool, k), POOLS[name])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("true", "all_sampled"), [(8, 0.7587), (22, 6.6458)])
+def test_true_labels_that_are_not_sampled_take_no_place_in_the_top_k(true: int, all_sampled: float) -> None:
+    scores = 16 - torch.arange(true + 40, dtype=torch.float64)[None] / 2  # a ladder: all true labels, then all others
+    relevant = (torch.arange(true + 40) < true)[None]
+    last = (torch.arange(true + 40) == true - 1)[None]
+    assert losses.soft_top_k_loss(scores, last, relevant, 5).tolist() == pytest.approx([0.0111], abs=1e-4)
+    assert losses.soft_top_k_loss(scores, relevant, relevant, 5).tolist() == pytest.approx([all_sampled], abs=1e-4)
 
 
 @pytest.mark.parametrize(("k", "alpha"), [(1, 7.0), (5, 2.0), (11, 0.5)])

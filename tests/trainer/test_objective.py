@@ -144,7 +144,7 @@ def _loss_of_queries(
     return {
         "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
         "dexml": lambda: losses.decoupled_softmax(scores, *pairs),
-        "softtopk": lambda: losses.soft_top_k_loss(scores, positives, 5),
+        "softtopk": lambda: losses.soft_top_k_loss(scores, *pairs, 5),
         "bce": lambda: losses.binary_cross_entropy(scores, relevant),
         "rae": lambda: losses.rae(scores, *pairs, *instances),
     }[name]()

@@ -138,6 +138,7 @@ def rae(
 def soft_top_k_loss(
     scores: Float[Tensor, "query key"],
     positives: Bool[Tensor, "query key"],
+    relevant: Bool[Tensor, "query key"],
     k: int,
     alpha: float = 2.0,
     ranks: Ranks = ALONE,
@@ -145,12 +146,27 @@ def soft_top_k_loss(
     """Move each positive into the top k keys of its query (DEXML, Eq. 6 and 7).
 
     mean over l in T_i of  -log SoftTop-k(s_i)_l
+
+    SoftTop-k leaves out the true labels that were not sampled, so that they take no place in the top k (DEXML's code).
+
+    Args:
+        scores: Similarities divided by tau.
+        positives: T_i, some sampled or all.
+        relevant: P_i, which includes T_i.
+        k: As for `log_soft_top_k`.
+        alpha: As for `log_soft_top_k`.
+        ranks: The processes that share the pool.
     """
-    return _over(positives, -log_soft_top_k(scores, k, alpha, ranks), ranks)
+    return _over(positives, -log_soft_top_k(scores, k, alpha, ranks, left_out=relevant & ~positives), ranks)
 
 
 def log_soft_top_k(
-    scores: Float[Tensor, "query key"], k: int, alpha: float = 2.0, ranks: Ranks = ALONE
+    scores: Float[Tensor, "query key"],
+    k: int,
+    alpha: float = 2.0,
+    ranks: Ranks = ALONE,
+    *,
+    left_out: Bool[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "query key"]:
     """Log of a smooth indicator of the top k: log sigmoid(alpha (s + t)), where t makes the sum of the sigmoids k.
 
@@ -161,20 +177,23 @@ def log_soft_top_k(
         k: At least 1. All keys of a pool of at most k keys are in the top k.
         alpha: Sharpness. The paper uses 2.
         ranks: The processes that share the pool.
+        left_out: The keys that do not compete: their indicator is 0. None: all keys compete.
     """
-    logs: Tensor = _LogSoftTopK.apply(scores, k, alpha, ranks)  # type: ignore[no-untyped-call]
+    left_out = torch.zeros_like(scores, dtype=torch.bool) if left_out is None else left_out
+    logs: Tensor = _LogSoftTopK.apply(scores, left_out, k, alpha, ranks)  # type: ignore[no-untyped-call]
     return logs
 
 
 class _LogSoftTopK(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, k: int, alpha: float, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, left_out: Tensor, k: int, alpha: float, ranks: Ranks) -> Tensor:
+        scores, negated = scores.masked_fill(left_out, _MASKED), (-scores).masked_fill(left_out, _MASKED)
         # At `low`, the sigmoids would sum to k if all n keys had the best score. At `high`, they would sum to k if all
         # n keys had the worst score.
-        keys = ranks.all_reduce_sum(scores.new_tensor(scores.shape[1]))
+        keys = ranks.all_reduce_sum((~left_out).to(scores.dtype).sum(dim=1, keepdim=True))
         edge = torch.logit((k / keys).clamp_max(_ALL_IN_TOP_K)) / alpha
         low = -ranks.all_reduce_max(_row_max(scores)) + edge
-        high = ranks.all_reduce_max(_row_max(-scores)) + edge
+        high = ranks.all_reduce_max(_row_max(negated)) + edge
         for _ in range(_BISECTIONS):
             threshold = (low + high) / 2
             too_many = ranks.all_reduce_sum(torch.sigmoid(alpha * (scores + threshold)).sum(dim=1, keepdim=True)) > k
@@ -185,12 +204,12 @@ class _LogSoftTopK(torch.autograd.Function):
         return torch.nn.functional.logsigmoid(shifted)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (inside,) = ctx.saved_tensors
         u = gradients[0] * ctx.alpha * (1 - inside)  # derivative by s with constant t
         v = ctx.alpha * inside * (1 - inside)  # dt/ds_m = -v_m / sum v, as the sum stays k
         sum_u, sum_v = (ctx.ranks.all_reduce_sum(part.sum(dim=1, keepdim=True)) for part in (u, v))
-        return u - v * sum_u / sum_v.clamp_min(torch.finfo(v.dtype).tiny), None, None, None
+        return u - v * sum_u / sum_v.clamp_min(torch.finfo(v.dtype).tiny), None, None, None, None
 
 
 def clipped_triplet(

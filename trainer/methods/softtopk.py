@@ -28,6 +28,7 @@ def _loss(scored: Scored, options: SoftTopKOptions) -> Float[Tensor, " query"]:
     return losses.soft_top_k_loss(
         scored.labels[0],
         scored.positives,
+        scored.relevant,
         options.softtopk_k,
         options.softtopk_alpha,
         scored.ranks,
