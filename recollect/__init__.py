@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import keyword
+import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,9 @@ __all__ = [
     "train",
     "tune",
 ]
+
+# No library sends reports about its use. It reads its variable when it is imported; child processes inherit all three.
+os.environ.update(ORT_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_TELEMETRY="1", RAY_USAGE_STATS_ENABLED="0")
 
 # The base class of all errors that a user can correct, for `except recollect.ERRORS as error`.
 ERRORS = (RecollectError,)

@@ -69,7 +69,7 @@ def connected(address: str, cores: int) -> Iterator[None]:
     """Connect this process to Ray.
 
     Ray on this machine listens on the loopback interface only, demands a random token, and ends with the block of the
-    `with` statement or with this process. No usage statistics are sent.
+    `with` statement or with this process.
 
     Args:
         address: LOCAL; the word auto for the cluster that runs on this machine; or HOST:PORT of a cluster.
@@ -78,7 +78,7 @@ def connected(address: str, cores: int) -> Iterator[None]:
     Raises:
         ClusterError: If Ray does not start, or the cluster does not accept this process.
     """
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_oom_retries": str(_ATTEMPTS - 1)}
+    variables = {"RAY_task_oom_retries": str(_ATTEMPTS - 1)}
     options: dict[str, Any] = {"address": address}
     with contextlib.ExitStack() as stack:
         if address == LOCAL:

@@ -39,8 +39,6 @@ _REMOVED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # Maximum number of known words, and maximum length of a known word.
 _MOST_WORDS, _LONGEST_WORD = 65_536, 64
 
-onnxruntime.disable_telemetry_events()  # telemetry could contain queries, which are private
-
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _INT8_ON_GPU = "int8 runs on the CPU only; build with --precision fp16 for a GPU"
 _NO_CUDA = "ONNX Runtime finds no CUDA GPU or does not support CUDA; it needs recollect-xmc[gpu] in place of [cpu]"
