@@ -249,7 +249,9 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder.mkdir()
         write_lines(folder / "labels.jsonl", ({"uid": u, "text": t} for u, t in zip(uids, label_texts, strict=True)))
         rows = zip(texts, targets.rows(), strict=True)
-        write_lines(folder / "train.jsonl", ({"text": text, "labels": labels} for text, labels in rows))
+        write_lines(
+            folder / "train.jsonl", ({"text": text, "labels": [uids[each] for each in row]} for text, row in rows)
+        )
 
     def _open(self, store: Path) -> None:
         self.store_, self.model_ = store, recollect.open(store, threads=self.threads, live="off")

@@ -17,6 +17,7 @@ from recollect.service.options import (
     Threshold,
     TopB,
     TopK,
+    UidText,
     WordWeight,
 )
 from recollect.service.settings import (
@@ -48,10 +49,10 @@ class PredictSettings(ServiceSettings):
     top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
     word_weight: WordWeight | None = Field(None, description="Share of words in a score (default: from the bundle)")
     threshold: Threshold = Field(0.0, description="Minimum score of a label")
-    allow: list[str] | None = Field(
+    allow: list[UidText] | None = Field(
         None, max_length=MAX_FILTER_LABELS, description="Uids of the only labels to return: A,B or a JSON list"
     )
-    deny: list[str] | None = Field(
+    deny: list[UidText] | None = Field(
         None, max_length=MAX_FILTER_LABELS, description="Uids of labels not to return: A,B or a JSON list"
     )
     explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")

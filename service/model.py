@@ -38,6 +38,7 @@ from recollect.service.options import (
     Threshold,
     TopB,
     TopK,
+    UidText,
     WordWeight,
     check_query,
     first_problem,
@@ -63,8 +64,8 @@ class ChosenOptions(TypedDict, total=False):
     top_k: TopK | None
     word_weight: WordWeight | None
     threshold: Threshold
-    allow: Sequence[str] | None
-    deny: Sequence[str] | None
+    allow: Sequence[UidText] | None
+    deny: Sequence[UidText] | None
     explain: bool
     order: Order | None
     min_probability: MinProbability | None
@@ -271,7 +272,7 @@ class Model:
             ChangeError: If the label is unknown.
             QueryError: If the query is empty.
         """
-        read_uids([label], "label")
+        (label,) = read_uids([label], "label")
         uid = new_feedback()
 
         def make(view: View, encode: Encode) -> list[Entry]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from recollect.service.bundle.manifest import MOST_KEYS, Defaults, Order
 from recollect.service.errors import QueryError
@@ -52,6 +53,16 @@ def require_words(text: str, kind: str = "query") -> str:
     if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):
         raise ValueError(f"the {kind} is empty; send some words")
     return text
+
+
+def integer_as_uid(value: object) -> object:
+    """The uid that an integer means: its decimal digits. Other values stay unchanged."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return value
+    return str(int(value))
+
+
+UidText = Annotated[str, BeforeValidator(integer_as_uid, json_schema_input_type=str | int)]
 
 
 # The part of this check that JSON Schema can express: at least one character is neither white space nor a control

@@ -17,12 +17,13 @@ from recollect.service.options import (
     Threshold,
     TopB,
     TopK,
+    UidText,
     WordWeight,
 )
 from recollect.service.serve_settings import MAX_BATCH
 
 # Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
-Uids = Annotated[list[str], Field(fail_fast=True, max_length=MAX_FILTER_LABELS)]
+Uids = Annotated[list[UidText], Field(fail_fast=True, max_length=MAX_FILTER_LABELS)]
 
 
 class AnswerBody(BaseModel):

@@ -26,7 +26,7 @@ from recollect.service.memory.entries import (
     RemoveLabel,
 )
 from recollect.service.memory.view import View
-from recollect.service.options import check_query, first_problem, require_words
+from recollect.service.options import UidText, check_query, first_problem, require_words
 
 MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.
@@ -48,7 +48,7 @@ def _limit(kind: str, most: int) -> Callable[[str], str]:
     return check
 
 
-Uid = Annotated[str, AfterValidator(_limit("uid", MAX_UID_BYTES)), Field(min_length=1)]
+Uid = Annotated[UidText, AfterValidator(_limit("uid", MAX_UID_BYTES)), Field(min_length=1)]
 Text = Annotated[str, AfterValidator(_limit("text", MAX_TEXT_BYTES)), Field(min_length=1)]
 
 

@@ -69,6 +69,10 @@ def test_memory_of_a_model_changes(model: Any, store: Path) -> None:
     assert model.predict("umbrella goal cup", **votes)[0].uid == "pasta"
     model.remove(labels=["pasta"])
     assert not model.predict("umbrella goal cup", allow=["pasta"])
+    model.add(labels=[{"uid": 2, "text": "two"}], instances=[{"uid": 1, "text": "quartz", "labels": [np.int64(2)]}])
+    assert [label.uid for label in model.predict("quartz", allow=[2])] == ["2"]
+    model.forget(model.learn("quartz", 2))
+    model.remove(instances=[1], labels=[2])
     assert model.sequence > 0
     assert recollect.open(store).sequence == 0  # the changes were not written
 

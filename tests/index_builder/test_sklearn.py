@@ -82,6 +82,12 @@ def test_matrix_gives_a_matrix_of_labels_and_of_probabilities(fitted: RecollectC
     assert (dense.argmax(axis=1) == found.toarray().argmax(axis=1)).all()
 
 
+def test_integer_labels_keep_their_numbers(flags: dict[str, Any]) -> None:
+    labels = [1 + 3 * row % 5 for row in range(len(TEXTS))]
+    classifier = RecollectClassifier(**flags, lambda_=1.0, temperature=1e-3).fit(TEXTS, labels)
+    assert classifier.predict(TEXTS).tolist() == labels
+
+
 def test_score_is_the_share_of_texts_whose_best_label_is_right(fitted: RecollectClassifier) -> None:
     right = fitted.predict(TEXTS).multiply(MATRIX).sum(axis=1).astype(bool)
     assert fitted.score(TEXTS, MATRIX) == right.mean() > 0.9

@@ -115,8 +115,8 @@ def test_log_contains_no_query(server: Server, client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/predict", {"query": QUERY, "allow": [1] * 10_000}),
-        ("/predict", {"query": QUERY, "deny": [1] * 10_000}),
+        ("/predict", {"query": QUERY, "allow": [1.5] * 10_000}),
+        ("/predict", {"query": QUERY, "deny": [None] * 10_000}),
         ("/predict/batch", {"queries": [""] * 10_000}),
     ],
 )

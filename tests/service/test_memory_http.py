@@ -87,6 +87,20 @@ def test_cached_answers_are_not_older_than_a_change(client: httpx.Client) -> Non
     assert ask(client)["labels"][0]["uid"] != "Whales"
 
 
+def test_integer_is_the_uid_with_its_digits(client: httpx.Client) -> None:
+    client.post("/memory/labels", json={"labels": [{"uid": 2, "text": TEXT}]}).raise_for_status()
+    row = {"uid": 9, "text": TEXT, "labels": [2]}
+    client.post("/memory/instances", json={"instances": [row]}).raise_for_status()
+    assert client.get("/memory/instances/9").json()["labels"] == ["2"]
+    assert list(scores(client, allow=[2])) == ["2"]
+    assert "2" not in scores(client, deny=[2])
+    feedback = client.post("/feedback", json={"query": TEXT, "label": 2, "relevant": True}).raise_for_status()
+    client.delete(f"/feedback/{feedback.json()['id']}").raise_for_status()
+    for path in ("/memory/instances/9", "/memory/labels/2"):
+        client.delete(path).raise_for_status()
+    assert "2" not in scores(client)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [

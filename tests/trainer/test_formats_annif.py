@@ -86,15 +86,13 @@ def test_subject_that_is_not_a_label_is_refused_or_dropped_with_a_note(
     if vocabulary == "skos":
         use_skos(folder)
     write_lines(folder / "train.tsv", [f"one\t{CATS}", f"two\t<{uri}> <{DOGS}> {uri}"])
-    with pytest.raises(DatasetError, match=rf"train\.tsv:2: {uri} is not in the vocab.* --unknown-labels drop$"):
+    with pytest.raises(DatasetError, match=rf"train\.tsv:2: label uid '{uri}' is unknown; .* --unknown-labels drop$"):
         open_dataset(folder, label_language=language).read_split("train")
     notes = list[str]()
     dataset = open_dataset(folder, label_language=language, unknown_labels="drop", note=notes.append)
     row = dataset.labels.uids.to_pylist().index(DOGS)
     assert dataset.read_split("train").labels.to_csr(2).toarray()[1].nonzero()[0].tolist() == [row]
-    assert notes == [
-        f"{folder}/train.tsv: 2 subjects are unknown or deprecated; they are dropped (the first: line 2: {uri})"
-    ]
+    assert notes == [f"{folder}/train.tsv: 2 names of labels are unknown; they are dropped (the first: line 2: {uri})"]
 
 
 def test_skos_concepts_have_their_preferred_name_in_a_language_or_the_name_without_one(folder: Path) -> None:

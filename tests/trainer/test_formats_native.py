@@ -67,11 +67,29 @@ def test_text_fields_replace_the_field_text(read: Read, tmp_path: Path) -> None:
     assert dataset.read_split("train").entries.texts.to_pylist() == ["u t"]
 
 
-def test_integer_uids_become_strings(read: Read) -> None:
-    labels = [{"uid": 7, "text": "seven"}, {"uid": 8, "text": "eight"}]
-    split = read({"uid": 100, "text": "t", "labels": ["8"]}, labels=labels)
+INTEGERS = [{"uid": uid, "text": f"number {uid}"} for uid in (3, "1", 2, "red")]
+
+
+def test_integer_is_the_uid_with_its_digits_and_no_position_if_a_uid_is_an_integer(read: Read) -> None:
+    split = read({"uid": 100, "text": "t", "labels": ["3", 1], "exclude": [2]}, labels=INTEGERS)
     assert split.entries.uids.to_pylist() == ["100"]
-    assert label_sets(split) == [[1]]
+    assert label_sets(split) == [[0, 1]]
+    assert split.filtered_pairs.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"labels": [0]}, "the label 0 is no uid; as a position, it is the label '3', but .*: write uids"),
+        ({"labels": [], "exclude": [0]}, "the label 0 is no uid; as a position, it is the label '3'"),
+        ({"labels": [4]}, "label uid '4' is unknown; expected one of the 4 uids"),
+    ],
+)
+def test_position_is_refused_with_both_readings_if_a_uid_is_an_integer(
+    read: Read, row: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(DatasetError, match=rf"train\.jsonl:1: {complaint}"):
+        read({"text": "t"} | row, labels=INTEGERS)
 
 
 @pytest.mark.parametrize("missing", [{}, {"uid": None}], ids=["absent", "null"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.service.memory.entries import RemoveLabel
+from recollect.service.memory.entries import PutInstance, RemoveLabel
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.store.store import Store
 from tests.conftest import Built
@@ -58,7 +58,7 @@ def log_of(store: Path) -> MemoryLog:
         ('{"uid": "x"', 'expected a JSON object, found b\'{"uid": "x"\\n\''),
         ("[]", "expected a JSON object, found []"),
         ('{"uid": "x"}', "expected a field text, found fields uid"),
-        ('{"uid": 3, "text": "a"}', "uid: expected a valid string, found 3"),
+        ('{"uid": 3.0, "text": "a"}', "uid: expected a valid string, found 3.0"),
         ('{"uid": "", "text": "a"}', "uid: the uid is empty; send some words"),
         ('{"uid": "\\ud800", "text": "a"}', "uid: the uid contains half of a surrogate pair"),
         ('{"uid": "x", "text": "  "}', "text: the text is empty; send some words"),
@@ -83,6 +83,19 @@ def test_wrong_line_is_named_and_nothing_is_written(
     assert errors.startswith(f"recollect extend: {path}:2: {message}")
     assert errors.count("\n") == 1
     assert not (store / "memory").exists()
+
+
+def test_integer_is_the_uid_with_its_digits(
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path]
+) -> None:
+    path = lines("add", {"uid": 4, "text": "four"}, {"uid": 7, "text": "a", "labels": [4]})
+    assert run("extend", "--add", path)[0] == 0
+    four, instance = (logged.entry for logged in log_of(store).read())
+    assert isinstance(instance, PutInstance)
+    assert (four.uid, instance.uid, instance.labels) == ("4", "7", ["4"])
+    assert run("extend", "--remove", lines("remove", {"label": 4}))[0] == 0
+    status, _, errors = run("extend", "--add", lines("again", {"uid": "b", "text": "b", "labels": [0]}))
+    assert (status, "expected labels of the memory or of this file, found '0'" in errors) == (2, True)
 
 
 def test_label_that_another_process_removes_meanwhile_stops_the_task(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.data.formats.references import LabelReferences
 from recollect.trainer.data.formats.vocabulary import (
     FIELDS,
     clean_uri,
@@ -44,8 +45,7 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
 
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     path = _only(folder, find_matches(folder, _patterns(name)), " or ".join(_patterns(name)))
-    positions = {uid: position for position, uid in enumerate(labels.uids.to_pylist())}
-    split, unknown, first = SplitBuilder(), 0, ""
+    references, split = LabelReferences(labels, path, rule), SplitBuilder()
     for number, line in read_lines(path):
         if not line.strip():
             continue
@@ -53,18 +53,8 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
         if not tab:
             raise DatasetError(f"{path}:{number}: expected a text, a tab and URIs, found no tab in {line[:40]!r}")
         uris = [clean_uri(uri) for uri in subjects.split()]
-        known = [positions[uri] for uri in uris if uri in positions]
-        if len(known) < len(uris):
-            unknown += len(uris) - len(known)
-            first = first or f"line {number}: {next(uri for uri in uris if uri not in positions)}"
-            if rule.unknown_labels == "refuse":
-                raise DatasetError(
-                    f"{path}:{first.removeprefix('line ')} is not in the vocabulary, or is deprecated; "
-                    "correct it, or choose --unknown-labels drop"
-                )
-        split.append(str(len(split)), rule.check(text, f"{path}:{number}"), known)
-    if unknown:
-        rule.note(f"{path}: {unknown:,} subjects are unknown or deprecated; they are dropped (the first: {first})")
+        split.append(str(len(split)), rule.check(text, f"{path}:{number}"), references.find(uris, "subjects", number))
+    references.report()
     return path, split.build()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from recollect.service.options import integer_as_uid
 from recollect.trainer.errors import DatasetError
 
 UnknownLabels = Literal["refuse", "drop"]
@@ -97,9 +98,7 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
     Raises:
         DatasetError: If the uid is missing or invalid.
     """
-    uid = default if record.get("uid") is None else record["uid"]
-    if isinstance(uid, int) and not isinstance(uid, bool):
-        return str(uid)
+    uid = default if record.get("uid") is None else integer_as_uid(record["uid"])
     if uid is None:
         found = "null" if "uid" in record else sorted(record)
         raise DatasetError(f"{path}:{number}: expected the field 'uid', found {found}")

@@ -1,0 +1,85 @@
+"""References: the labels that the rows of a file name, by their uids or by their positions."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from recollect.service.options import integer_as_uid
+from recollect.trainer.data.formats.fields import TextRule, check_position
+from recollect.trainer.data.split import Entries
+from recollect.trainer.errors import DatasetError
+
+
+class LabelReferences:
+    """Finds the positions of the labels that a file names.
+
+    An integer is the uid with its digits. Only if no uid is an integer, it is a position, from 0.
+
+    Args:
+        labels: The labels of the dataset.
+        path: The file, for error messages.
+        rule: Whether unknown labels are refused or dropped.
+    """
+
+    def __init__(self, labels: Entries, path: Path, rule: TextRule) -> None:
+        self._labels, self._path, self._rule = labels, path, rule
+        self._unknown, self._first_unknown = 0, ""
+
+    def find(self, references: object, field: str, number: int) -> list[int]:
+        """The positions of the labels that a row names.
+
+        Args:
+            references: The names.
+            field: Their field, for error messages.
+            number: Line number of the row, from 1, for error messages.
+
+        Raises:
+            DatasetError: If a label is unknown, unless unknown labels are dropped, or a reference has two readings.
+        """
+        if not isinstance(references, list):
+            raise DatasetError(f"{self._path}:{number}: expected {field!r} to be a list, found {references!r}")
+        found = (self._find(reference, number) for reference in references)
+        return [position for position in found if position is not None]
+
+    def report(self) -> None:
+        """Report the number of references that were dropped."""
+        if self._unknown:
+            self._rule.note(
+                f"{self._path}: {self._unknown:,} names of labels are unknown; they are dropped (the first: "
+                f"{self._first_unknown})"
+            )
+
+    def _find(self, reference: object, number: int) -> int | None:
+        uid = integer_as_uid(reference)
+        if not isinstance(uid, str) or (uid is not reference and not self._has_integer_uids):
+            return check_position(reference, len(self._labels), self._path, number)
+        position = self._positions.get(uid)
+        if position is None:
+            if self._rule.unknown_labels == "refuse":
+                raise DatasetError(f"{self._path}:{number}: {self._describe_unknown(reference)}")
+            self._unknown += 1
+            self._first_unknown = self._first_unknown or f"line {number}: {uid}"
+        return position
+
+    def _describe_unknown(self, reference: object) -> str:
+        if isinstance(reference, int) and 0 <= reference < len(self._labels):
+            return (
+                f"the label {reference} is no uid; as a position, it is the label "
+                f"{self._labels.uids[reference].as_py()!r}, but positions are read only if no uid is an integer: "
+                "write uids"
+            )
+        return (
+            f"label uid {str(reference)!r} is unknown; expected one of the {len(self._labels):,} uids of the labels: "
+            "correct it, add the label, or choose --unknown-labels drop"
+        )
+
+    @functools.cached_property
+    def _positions(self) -> dict[str, int]:
+        return {uid: position for position, uid in enumerate(self._labels.uids.to_pylist())}
+
+    @functools.cached_property
+    def _has_integer_uids(self) -> bool:
+        return bool(pc.any(pc.match_substring_regex(self._labels.uids, r"^[+-]?[0-9]+$")).as_py())
