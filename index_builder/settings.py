@@ -242,6 +242,10 @@ class EvaluateSettings(BuilderSettings):
     word_weight: Annotated[list[WordWeight], *Listed] = Field(
         [], description="one or more weights of the votes by words; default: the bundle's default"
     )
+    separate_memories: CliImplicitFlag[bool] = Field(
+        False,
+        description="also measure each setting with one softmax for instances and one for labels (RAE-XMC, Eq. 11)",
+    )
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     compare: str | None = Field(
@@ -256,7 +260,9 @@ class EvaluateSettings(BuilderSettings):
         False, description="also print the 95% confidence intervals (bootstrap over the test texts)"
     )
     deciles: CliImplicitFlag[bool] = Field(
-        False, description="also print the metrics of ten groups of labels, from the rarest to the most frequent"
+        False,
+        description="also print the metrics of ten groups of labels by frequency: with equally many labels, and with "
+        "equally many training pairs",
     )
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")

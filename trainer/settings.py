@@ -116,7 +116,10 @@ Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP
 Propensity = Annotated[
     tuple[float, Positive],
     *Listed,
-    Field(description="A,B of the propensity model: .6,2.6 for Amazon, .5,.4 for Wikipedia-500K, .55,1.5 for others"),
+    Field(
+        description="A,B of the propensity model: .6,2.6 for Amazon, .5,.4 for Wikipedia except WikiSeeAlso, "
+        ".55,1.5 for others"
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Quality by label frequency: ten equal groups of labels, from the rarest in training to the most frequent.
+"""Quality by label frequency: ten groups with equally many labels, or with equally many pairs of a text and a label.
 
 RAE-XMC explains its gain by the source of the retrieved keys (Fig. 3): frequent labels are found by instances, rare
 labels by their own keys.
@@ -6,6 +6,7 @@ labels by their own keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ _DEPTHS_OF_RECALL = (10, 100)
 _DEPTH_OF_PRECISION = 5
 
 
-def decile_of(label_counts: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+def deciles_of_labels(label_counts: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
     """The decile of each label, from 0 for the labels with the fewest training texts to 9.
 
-    Labels with equally many texts are in the order of their positions. With fewer than ten labels, deciles are empty.
+    All deciles have equally many labels. Labels with equally many texts are in the order of their positions. With fewer
+    than ten labels, deciles are empty.
     """
     deciles = np.empty(len(label_counts), dtype=np.int64)
     for number, members in enumerate(np.array_split(np.argsort(label_counts, kind="stable"), _GROUPS)):
@@ -30,23 +32,40 @@ def decile_of(label_counts: Int[np.ndarray, " label"]) -> Int[np.ndarray, " labe
     return deciles
 
 
+def deciles_of_pairs(label_counts: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+    """The decile of each label, from 0 for the labels with the most training texts to 9, as in DEXML and NGAME.
+
+    All deciles have equally many pairs of a training text and a label, up to the pairs of one label. A label that is on
+    a border belongs to the decile of its first pair.
+    """
+    order = np.argsort(-label_counts.astype(np.int64), kind="stable")
+    counts = label_counts[order].astype(np.int64)
+    deciles = np.empty(len(label_counts), dtype=np.int64)
+    deciles[order] = np.minimum(_GROUPS * (counts.cumsum() - counts) // max(1, counts.sum()), _GROUPS - 1)
+    return deciles
+
+
+# The ways to form deciles, by their names in the result.
+DECILES = {"deciles": deciles_of_labels, "deciles_by_pairs": deciles_of_pairs}
+
+
 def count_sources(
-    votes: Votes, relevance: sparse.csr_matrix, instances: int, deciles: Int[np.ndarray, " label"]
-) -> Int[np.ndarray, "source decile"]:
+    votes: Votes, relevance: sparse.csr_matrix, instances: int, groupings: Iterable[Int[np.ndarray, " label"]]
+) -> Int[np.ndarray, "grouping source decile"]:
     """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys.
 
     Args:
         votes: The votes of the retrieved keys.
         relevance: True labels of each query, with the queries of the votes.
         instances: Number of instance keys. They come before the label keys.
-        deciles: The decile of each label.
+        groupings: The decile of each label, in each way to form deciles.
     """
     labels = np.int64(relevance.shape[1])
     query = np.repeat(np.arange(relevance.shape[0]), np.diff(relevance.indptr))
     true = np.isin(votes.query * labels + votes.label, query * labels + relevance.indices)
     by_instance = votes.key < instances
-    sources = [deciles[votes.label[true & source]] for source in (by_instance, ~by_instance)]
-    return np.stack([np.bincount(found, minlength=_GROUPS) for found in sources])
+    found = [votes.label[true & source] for source in (by_instance, ~by_instance)]
+    return np.stack([[np.bincount(deciles[each], minlength=_GROUPS) for each in found] for deciles in groupings])
 
 
 def by_frequency(
@@ -65,7 +84,8 @@ def by_frequency(
         truth: True labels of each query.
         label_counts: Number of training texts of each label.
         deciles: The decile of each label.
-        sources: Number of retrieved keys that vote for a true label: the sum of `count_sources` over all queries.
+        sources: Number of retrieved keys that vote for a true label: the sum of `count_sources` over all queries, for
+            these deciles.
 
     Returns:
         For each decile: the number of `labels`; the `least` and `most` training texts of a label; `true`, the pairs of

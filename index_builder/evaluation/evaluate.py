@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure
-from recollect.index_builder.evaluation.predictions import Setting, align_labels, predict_top
+from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.model import open_model
 from recollect.service.predictor.predictor import Predictor
@@ -34,7 +34,7 @@ class Evaluation:
         coverage: The coverage statements of the bundle, and the shares found here; empty without probabilities.
         differences: For each setting with both orders, each metric by probability minus the metric by score, and the
             ends of the 95% confidence interval of this difference.
-        deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`).
+        deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`), by `DECILES`.
         comparison: The version of `--compare`, its metrics, and the differences; None without the flag.
     """
 
@@ -87,7 +87,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         [each.row() for each in rows],
         judged.coverage(info.coverage) if info is not None and judged is not None else [],
         _differences(rows),
-        [each.fields | {"deciles": each.deciles(truth)} for each in rows],
+        [each.fields | each.deciles(truth) for each in rows],
         None if comparison is None else comparison.as_json(),
     )
     if settings.report:
@@ -145,17 +145,20 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
             f"--word-weight: version {predictor.version} has no lexical index; build one with "
             "`recollect build --lexical on`"
         )
+    kinds: tuple[Memories, ...] = get_args(Memories) if settings.separate_memories else ("joint",)
     settings_of_score = [
-        Setting(*each, order="score")
+        Setting(*each, order="score", memories=memories)
         for each in itertools.product(
             settings.lambda_ or [defaults.lambda_],
             settings.temperature or [defaults.temperature],
             settings.top_b or [defaults.top_b],
             settings.word_weight or [defaults.word_weight],
         )
+        for memories in kinds
     ]
     if predictor.memory.reranker is None:
         return settings_of_score
     # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
-    by_default = (each for each in settings_of_score if each.options().uses_votes_of(defaults))
+    joint = (each for each in settings_of_score if each.memories == "joint")
+    by_default = (each for each in joint if each.options().uses_votes_of(defaults))
     return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]

@@ -134,18 +134,18 @@ class Measured:
         setting: The setting.
         found: The predictions.
         metrics: The defined metrics, by name.
-        with_words: Whether the setting has a word weight.
+        hidden: The fields of the setting that do not differ between rows.
     """
 
     setting: Setting
     found: Predictions
     metrics: dict[str, Sampled]
-    with_words: bool
+    hidden: frozenset[str]
 
     @property
     def fields(self) -> dict[str, float | str]:
         """The setting, by the names of its options."""
-        return self.setting.to_dict(self.with_words)
+        return self.setting.to_dict(self.hidden)
 
     def row(self) -> dict[str, Any]:
         """The setting, each metric (None if it is undefined), and the ends of the 95% confidence intervals."""
@@ -154,10 +154,13 @@ class Measured:
         intervals = {name: list(metric.interval) for name, metric in self.metrics.items()}
         return self.fields | values | best_k | {"intervals": intervals}
 
-    def deciles(self, truth: GroundTruth) -> list[dict[str, Any]]:
-        """The metrics of each decile of label frequency."""
+    def deciles(self, truth: GroundTruth) -> dict[str, list[dict[str, Any]]]:
+        """The metrics of each decile of label frequency, in each way to form deciles."""
         found = self.found
-        return by_frequency(found.labels, found.hit, truth.relevance, truth.label_counts, truth.deciles, found.sources)
+        return {
+            name: by_frequency(found.labels, found.hit, truth.relevance, truth.label_counts, deciles, sources)
+            for (name, deciles), sources in zip(truth.deciles.items(), found.sources, strict=True)
+        }
 
 
 def measure(
@@ -174,9 +177,10 @@ def measure(
         if found.judged is not None:
             of_setting += probability_statistics(found.judged)
         statistics.append(of_setting)
-    with_words = predictor.memory.words is not None
+    shown = {"word_weight": predictor.memory.words is not None, "memories": len({each.memories for each in grid}) > 1}
+    hidden = frozenset(name for name, differs in shown.items() if not differs)
     return [
-        Measured(setting, found, metrics, with_words)
+        Measured(setting, found, metrics, hidden)
         for setting, found, metrics in zip(grid, predictions, bootstrap(statistics), strict=True)
     ]
 

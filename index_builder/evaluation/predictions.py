@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,11 @@ from jaxtyping import Bool, Float, Int, Shaped
 from scipy import sparse
 
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.evaluation.deciles import count_sources, decile_of
+from recollect.index_builder.evaluation.deciles import DECILES, count_sources
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
 from recollect.service.bundle.bundle import LabelTable
 from recollect.service.bundle.manifest import Order
+from recollect.service.bundle.values import Values
 from recollect.service.console import progress_bar
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
@@ -30,6 +32,8 @@ from recollect.trainer.metrics import hits
 # The best labels of some queries, the score of the first one, and their probabilities.
 _Best = tuple[Int[np.ndarray, "query 100"], Float[np.ndarray, " query"], Float[np.ndarray, "query 100"] | None]
 
+Memories = Literal["joint", "separate"]
+
 # Number of labels to predict for each query: R@100 needs 100.
 _DEPTH = 100
 _BLOCK_QUERIES = 256
@@ -37,13 +41,18 @@ _BLOCK_QUERIES = 256
 
 @dataclass(frozen=True)
 class Setting:
-    """The options with which one row of the result is measured."""
+    """The options with which one row of the result is measured.
+
+    `memories` states whether one softmax covers both kinds of keys, as in the service, or each kind has its own
+    (RAE-XMC, Eq. 5 and 11).
+    """
 
     lambda_: float
     temperature: float
     top_b: int
     word_weight: float
     order: Order
+    memories: Memories = "joint"
 
     @classmethod
     def default(cls, predictor: Predictor) -> Setting:
@@ -52,15 +61,13 @@ class Setting:
         return cls(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
 
     def options(self) -> AnswerOptions:
-        return AnswerOptions(top_k=_DEPTH, **vars(self))
+        return AnswerOptions(
+            self.lambda_, self.temperature, self.top_b, _DEPTH, word_weight=self.word_weight, order=self.order
+        )
 
-    def to_dict(self, with_words: bool) -> dict[str, float | str]:
-        fields: dict[str, float | str] = {
-            "lambda": self.lambda_,
-            "temperature": self.temperature,
-            "top_b": self.top_b,
-        }
-        return fields | ({"word_weight": self.word_weight} if with_words else {}) | {"order": self.order}
+    def to_dict(self, hidden: Collection[str]) -> dict[str, float | str]:
+        """The fields, by the names of the flags, without the hidden ones."""
+        return {name.rstrip("_"): value for name, value in vars(self).items() if name not in hidden}
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class Predictions:
         sizes: Number of true labels of each text.
         first_scores: Score of the first label of each text; 0 without one.
         probabilities: Their probabilities, 0 for the padding; None if the bundle has none for the setting.
-        sources: Number of retrieved keys that vote for a true label of each decile of label frequency.
+        sources: Number of retrieved keys that vote for a true label of each decile, in the order of `DECILES`.
     """
 
     labels: Int[np.ndarray, "query 100"]
@@ -81,13 +88,13 @@ class Predictions:
     sizes: Int[np.ndarray, " query"]
     first_scores: Float[np.ndarray, " query"]
     probabilities: Float[np.ndarray, "query 100"] | None
-    sources: Int[np.ndarray, "source decile"]
+    sources: Int[np.ndarray, "grouping source decile"]
 
     @classmethod
     def of(
         cls,
         blocks: Sequence[_Best],
-        sources: Sequence[Int[np.ndarray, "source decile"]],
+        sources: Sequence[Int[np.ndarray, "grouping source decile"]],
         truth: sparse.csr_matrix,
     ) -> Predictions:
         best, first_scores, probabilities = zip(*blocks, strict=True)
@@ -118,8 +125,9 @@ class GroundTruth:
         return len(self.label_counts)
 
     @functools.cached_property
-    def deciles(self) -> Int[np.ndarray, " label"]:
-        return decile_of(self.label_counts)
+    def deciles(self) -> dict[str, Int[np.ndarray, " label"]]:
+        """The decile of each label, in each way to form deciles."""
+        return {name: form(self.label_counts) for name, form in DECILES.items()}
 
 
 def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -> GroundTruth:
@@ -157,7 +165,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     temperature changes the keys that an index finds.
     """
     predictions: list[list[_Best]] = [[] for _ in grid]
-    sources: list[list[Int[np.ndarray, "source decile"]]] = [[] for _ in grid]
+    sources: list[list[Int[np.ndarray, "grouping source decile"]]] = [[] for _ in grid]
     values, words = predictor.memory.instances.values, predictor.memory.words
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
@@ -169,9 +177,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             relevance = truth.relevance[start : start + len(vectors)]
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
                 options = setting.options()
-                found = search.nearest(setting.top_b, setting.lambda_)
-                votes = cast_votes(found, setting.temperature, setting.lambda_, values)
-                counts.append(count_sources(votes, relevance, values.instances, truth.deciles))
+                votes = _votes(search, setting, values)
+                counts.append(count_sources(votes, relevance, values.instances, truth.deciles.values()))
                 mixed = votes
                 if setting.word_weight and votes_by_words is not None:
                     mixed = mix(votes, votes_by_words(setting.lambda_), setting.word_weight)
@@ -179,7 +186,9 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 if setting.order == "probability" and predictor.memory.reranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
                 ranking = _allowed(ranking, start, truth)
-                blocks.append(_best(ranking, predictor.probabilities(ranking, options), len(vectors)))
+                joint = setting.memories == "joint"  # calibration knows no other scores
+                probabilities = predictor.probabilities(ranking, options) if joint else None
+                blocks.append(_best(ranking, probabilities, len(vectors)))
             bar.update(len(vectors))
     return [
         Predictions.of(blocks, counts, truth.relevance) for blocks, counts in zip(predictions, sources, strict=True)
@@ -203,6 +212,23 @@ class _CachedSearch:
             top_b,
             lambda_,
         )
+
+
+def _votes(search: _CachedSearch, setting: Setting, values: Values) -> Votes:
+    """The votes of the nearest keys: of both memories, or of each memory with its own softmax."""
+    if setting.memories == "joint":
+        return cast_votes(search.nearest(setting.top_b, setting.lambda_), setting.temperature, setting.lambda_, values)
+    instances, labels = (
+        cast_votes(search.nearest(setting.top_b, only), setting.temperature, setting.lambda_, values)
+        for only in (1.0, 0.0)
+    )
+    votes = Votes(
+        query=np.concatenate([instances.query, labels.query]),
+        key=np.concatenate([instances.key, labels.key]),
+        label=np.concatenate([instances.label, labels.label]),
+        share=np.concatenate([instances.share, labels.share]),
+    )
+    return votes.take(votes.share > 0)  # at the ends of lambda, one memory has no votes
 
 
 def _ranker_order(

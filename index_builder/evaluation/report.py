@@ -132,7 +132,7 @@ class Report:
         axes.legend()
 
     def _by_frequency(self, axes: Axes, title: str, names: tuple[str, str]) -> None:
-        deciles = self.answering.deciles(self.truth)
+        deciles = self.answering.deciles(self.truth)["deciles"]
         for place, name in zip((-0.2, 0.2), names, strict=True):
             heights = [each[name] or 0.0 for each in deciles]
             axes.bar(np.arange(len(deciles)) + place, heights, width=0.4, label=name.replace("_", " "))

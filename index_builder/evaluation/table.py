@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ _COMPARED = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
 _SETTINGS = ("lambda", "temperature", "top_b", "word_weight")
 # Metrics that are fractions; all others are in percent.
 _FRACTIONS = ("ECE@1", "ECE@5", "Brier")
+_DECILES = {
+    "deciles": "tenths of the labels, the rarest first",
+    "deciles_by_pairs": "tenths of the training pairs, the most frequent labels first",
+}
 _SHORT = {
     "temperature": "tau",
     "top_b": "b",
@@ -59,13 +64,13 @@ def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[st
 
 
 def _format_deciles(evaluation: Evaluation) -> Iterator[str]:
-    """Format the metrics by label frequency: for each setting, one line for each decile."""
-    for setting in evaluation.deciles:
-        names = [name for name in setting if name != "deciles"]
+    """Format the metrics by label frequency: for each setting and way to form deciles, one line for each decile."""
+    counts = ("decile", "labels", "least", "most", "true")
+    for setting, (name, heading) in itertools.product(evaluation.deciles, _DECILES.items()):
+        options = [f"{name} {_format_cell(name, value)}" for name, value in setting.items() if name not in _DECILES]
+        rows = setting[name]
         yield ""
-        yield "by label frequency: " + ", ".join(f"{name} {_format_cell(name, setting[name])}" for name in names)
-        rows = setting["deciles"]
-        counts = ("decile", "labels", "least", "most", "true")
+        yield f"{heading}: {', '.join(options)}"
         yield from aligned(
             [
                 [_SHORT.get(name, name) for name in rows[0]],

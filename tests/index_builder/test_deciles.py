@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from recollect.index_builder.evaluation.deciles import by_frequency, count_sources, decile_of
+from recollect.index_builder.evaluation.deciles import (
+    by_frequency,
+    count_sources,
+    deciles_of_labels,
+    deciles_of_pairs,
+)
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.predictor.scoring import Votes
@@ -19,12 +24,22 @@ QUERIES, LABELS, INSTANCES = 12, 37, 50
 
 def test_deciles_have_equal_size_and_rise_with_label_frequency() -> None:
     counts = np.random.default_rng(0).integers(0, 30, LABELS)
-    deciles = decile_of(counts)
+    deciles = deciles_of_labels(counts)
     sizes = np.bincount(deciles)
     assert len(sizes) == 10
     assert set(sizes) == {3, 4}
     for number in range(9):
         assert counts[deciles == number].max() <= counts[deciles == number + 1].min()
+
+
+def test_deciles_of_pairs_hold_a_tenth_of_the_training_pairs_each_from_the_head_to_the_tail() -> None:
+    counts = np.array([1, 50, 9, 0, 40], dtype=np.uint32)  # 100 pairs: the label with 50 of them fills 5 deciles
+    assert deciles_of_pairs(counts).tolist() == [9, 0, 9, 9, 5]
+    counts = np.repeat(np.array([10, 1], dtype=np.uint32), [10, 100])
+    deciles = deciles_of_pairs(counts)
+    assert np.bincount(deciles, weights=counts).tolist() == [20] * 10
+    assert np.bincount(deciles).tolist() == [2] * 5 + [20] * 5
+    assert deciles_of_pairs(np.zeros(3, np.uint32)).tolist() == [0, 0, 0]
 
 
 def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
@@ -41,8 +56,8 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
         label=random.integers(0, LABELS, 400),
         share=np.ones(400),
     )
-    deciles, relevance = decile_of(counts), sparse.csr_matrix(truth)
-    sources = count_sources(votes, relevance, INSTANCES, deciles)
+    deciles, relevance = deciles_of_labels(counts), sparse.csr_matrix(truth)
+    (sources,) = count_sources(votes, relevance, INSTANCES, [deciles])
     rows = by_frequency(predictions, hits(predictions, relevance), relevance, counts, deciles, sources)
     assert [row["decile"] for row in rows] == list(range(1, 11))
     for number, row in enumerate(rows):
@@ -68,7 +83,7 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
 
 def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out() -> None:
     truth, counts = sparse.csr_matrix(np.array([[True, False, False]])), np.array([5, 2, 9])
-    deciles = decile_of(counts)
+    deciles = deciles_of_labels(counts)
     predictions = np.array([[0, 1]])
     rows = by_frequency(
         predictions, hits(predictions, truth), truth, counts, deciles, np.zeros((2, 10), dtype=np.int64)
@@ -84,9 +99,15 @@ def test_evaluate_gives_the_deciles_of_each_setting(built: Any) -> None:
     evaluation = evaluate(EvaluateSettings.model_validate(given))
     assert [each["lambda"] for each in evaluation.deciles] == [0, 0.5, 1]
     for each, row in zip(evaluation.deciles, evaluation.rows, strict=True):
-        deciles = each["deciles"]
-        assert sum(decile["P@5"] for decile in deciles) == pytest.approx(row["P@5"])
-        assert sum(decile["labels"] for decile in deciles) == 8
+        for deciles in (each["deciles"], each["deciles_by_pairs"]):
+            assert sum(decile["P@5"] for decile in deciles) == pytest.approx(row["P@5"])
+            assert sum(decile["labels"] for decile in deciles) == 8
+        for name in ("instance_keys", "label_keys"):
+            labels, pairs = (
+                sum(decile["true"] * (decile[name] or 0) for decile in each[kind])
+                for kind in ("deciles", "deciles_by_pairs")
+            )
+            assert labels == pytest.approx(pairs)
     labels_only, both, instances_only = (
         {name: sum(decile[name] or 0 for decile in each["deciles"]) for name in ("instance_keys", "label_keys")}
         for each in evaluation.deciles

@@ -61,6 +61,29 @@ def test_metrics_equal_the_metrics_of_the_predictors_answers(built: Any, options
     assert row["P@1"] > 50
 
 
+def test_separate_memories_mix_the_answers_of_both_ends_of_lambda(built: Any) -> None:
+    rows = measure(built, **{"lambda": [0, 0.3, 1], "separate_memories": True})
+    assert [(row["lambda"], row["memories"]) for row in rows] == [
+        (lambda_, memories) for lambda_ in (0, 0.3, 1) for memories in ("joint", "separate")
+    ]
+    for joint, separate in (rows[:2], rows[4:]):  # with one memory, both are the same
+        assert separate | {"memories": "joint"} == joint
+    tests, predictor = read(built.dataset / "test.jsonl"), open_model(built.store, built.version).predictor
+    ends = [
+        predictor.predict([row["text"] for row in tests], resolve_options(predictor.defaults, top_k=100, lambda_=end))
+        for end in (1.0, 0.0)
+    ]
+    firsts = []
+    for row, *answers in zip(tests, *(end.answers for end in ends), strict=True):
+        scores: dict[str, float] = {}
+        for weight, answer in zip((0.3, 0.7), answers, strict=True):
+            for label in answer.labels:
+                scores[label.uid] = scores.get(label.uid, 0) + weight * label.score
+        firsts.append(max(scores, key=scores.__getitem__) in row["labels"])
+    assert rows[2]["P@1"] > rows[3]["P@1"] == pytest.approx(100 * np.mean(firsts))
+    assert "memories" not in measure(built)[0]
+
+
 def test_filtered_labels_are_removed_and_later_labels_move_up(built: Any, dataset: Path) -> None:
     labels, tests = [row["uid"] for row in read(dataset / "labels.jsonl")], read(dataset / "test.jsonl")
     (plain,) = measure(built, dataset)
