@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.index_builder.conftest import write_tiny_encoder
+
 REPOSITORY = Path(__file__).parents[1]
 # Each package may import itself and the packages before it.
 PACKAGES = ("service", "trainer", "index_builder", "recollect")
@@ -78,5 +80,8 @@ def test_the_service_answers_queries_if_the_training_libraries_are_not_installed
     assert run_without(missing, code, built.store) == "Taxation\n"
 
 
-def test_the_trainer_can_be_imported_if_no_web_server_is_installed() -> None:
-    assert run_without(NEVER_IMPORTS["trainer"], "import recollect.trainer.run; print('imported')") == "imported\n"
+def test_the_trainer_trains_if_no_web_server_is_installed(built: Any, tmp_path: Path) -> None:
+    encoder = write_tiny_encoder(tmp_path / "encoder", "bert")
+    code = "import recollect; print(recollect.train(*sys.argv[2:3], out=sys.argv[3], encoder=sys.argv[4], max_steps=1))"
+    run = tmp_path / "run"
+    assert run_without(NEVER_IMPORTS["trainer"], code, built.dataset, run, encoder) == f"{run}\n"
