@@ -2,9 +2,12 @@
 
 import gc
 import importlib
+import os
 import pkgutil
 
 import recollect
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported, and would repeat requests for 46 s
 
 _LATER = (
     "torch.onnx._internal.exporter._core",
