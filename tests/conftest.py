@@ -12,7 +12,7 @@ import os
 import pkgutil
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,27 +131,35 @@ def write_topics(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder.
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills. Tests must not change it.
 
-    If pytest runs several processes, the first one makes the files for all of them, because an export takes seconds.
+    If pytest runs several processes, the first one that needs the folder makes it for all of them.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        return build_topics(tmp_path_factory.mktemp("built"))
-    folder = tmp_path_factory.getbasetemp().parent / "built"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+        folder = factory.mktemp(name)
+        make(folder)
+        return folder
+    folder = factory.getbasetemp().parent / name
+    done = folder.with_suffix(".done")
+    with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "version").exists():
-            shutil.rmtree(folder / "files", ignore_errors=True)
-            made = build_topics(folder / "files")
-            (folder / "version").write_text(made.version)
-        files, version = folder / "files", (folder / "version").read_text()
-    return Built(files / "dataset", files / "run", files / "store", version)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
 
 
-def build_topics(folder: Path) -> Built:
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The topics, encoded by MiniLM without training, and a current version with a flat index and an fp32 encoder."""
+    folder = made_once(tmp_path_factory, "built", build_topics)
+    return Built(folder / "dataset", folder / "run", folder / "store", (folder / "version").read_text())
+
+
+def build_topics(folder: Path) -> None:
     from recollect.index_builder.build import build
     from recollect.index_builder.settings import BuildSettings
     from recollect.trainer.run import write_run
@@ -160,7 +168,7 @@ def build_topics(folder: Path) -> Built:
     dataset, run, store = write_topics(folder / "dataset"), folder / "run", folder / "store"
     write_run(TrainSettings(epochs=0, dataset=dataset, out=run))
     version = build(BuildSettings(run=run, store=store, index="flat", lexical="off", activate=True))
-    return Built(dataset, run, store, version)
+    (folder / "version").write_text(version)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.conftest import made_once
 from tests.service.http_helpers import add_version, copy_store, make_first
 
 if TYPE_CHECKING:
@@ -53,35 +55,39 @@ def write_tiny_encoder(folder: Path, kind: str) -> Path:
 @pytest.fixture(scope="session")
 def tiny_run(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the topics with a tiny BERT. Tests must not change this run."""
-    from transformers.utils import logging
 
-    from recollect.trainer.run import write_run
-    from recollect.trainer.train_settings import TrainSettings
+    def train(folder: Path) -> None:
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    folder = tmp_path_factory.mktemp("tiny")
-    encoder = write_tiny_encoder(folder / "encoder", "bert")
-    write_run(TrainSettings(epochs=0, dataset=built.dataset, out=folder / "run", encoder=str(encoder), max_length=64))
-    return folder / "run"
+        from recollect.trainer.run import write_run
+        from recollect.trainer.train_settings import TrainSettings
+
+        logging.disable_progress_bar()
+        encoder, run = str(write_tiny_encoder(folder / "encoder", "bert")), folder / "run"
+        write_run(TrainSettings(epochs=0, dataset=built.dataset, out=run, encoder=encoder, max_length=64))
+
+    return made_once(tmp_path_factory, "tiny", train) / "run"
 
 
 @pytest.fixture(scope="session")
 def exported(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the exported tiny encoder."""
-    from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-    from recollect.trainer.encoding.checkpoint import load_checkpoint
 
-    folder = tmp_path_factory.mktemp("exported")
-    encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
-    nothing = Sample([], np.empty((0, encoder.dim), dtype=np.float32))
-    export_encoder(encoder, folder, describe_encoder(encoder, "fp32"), nothing)
-    return folder
+    def export(folder: Path) -> None:
+        from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
+        from recollect.trainer.encoding.checkpoint import load_checkpoint
+
+        encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
+        nothing = Sample([], np.empty((0, encoder.dim), dtype=np.float32))
+        export_encoder(encoder, folder, describe_encoder(encoder, "fp32"), nothing)
+
+    return made_once(tmp_path_factory, "exported", export)
 
 
 @pytest.fixture(scope="session")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the graphs that `export_once` has exported."""
-    return tmp_path_factory.mktemp("graphs")
+    return made_once(tmp_path_factory, "graphs", lambda _: None)
 
 
 @pytest.fixture
@@ -97,8 +103,11 @@ def export_once(graphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             digest.update(name.encode() + weights.numpy().tobytes())
         graph = graphs / digest.hexdigest()
         if not graph.exists():
-            export_graph(model, graph)
-        shutil.copy(graph, path)
+            export_graph(model, path)
+            shutil.copy(path, partial := graphs / f"{digest.hexdigest()}.{os.getpid()}")
+            partial.rename(graph)
+        else:
+            shutil.copy(graph, path)
 
     monkeypatch.setattr(onnx_export, "_export_graph", export)
 

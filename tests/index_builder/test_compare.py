@@ -22,7 +22,7 @@ from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import report
 from recollect.trainer.run_folder import RunFolder
-from tests.conftest import write_topics
+from tests.conftest import made_once, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 
 # Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.
@@ -77,8 +77,14 @@ class Compared(NamedTuple):
         return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder = made_once(tmp_path_factory, "compared", compare_twice)
+    outputs = (Output(*json.loads((folder / f"{each}.json").read_text())) for each in ("failed", "done"))
+    return Compared(*(folder / name for name in ("topics", "tiny", "ablation.toml", "out")), *outputs)
+
+
+def compare_twice(folder: Path) -> None:
     """Run the comparison twice. The first time, the variant's learning rate is so high that its training diverges.
 
     Its folder is removed then, because the second training has other flags.
@@ -89,21 +95,18 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     def call(name: str, verb: str, *arguments: str) -> None:
         run_recollect(name, verb, *arguments) if name == "near" else run_in_this_process(verb, *arguments)
 
-    folder = tmp_path_factory.mktemp("compared")
     dataset, encoder = write_topics(folder / "topics"), write_tiny_encoder(folder / "tiny", "bert")
     (dataset / "filter_labels_test.txt").write_text(FILTER)
     variants, out = folder / "ablation.toml", folder / "out"
     command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *SMALL_TRAINING]
-    outputs = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RUN_RECOLLECT, call)
-        for learning_rate in (1e30, 1e-3):
+        for name, learning_rate in (("failed", 1e30), ("done", 1e-3)):
             variants.write_text(VARIANT.format(learning_rate))
-            outputs.append(run(*command))
-            if len(outputs) == 1:
+            (folder / f"{name}.json").write_text(json.dumps(run(*command)))
+            assert (out / "report.md").exists() == (name == "done")
+            if name == "failed":
                 shutil.rmtree(out / "runs" / "near")
-            assert (out / "report.md").exists() == (len(outputs) == 2)
-    return Compared(dataset, encoder, variants, out, *outputs)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.conftest import made_once
+
 if TYPE_CHECKING:
     from tests.service.redis_server import RedisServer
 
@@ -135,7 +137,10 @@ def move_to_milvus(milvus_uri: str) -> Iterator[Callable[[Path], Any]]:
 def light_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.service.light_stores import light_store
 
-    return light_store(built.store, built.version, tmp_path_factory.mktemp("light") / "store")
+    folder = made_once(
+        tmp_path_factory, "light", lambda folder: light_store(built.store, built.version, folder / "store")
+    )
+    return folder / "store"
 
 
 @pytest.fixture

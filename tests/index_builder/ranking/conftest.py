@@ -14,6 +14,7 @@ from recollect.index_builder.ranking.rank import rank_run
 from recollect.index_builder.settings import BuildSettings, RankSettings
 from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings
+from tests.conftest import made_once
 
 NAMES = ["amber", "basil", "cedar", "daisy", "ember", "flint", "grape", "hazel", "ivory", "jade", "kelp", "lemon"]
 PHRASES = ("instead of {}", "and also {}", "compared with {}", "unlike {}", "next to {}", "far from {}")
@@ -44,8 +45,13 @@ def write_names(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> RankedRun:
-    folder = tmp_path_factory.mktemp("ranked")
+    folder = made_once(tmp_path_factory, "ranked", rank_names)
+    return RankedRun(folder / "run", folder / "store", (folder / "version").read_text())
+
+
+def rank_names(folder: Path) -> None:
     run, store = folder / "run", folder / "store"
     write_run(TrainSettings(epochs=0, dataset=write_names(folder / "dataset"), out=run, max_length=16))
     rank_run(RankSettings(run=run, threads=1))
-    return RankedRun(run, store, build(BuildSettings(run=run, store=store, index="flat", activate=True)))
+    version = build(BuildSettings(run=run, store=store, index="flat", activate=True))
+    (folder / "version").write_text(version)
