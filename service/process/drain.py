@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from recollect.service.telemetry.logs import flush_logs
+
 if TYPE_CHECKING:  # the parent of several workers imports this module without numerical libraries
     from recollect.service.serving.batcher import Batcher
     from recollect.service.versions.model_manager import ModelManager
@@ -50,7 +52,7 @@ def exiting_on_stop_signals() -> Iterator[None]:
 def exit_at_once() -> None:
     """End this process with status 0, without the end of its tasks and threads."""
     log.info("stopped_at_once")
-    sys.stdout.flush()
+    flush_logs()
     os._exit(0)  # a normal exit cancels the tasks of the loop, which logs tracebacks, and unloads libraries in use
 
 
@@ -141,8 +143,8 @@ class Drain:
 
         def exit_now() -> None:
             log.warning("stopped_during_work", seconds=seconds)
-            sys.stdout.flush()
             self._model_manager.withdraw(_WITHDRAW_SECONDS)
+            flush_logs()
             os._exit(0)  # a normal exit would unload libraries that the threads still use
 
         timer = threading.Timer(seconds, exit_now)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import structlog
 
 from recollect.service.serving.batcher import Batcher
+from recollect.service.telemetry.logs import flush_logs
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -25,8 +26,6 @@ log = structlog.get_logger(__name__)
 
 # Time between two beats of the event loop, and the time without a beat after which the process ends.
 _BEAT_SECONDS, HANG_SECONDS = 1.0, 30.0
-# Maximum time to log that the process hangs before it ends.
-_LOG_SECONDS = 2.0
 
 
 @contextlib.contextmanager
@@ -86,9 +85,6 @@ class Watchdog:
             self._beat.clear()
             if self._stopped:
                 return
-        # The log can block: for example, when nothing reads the pipe of standard error.
-        exit_timer = threading.Timer(_LOG_SECONDS, os._exit, (1,))
-        exit_timer.daemon = True
-        exit_timer.start()
         log.error("process_hung", seconds=HANG_SECONDS)
+        flush_logs()
         os._exit(1)

@@ -32,7 +32,7 @@ from recollect.service.errors import ServiceError, SettingsError
 from recollect.service.process.drain import exiting_on_stop_signals
 from recollect.service.serve_settings import ServeSettings, require_consistent
 from recollect.service.settings import SHARED_METRICS, unknown_variables
-from recollect.service.telemetry.logs import configure_logs
+from recollect.service.telemetry.logs import configure_logs, flush_logs
 from recollect.service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
@@ -63,6 +63,7 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
     require_consistent(settings)
     configure_logs()
     with contextlib.ExitStack() as stack:
+        stack.callback(flush_logs)  # before the message of an error
         stack.enter_context(exiting_on_stop_signals())
         public = bound or stack.enter_context(bind(settings.host, settings.port))
         if settings.tls_cert and settings.tls_key:
@@ -125,6 +126,7 @@ class Application:
             sys.exit(1)
         with contextlib.suppress(FileExistsError), (folder / "failed").open("x") as file:
             file.write(str(error.exit_status))
+            flush_logs()
             print(f"recollect serve: {error}", file=sys.stderr, flush=True)  # noqa: T201
         sys.exit(STARTUP_FAILURE)  # the supervisor then stops all workers
 

@@ -24,6 +24,7 @@ from recollect.service.reloaded_file import ReloadedFile, reloading
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.batcher import Batcher
 from recollect.service.store.locations import open_store
+from recollect.service.telemetry.logs import count_dropped_lines
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.threads import ThreadBudget
 from recollect.service.versions.activation import Activation, activation_channel
@@ -52,6 +53,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
     metrics = Metrics(with_redis=settings.redis_url is not None, with_engine=settings.engine_uri is not None)
+    count_dropped_lines(metrics.log_lines_dropped.inc)
     api_keys = None
     if settings.api_keys is not None:
         api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))

@@ -117,6 +117,9 @@ class Metrics:
         self.memory_live_keys = gauge(
             "memory_live_keys", "Number of live keys of the current version, which --delta-keys limits.", "livemax"
         )
+        self.log_lines_dropped = counter(
+            "log_lines_dropped_total", "Number of log lines that could not be written, or not fast enough."
+        )
         self.ready = gauge("ready", "Number of workers that are ready.", "livesum")
         self.rate_limited = counter(
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"

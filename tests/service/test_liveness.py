@@ -57,6 +57,8 @@ def test_watchdog_ends_the_process_when_its_log_is_blocked() -> None:
     program = """
 import os, time
 from recollect.service.process import liveness
+from recollect.service.telemetry.logs import configure_logs
+configure_logs()
 liveness.HANG_SECONDS = 0.0
 os.set_blocking(2, False)
 try:
