@@ -66,7 +66,8 @@ def losses_and_gradients(ranks: Ranks) -> dict[str, Any]:
         "triplet": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, ranks=ranks),
         "two hardest": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, hardest=2, ranks=ranks),
         "triplet sum": lambda s, t, p, x: losses.triplet_sum(s / 10, t, p, ranks=ranks),
-        "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks),
+        "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks, hardest=2),
+        "printed": lambda s, t, p, x: losses.printed_regulariser(s, x, t, p, ranks=ranks),
     }.items():
         scores, positives, relevant, others = columns(ranks)
         value = loss(scores, positives, relevant, others)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def written_triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardes
         negatives = sorted((~relevant).nonzero()[:, 0].tolist(), key=lambda n: -known[n])[:hardest]
         for p in positive.nonzero()[:, 0].tolist():
             margins = {n: min(max(abs(known[p] - known[n]), margin[0]), margin[1]) for n in negatives}
-            weights = {n: math.exp(known[n] / 0.1) for n in negatives if known[n] - known[p] + margins[n] > 0}
+            weights = {n: torch.exp(s[n] / 0.1) for n in negatives if known[n] - known[p] + margins[n] > 0}
             total = sum(weights.values())
             violations = (weights[n] / total * (s[n] - s[p] + margins[n]) for n in weights)
             terms.append(sum(violations, s.sum() * 0))
@@ -53,13 +53,23 @@ def written_triplet_sum(pool: Pool, margin: tuple[float, float] = (0.1, 0.3)) ->
     return found
 
 
-def written_regulariser(pool: Pool, margin: float = 0.1) -> list[Tensor]:
+def written_regulariser(pool: Pool, margin: float = 0.3, hardest: int = 100) -> list[Tensor]:
+    found = []
+    for b, positive, relevant, s in zip(*pool[:4], strict=True):
+        negatives = sorted((~relevant).nonzero()[:, 0].tolist(), key=lambda n: -b[n].item())
+        nearer = [s[p] - b[p] + margin for p in positive.nonzero()[:, 0]]
+        farther = [b[n] - s[n] + margin for n in negatives[:hardest] if positive.any()]
+        halves = [average([v for v in part if v.item() > 0], b + s) for part in (nearer, farther)]
+        found.append((halves[0] + halves[1]) / 2)
+    return found
+
+
+def written_printed_regulariser(pool: Pool, margin: float = 0.3) -> list[Tensor]:
     found = []
     for b, positive, relevant, s in zip(*pool[:4], strict=True):
         nearer = [s[p] - b[p] + margin for p in positive.nonzero()[:, 0]]
         farther = [b[n] - s[n] + margin for n in (~relevant).nonzero()[:, 0] if positive.any()]
-        halves = [average([v for v in part if v.item() > 0], b + s) for part in (nearer, farther)]
-        found.append((halves[0] + halves[1]) / 2)
+        found.append((average(nearer, b + s) + average(farther, b + s)) / 2)
     return found
 
 
@@ -67,9 +77,14 @@ def triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardest: int =
     return losses.clipped_triplet(*pool[:3], margin=margin, hardest=hardest)
 
 
-def regulariser(pool: Pool, margin: float = 0.1) -> Tensor:
+def regulariser(pool: Pool, margin: float = 0.3, hardest: int = 100) -> Tensor:
     b, positives, relevant, s, _ = pool
-    return losses.prototype_regulariser(b, s, positives, relevant, margin)
+    return losses.prototype_regulariser(b, s, positives, relevant, margin, hardest=hardest)
+
+
+def printed_regulariser(pool: Pool) -> Tensor:
+    b, positives, relevant, s, _ = pool
+    return losses.printed_regulariser(b, s, positives, relevant)
 
 
 def query(similarities: list[float], positives: list[int], dtype: torch.dtype = torch.float64) -> Pool:
@@ -98,11 +113,16 @@ def test_sum_of_triplets_and_its_gradient_equal_the_formula(pool: Pool, margin: 
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("loss", "written"),
+    [(triplet, written_triplet), (regulariser, written_regulariser)],
+    ids=["triplet", "regulariser"],
+)
 @pytest.mark.parametrize("hardest", [1, 3])
-def test_triplet_loss_uses_only_the_hardest_negatives(hardest: int) -> None:
+def test_losses_use_only_the_hardest_negatives(hardest: int, loss: Any, written: Any) -> None:
     pool = cosines(draw(keys=12))
-    found = value_and_gradients(lambda own: triplet(own, hardest=hardest), pool)
-    expected = value_and_gradients(lambda own: written_triplet(own, hardest=hardest), pool)
+    found = value_and_gradients(lambda own: loss(own, hardest=hardest), pool)
+    expected = value_and_gradients(lambda own: written(own, hardest=hardest), pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -111,8 +131,19 @@ def test_triplet_loss_uses_only_the_hardest_negatives(hardest: int) -> None:
 def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, factor: float) -> None:
     pool = cosines(pool)
     pool = pool._replace(instances=pool.labels + factor * (pool.instances - pool.labels))
-    found, expected = value_and_gradients(regulariser, pool), value_and_gradients(written_regulariser, pool)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    for loss, written in (regulariser, written_regulariser), (printed_regulariser, written_printed_regulariser):
+        found, expected = value_and_gradients(loss, pool), value_and_gradients(written, pool)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_released_regulariser_stops_at_its_margin_and_the_printed_one_never() -> None:
+    # One query, one positive and two negatives: prototypes are nearer by .4, and farther by .5 and .1.
+    to_prototypes, to_texts = torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([[0.5, 0.6, 0.5]])
+    relevant = torch.tensor([[True, False, False]])
+    released = losses.prototype_regulariser(to_prototypes, to_texts, relevant, relevant)
+    printed = losses.printed_regulariser(to_prototypes, to_texts, relevant, relevant)
+    assert released.tolist() == pytest.approx([0.1])  # 1/2 (0 + .2)
+    assert printed.tolist() == pytest.approx([-0.05])  # 1/2 (-.1 + (-.2 + .2) / 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,7 +12,6 @@ from recollect.trainer.distributed import ALONE
 from recollect.trainer.methods import METHODS, MethodOptions
 from recollect.trainer.methods.scored import Scored, ScoredLabels
 from recollect.trainer.methods.supcon import PSL
-from recollect.trainer.settings import TripletKind
 from tests.trainer.helpers import options
 from tests.trainer.test_losses import (
     Pool,
@@ -23,7 +22,12 @@ from tests.trainer.test_losses import (
     written_soft_top_k,
     written_softmax,
 )
-from tests.trainer.test_losses_prime import written_regulariser, written_triplet, written_triplet_sum
+from tests.trainer.test_losses_prime import (
+    written_printed_regulariser,
+    written_regulariser,
+    written_triplet,
+    written_triplet_sum,
+)
 
 WITH_PSL = ["unidec", "supcon"]
 VIEWS = {"prime": 2, "unidec": 2}
@@ -139,19 +143,21 @@ def test_prime_adds_triplets_of_prototypes_and_texts_and_a_tenth_of_the_regulari
 
 @pytest.mark.parametrize("text_loss", [True, False])
 @pytest.mark.parametrize("weight", [0, 0.1, 0.3])
-@pytest.mark.parametrize("triplets", ["weighted", "sum"])
-def test_options_of_prime_leave_out_terms_and_sum_all_triplets(
-    text_loss: bool, weight: float, triplets: TripletKind
+@pytest.mark.parametrize("printed", [True, False])
+def test_options_of_prime_leave_out_terms_and_choose_printed_ones(
+    text_loss: bool, weight: float, printed: bool
 ) -> None:
     pools = drawn("prime", dense=0.2)
-    given = options("prime", text_loss=text_loss, regulariser_weight=weight, triplets=triplets)
+    kinds = {"triplets": "sum", "regulariser": "printed"} if printed else {}
+    given = options("prime", text_loss=text_loss, regulariser_weight=weight, **kinds)
     similarities = stacked(pools)
     prototypes, texts = of_views(pools, similarities)
-    written = written_triplet if triplets == "weighted" else written_triplet_sum
+    written = written_triplet_sum if printed else written_triplet
+    regulariser = written_printed_regulariser if printed else written_regulariser
     terms = [
         (1, written(prototypes)),
         (int(text_loss), written(texts)),
-        (weight, written_regulariser(prototypes._replace(instances=texts.labels))),
+        (weight, regulariser(prototypes._replace(instances=texts.labels))),
     ]
     expected = with_gradient(added(*terms), similarities)
     torch.testing.assert_close(loss_and_gradient("prime", pools, given), expected, rtol=1e-9, atol=1e-12)

@@ -225,9 +225,9 @@ def clipped_triplet(
 
     mean over p in T_i of  sum over n of  w_n v_n,    v_n = max(0, s_in - s_ip + m),    m = clamp(|s_ip - s_in|)
 
-    Margin and weights are constants for the gradient. The weights w are a softmax of s_n / .1 over the negatives with
-    v_n > 0. If the similarity of the positive exceeds that of the negative by an amount between the bounds, v_n is
-    exactly 0.
+    The margin is a constant for the gradient. The weights w are a softmax of s_n / .1 over the negatives with v_n > 0.
+    As in PRIME's code, the gradient also flows through the weights. If the similarity of the positive exceeds that of
+    the negative by an amount between the bounds, v_n is exactly 0.
 
     Args:
         scores: Similarities, not divided by tau.
@@ -241,7 +241,7 @@ def clipped_triplet(
     query, key = positives.nonzero(as_tuple=True)
     violations = _violations(scores[query, key], negatives[query], margin)
     violates = (violations > 0) & (negatives[query] > _MASKED)
-    logits = (negatives[query].detach() / _SHARPNESS).masked_fill(~violates, _MASKED)
+    logits = (negatives[query] / _SHARPNESS).masked_fill(~violates, _MASKED)
     weights = torch.softmax(logits, dim=1).masked_fill(~violates, 0)
     losses = scores.new_zeros(len(scores)).index_add(0, query, (weights * violations).sum(dim=1))
     return losses / ranks.all_reduce_sum(positives.sum(dim=1)).clamp_min(1)
@@ -280,16 +280,18 @@ def prototype_regulariser(
     to_texts: Float[Tensor, "query key"],
     positives: Bool[Tensor, "query key"],
     relevant: Bool[Tensor, "query key"],
-    margin: float = 0.1,
+    margin: float = 0.3,
     ranks: Ranks = ALONE,
+    *,
+    hardest: int = 100,
 ) -> Float[Tensor, " query"]:
     """Make prototypes better than label texts by a margin: nearer to the label's queries, farther from others (PRIME).
 
-    1/2 ( mean over p in T_i of max(0, s_ip - b_ip + m)  +  mean over n not in P_i of max(0, b_in - s_in + m) )
+    1/2 ( mean over p in T_i of max(0, s_ip - b_ip + m)  +  mean over n of max(0, b_in - s_in + m) )
 
-    b are similarities to prototypes, s are similarities to label texts. Each mean is over the terms that are not 0; a
-    mean without such terms is 0. PRIME takes means over a whole batch. Here the means are over one query, so that each
-    query has the same weight.
+    b are similarities to prototypes, s are similarities to label texts, n are the hardest negatives. Each mean is over
+    the terms that are not 0; a mean without such terms is 0. PRIME's code takes means over a whole batch. Here the
+    means are over one query, so that each query has the same weight.
 
     Args:
         to_prototypes: b, not divided by tau.
@@ -298,12 +300,35 @@ def prototype_regulariser(
         relevant: P_i, which includes T_i.
         margin: m.
         ranks: The processes that share the pool.
+        hardest: Number of negatives of a query, taken by highest b; more if several have the lowest of these b.
+    """
+    negatives = to_prototypes.detach().masked_fill(relevant, _MASKED)
+    easiest = ranks.top_k(_top_k(negatives, hardest), hardest)[:, -1:]
+    has_positives = ranks.all_reduce_sum(positives.sum(dim=1)) > 0
+    left_out = relevant | (negatives < easiest) | ~has_positives[:, None]
+    nearer = torch.relu(to_texts - to_prototypes + margin).masked_fill(~positives, 0)
+    farther = torch.relu(to_prototypes - to_texts + margin).masked_fill(left_out, 0)
+    return (_over(nearer > 0, nearer, ranks) + _over(farther > 0, farther, ranks)) / 2
+
+
+def printed_regulariser(
+    to_prototypes: Float[Tensor, "query key"],
+    to_texts: Float[Tensor, "query key"],
+    positives: Bool[Tensor, "query key"],
+    relevant: Bool[Tensor, "query key"],
+    margin: float = 0.3,
+    ranks: Ranks = ALONE,
+) -> Float[Tensor, " query"]:
+    """The regulariser as PRIME prints it (Eq. 6 and 7): all negatives and no hinge, so m has no gradient.
+
+    1/2 ( mean over p in T_i of (s_ip - b_ip + m)  +  mean over n not in P_i of (b_in - s_in + m) )
+
+    The arguments are those of `prototype_regulariser`, which is the form of PRIME's code.
     """
     has_positives = ranks.all_reduce_sum(positives.sum(dim=1)) > 0
-    nearer = torch.relu(to_texts - to_prototypes + margin).masked_fill(~positives, 0)
-    farther = torch.relu(to_prototypes - to_texts + margin).masked_fill(relevant | ~has_positives[:, None], 0)
-    means = [part.sum(dim=1) / ranks.all_reduce_sum((part > 0).sum(dim=1)).clamp_min(1) for part in (nearer, farther)]
-    return (means[0] + means[1]) / 2
+    negatives = ~relevant & has_positives[:, None]
+    lead = to_prototypes - to_texts
+    return (_over(positives, margin - lead, ranks) + _over(negatives, margin + lead, ranks)) / 2
 
 
 def _top_k(scores: Float[Tensor, "query key"], k: int) -> Float[Tensor, "query top"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
@@ -52,6 +52,11 @@ class PrimeOptions(SymmetricOptions):
     text_loss: CliImplicitFlag[bool] = Field(
         True, description="prime: also train queries to find label texts, not only prototypes"
     )
+    regulariser: Literal["released", "printed"] = Field(
+        "released",
+        description="prime: released: hinges with margin .3 over the 100 hardest negatives; printed: the paper's Eq. 6 "
+        "and 7, all negatives and no hinge",
+    )
     regulariser_weight: float = Field(
         0.1,
         ge=0,
@@ -71,6 +76,8 @@ class PrimeOptions(SymmetricOptions):
             yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; omit the flag"
         if "centroids" in self.model_fields_set and "centroid" not in tokens:
             yield f"--centroids: expected centroids in prototypes, found --prototype {','.join(tokens)}; omit the flag"
+        if "regulariser" in self.model_fields_set and not self.regulariser_weight:
+            yield "--regulariser: expected --regulariser-weight above 0, found 0; omit one of them"
         if low > high:
             yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
 
@@ -93,7 +100,8 @@ def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     if options.text_loss:
         loss = loss + _triplets(texts, scored, options, scored.ranks)
     if options.regulariser_weight:
-        loss = loss + options.regulariser_weight * losses.prototype_regulariser(
+        regulariser = {"released": losses.prototype_regulariser, "printed": losses.printed_regulariser}
+        loss = loss + options.regulariser_weight * regulariser[options.regulariser](
             prototypes, texts, scored.positives, scored.relevant, ranks=scored.ranks
         )
     return loss
