@@ -96,7 +96,7 @@ def build(settings: BuildSettings) -> str:
     if settings.engine == "milvus":
         check_settings(memory, settings)
     elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
-        factory = factory_string(settings.index, memory.plan.labels)
+        factory = factory_string(settings.index, memory.plan.labels, settings.hnsw_m)
         if is_graph(factory) and not memory.is_normalised:
             raise BuildError(
                 f"--index {settings.index}: expected unit vectors, because short vectors get no links in a graph of "
@@ -276,12 +276,27 @@ def write_indexes(
     ):
         most_milliseconds = milliseconds * (1 + share) / 2
         target = Target(
-            settings.recall_target, top_b, size_bytes * share, most_milliseconds, _EXACT_MILLISECONDS[encoder.kind]
+            settings.recall_target,
+            top_b,
+            size_bytes * share,
+            most_milliseconds,
+            _EXACT_MILLISECONDS[encoder.kind],
+            settings.hnsw_ef_search,
         )
+        kind = factory_string(settings.index, len(keys), settings.hnsw_m)
         path = folder / f"{part[:-1]}_keys.faiss"
         bar = functools.partial(_progress_bar, part)
         infos[part], points[part], curves[part] = build_chosen_index(
-            keys, first_row, path, settings.index, queries, target, bar, device, memory.is_normalised
+            keys,
+            first_row,
+            path,
+            kind,
+            queries,
+            target,
+            bar,
+            device,
+            memory.is_normalised,
+            settings.hnsw_ef_construction,
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

@@ -51,6 +51,7 @@ class Target:
         milliseconds: Longest allowed search time of one query on one thread.
         exact_milliseconds: Exact search that takes at most this long is chosen, even if an approximate index is
             faster: its recall is always 1.
+        effort: Search effort of the index; None: chosen by measurement.
     """
 
     recall: float
@@ -58,6 +59,7 @@ class Target:
     size_bytes: float = np.inf
     milliseconds: float = np.inf
     exact_milliseconds: float = 2.0
+    effort: int | None = None
 
 
 # A function that opens a progress bar for an index (its factory string) and its number of keys. The builder calls the
@@ -89,6 +91,7 @@ def build_chosen_index(
     progress: Progress,
     device: Device = "cpu",
     unit: bool = True,
+    construction_effort: int | None = None,
 ) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose, build and write the fastest index that meets the requirements.
 
@@ -104,6 +107,7 @@ def build_chosen_index(
         progress: Opens a progress bar for each index.
         device: Device that trains and fills indexes. Measurements always run on the CPU.
         unit: Whether all keys must be unit vectors. A graph needs them, so `auto` does not try one otherwise.
+        construction_effort: efConstruction of a graph; None: the default.
 
     Returns:
         The manifest entry of the index, its chosen measurement, and all measurements: first the measurements on the
@@ -120,9 +124,9 @@ def build_chosen_index(
     built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
     for family in families:
-        info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit)
+        info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit, construction_effort)
         trial = Trial(trial_path, info, keys, queries, target.top_b)
-        points = list(measure_curve(trial))
+        points = list(measure_curve(trial, target.effort))
         points += bisect_effort(trial, points, target)
         measured += points
         point = choose_point(points, target)
@@ -200,10 +204,10 @@ class Trial:
         )
 
 
-def measure_curve(trial: Trial) -> Iterator[Point]:
-    """Measure an index with higher and higher effort, until more effort no longer improves the recall."""
+def measure_curve(trial: Trial, given: int | None = None) -> Iterator[Point]:
+    """Measure an index with the given effort, or with higher and higher effort while that improves the recall."""
     before, refinements = -1.0, _refinements(trial.info)
-    for effort in efforts(trial.info, trial.lists, trial.top_b):
+    for effort in efforts(trial.info, trial.lists, trial.top_b) if given is None else [given]:
         points = [trial.measure(effort, refine) for refine in refinements]
         yield from points
         if points[-1].recall - before < _GAIN:
@@ -239,10 +243,11 @@ def _build_and_write(
     progress: Progress,
     device: Device = "cpu",
     unit: bool = True,
+    construction_effort: int | None = None,
 ) -> IndexInfo:
     """Build an index, write it to a file, and free its memory. The measurements open the file, as the service does."""
     with progress(factory, len(keys)) as advance:
-        index, info = build_index(keys, factory, first_row, advance, device, unit)
+        index, info = build_index(keys, factory, first_row, advance, device, unit, construction_effort)
     write_index(index, path)
     return info
 

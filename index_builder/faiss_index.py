@@ -31,7 +31,7 @@ _BLOCK_KEYS = 65_536
 # Tolerance for the length of a unit vector that is stored in float16.
 _NORM_TOLERANCE = 5e-3
 
-# Links and construction effort of a graph. RAE-XMC uses 64 links, effort 500 and keys in full precision.
+# Default links and construction effort of a graph. RAE-XMC uses 64 links, effort 500 and keys in full precision.
 _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
 # Search efforts of an index that is not measured yet: efSearch of a graph; nprobe of inverted lists, as 1/16 of the
 # lists; candidates to refine for each requested key.
@@ -57,8 +57,8 @@ faiss.deserialize_index(faiss.serialize_index(index)).search(keys[:2], 2)
 _CODEBOOK = 256
 
 
-def factory_string(kind: str, keys: int) -> str:
-    """The faiss factory string for `flat`, `ivf` or `hnsw` and this number of keys.
+def factory_string(kind: str, keys: int, links: int | None = None) -> str:
+    """The faiss factory string for `flat`, `ivf` or `hnsw` (with this number of links) and this number of keys.
 
     Any other `kind` is already a factory string and is returned unchanged.
     """
@@ -68,7 +68,7 @@ def factory_string(kind: str, keys: int) -> str:
         case "ivf":
             return f"IVF{lists(keys)},SQ8"
         case "hnsw":
-            return f"HNSW{_HNSW_LINKS},SQ8"
+            return f"HNSW{links or _HNSW_LINKS},SQ8"
     return kind
 
 
@@ -89,6 +89,7 @@ def build_index(
     progress: Callable[[int], object],
     device: Device = "cpu",
     unit: bool = True,
+    construction_effort: int | None = None,
 ) -> tuple[Any, IndexInfo]:
     """Build an index over keys. The keys are read and added block by block.
 
@@ -100,6 +101,7 @@ def build_index(
         device: Device that trains and fills the index. If faiss has no GPU version of an index, the CPU fills the
             index, and a message on standard error states this.
         unit: Whether all keys must be unit vectors.
+        construction_effort: efConstruction of a graph; None: the default.
 
     Returns:
         The faiss index and its manifest entry.
@@ -111,11 +113,13 @@ def build_index(
     factory = factory_string(kind, len(keys))
     if device == "cuda":
         try:
-            index = _build_on_gpu(factory, keys, first_row, progress, unit)
+            index = _build_on_gpu(
+                empty_index(factory, keys.shape[1], construction_effort), factory, keys, first_row, progress, unit
+            )
             return index, _describe(index, factory)
         except (NoGpuError, RuntimeError) as error:
             print_status(f"{factory}: built on the CPU: {reason(error)}")
-    index = empty_index(factory, keys.shape[1])
+    index = empty_index(factory, keys.shape[1], construction_effort)
     if not index.is_trained:
         _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
     _reserve_codes(index, len(keys))
@@ -124,9 +128,11 @@ def build_index(
     return index, _describe(index, factory)
 
 
-def _build_on_gpu(factory: str, keys: Keys, first_row: int, progress: Callable[[int], object], unit: bool) -> Any:
-    """Build an index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
-    resources, index = gpu_resources(), empty_index(factory, keys.shape[1])
+def _build_on_gpu(
+    index: Any, factory: str, keys: Keys, first_row: int, progress: Callable[[int], object], unit: bool
+) -> Any:
+    """Fill an empty index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
+    resources = gpu_resources()
     inner = unwrapped(index)
     if not index.is_trained:
         centroids = None
@@ -185,12 +191,13 @@ def check_factory(factory: str, dim: int) -> None:
         )
 
 
-def empty_index(factory: str, dim: int) -> Any:
+def empty_index(factory: str, dim: int, construction_effort: int | None = None) -> Any:
     """Create an empty index from a factory string.
 
     Args:
         factory: The factory string.
         dim: Dimensions of the keys.
+        construction_effort: efConstruction of a graph; None: the default.
 
     Raises:
         BuildError: If faiss does not support an index of this string for inner products.
@@ -204,7 +211,7 @@ def empty_index(factory: str, dim: int) -> Any:
         ) from None
     inner = unwrapped(index)
     if isinstance(inner, faiss.IndexHNSW):
-        inner.hnsw.efConstruction = _HNSW_CONSTRUCTION_EFFORT
+        inner.hnsw.efConstruction = construction_effort or _HNSW_CONSTRUCTION_EFFORT
     return index
 
 

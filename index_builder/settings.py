@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
 
+from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Lambda, Temperature, TopB, WordWeight
 from recollect.service.settings import NO_WORD, Device, EngineSettings, Location
@@ -87,6 +88,17 @@ class PublishSettings(BuilderSettings):
         description="auto (chosen by measurement), flat (exact), ivf (inverted lists), hnsw (graph), or a faiss "
         "factory string",
     )
+    hnsw_m: int | None = Field(
+        None, ge=2, le=2048, description="with --index hnsw: links of a key to others (M); default: 32"
+    )
+    hnsw_ef_construction: int | None = Field(
+        None, ge=1, description="effort that builds a graph (efConstruction); default: 100, or 200 with Milvus"
+    )
+    hnsw_ef_search: int | None = Field(
+        None,
+        ge=1,
+        description="effort that searches a graph (efSearch); default: the least one that reaches the recall",
+    )
     recall_target: float = Field(
         0.98,
         gt=0,
@@ -121,6 +133,22 @@ class PublishSettings(BuilderSettings):
     device: Device = Field(
         "cpu", description="device that trains and fills indexes: cpu, cuda, or auto (cuda if there is a GPU)"
     )
+
+    @model_validator(mode="after")
+    def _refuse_unused_graph_flags(self) -> Self:
+        """Refuse the flags of a graph without effect.
+
+        Raises:
+            BuildError: If `--index` is no graph, or states the number of links itself.
+        """
+        graph = "hnsw" in self.index.lower()
+        for name in ("hnsw_m", "hnsw_ef_construction", "hnsw_ef_search"):
+            if getattr(self, name) is not None and (not graph or (name == "hnsw_m" and self.index.lower() != "hnsw")):
+                expected = "--index hnsw" if name == "hnsw_m" else "--index hnsw or a factory string with HNSW"
+                raise BuildError(
+                    f"--{name.replace('_', '-')}: expected {expected}, found --index {self.index}; omit one of them"
+                )
+        return self
 
 
 class BuildSettings(PublishSettings, EngineSettings):

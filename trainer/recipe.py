@@ -10,6 +10,7 @@ from typing import Any
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS, Method, MethodOptions
 from recollect.trainer.metrics import PROPENSITY
+from recollect.trainer.settings import VALIDATE_LAMBDA
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.negatives import MineSearch
 
@@ -83,6 +84,7 @@ class Recipe:
         normalise: Whether all vectors are unit vectors.
         embedding_dropout: Probability of dropout on the vectors below the head.
         validate_every: Steps between two validations; 0: one epoch.
+        validate_lambda: Values of lambda at which checkpoints are compared.
         preset: Name of the preset that gives the values without a flag; None: no preset.
         scale: Factor on the values of the preset.
         options: The options of the method.
@@ -128,6 +130,7 @@ class Recipe:
     clip_norm: float = 1.0
     embedding_dropout: float = 0.0
     validate_every: int = 0
+    validate_lambda: tuple[float, ...] = VALIDATE_LAMBDA
     preset: str | None = None
     scale: float = 1.0
     options: MethodOptions = MethodOptions()
@@ -232,6 +235,7 @@ class Recipe:
             clip_norm=settings.clip_norm,
             embedding_dropout=settings.embedding_dropout,
             validate_every=settings.validate_every,
+            validate_lambda=tuple(settings.validate_lambda),
             preset=settings.preset,
             scale=settings.scale,
             options=_options(settings, method).with_defaults(labels),

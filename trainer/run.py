@@ -26,6 +26,7 @@ from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.reuse import open_earlier
 from recollect.trainer.memory.tune import tune
 from recollect.trainer.methods import METHODS
+from recollect.trainer.presets.preset import find_preset
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.run_folder import RunFolder, TrainingResult
 from recollect.trainer.run_memory import Run
@@ -72,6 +73,8 @@ def write_run(settings: TrainSettings) -> None:
         if ranks.size > 1:
             check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
+        if settings.preset is not None:
+            run.report(find_preset(settings.preset).describe_variant(len(instances), len(dataset.labels)))
         training = None if settings.epochs == 0 else _plan_training(run)
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
             check_shared_folder(settings.out, ranks, device)
@@ -257,7 +260,13 @@ def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarra
 def _validation(run: Run, recipe: Recipe, held_out: np.ndarray) -> Validation:
     instances, labels = run.instances, len(run.dataset.labels)
     validation = Validation(
-        held_out, instances.labels, labels, run.settings.alpha, run.encoder.device, instances.filtered
+        held_out,
+        instances.labels,
+        labels,
+        run.settings.alpha,
+        run.encoder.device,
+        instances.filtered,
+        lambdas=recipe.validate_lambda,
     )
     if recipe.normalise:
         return validation

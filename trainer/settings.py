@@ -29,6 +29,8 @@ TripletKind = Literal["weighted", "sum"]
 
 # Value of --encoder that makes a static encoder.
 STATIC = "static"
+# Default of --validate-lambda.
+VALIDATE_LAMBDA = (0.05, 0.1, 0.2, 0.4, 0.7)
 
 # Settings that several verbs share.
 Layout = Annotated[
@@ -276,6 +278,9 @@ class SharedTrainSettings(TrainerSettings):
     )
     validate_every: int = Field(
         0, ge=0, description="steps between two validations, each of which encodes all texts; 0: one epoch"
+    )
+    validate_lambda: Annotated[list[Share], *Listed, NotEmpty] = Field(
+        list(VALIDATE_LAMBDA), description="values of lambda at which checkpoints are compared; the best one counts"
     )
     seed: int = Field(0, ge=0, description="seed of all random draws")
     device: TrainingDevice = "auto"

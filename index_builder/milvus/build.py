@@ -52,13 +52,13 @@ def write_engine(
     """
     connection = collections.connection
     queries = memory.queries(evenly_spaced_rows(memory.plan.instances, QUERIES))
-    target = Target(settings.recall_target, int(memory.defaults["top_b"]))
+    target = Target(settings.recall_target, int(memory.defaults["top_b"]), effort=settings.hnsw_ef_search)
     written: dict[str, Collection] = {}
     infos: dict[str, IndexInfo] = {}
     points: dict[str, Point] = {}
     curves: dict[str, list[Point]] = {}
     for part, keys in (("labels", memory.label_keys()), ("instances", memory.instance_keys)):
-        index = index_type(settings.index, len(keys))
+        index = index_type(settings.index, len(keys), settings.hnsw_m, settings.hnsw_ef_construction)
         written[part] = collections.write(memory, part, keys, index)
         infos[part], points[part], curves[part] = choose_effort(connection, written[part], index, keys, queries, target)
         check_rows(memory, part, keys, KeyCollection(connection, written[part], infos[part], memory.plan.dim))

@@ -36,18 +36,19 @@ class IndexType:
 
     def bytes_per_key(self, dim: int) -> float:
         """About the memory or disk that a key takes in the index, without its vector in the collection."""
-        return dim * self.code_bytes + (8.0 * _LINKS if self.kind == "hnsw" else 0.0)
+        return dim * self.code_bytes + 8.0 * self.parameters.get("M", 0)
 
 
-def index_type(kind: str, keys: int) -> IndexType:
-    """The index type for a value of `--index`.
+def index_type(kind: str, keys: int, links: int | None = None, construction_effort: int | None = None) -> IndexType:
+    """The index type for a value of `--index`, with the given or the default values of a graph.
 
     Raises:
         BuildError: If Milvus has no such index type.
     """
     if kind == "auto":
         kind = "FLAT" if keys < _FEW_KEYS else "HNSW"
-    graph, inverted = {"M": _LINKS, "efConstruction": _CONSTRUCTION_EFFORT}, max(_LEAST_LISTS, lists(keys))
+    graph = {"M": links or _LINKS, "efConstruction": construction_effort or _CONSTRUCTION_EFFORT}
+    inverted = max(_LEAST_LISTS, lists(keys))
     types = [
         IndexType("FLAT", "flat", 4),
         IndexType("IVF_FLAT", "ivf", 4, inverted, {"nlist": inverted}),

@@ -50,7 +50,7 @@ def choose_effort(
     queries: Float[np.ndarray, "query dim"],
     target: Target,
 ) -> tuple[IndexInfo, Point, list[Point]]:
-    """Measure the recall of a collection with higher and higher effort, until it meets the target.
+    """Measure the recall of a collection with the target's effort, or with more and more until it meets the target.
 
     Returns:
         The manifest entry of the index, its chosen measurement, and all measurements.
@@ -58,7 +58,7 @@ def choose_effort(
     info = IndexInfo(kind=index.kind, factory=index.name, keys=collection.rows)
     top_b = min(target.top_b, info.keys)
     exact, points = exact_neighbours(keys, queries, top_b), []
-    for effort in _efforts(info, index.lists, top_b):
+    for effort in _efforts(info, index.lists, top_b) if target.effort is None else [target.effort]:
         tried = KeyCollection(connection, collection, info.model_copy(update={"effort": effort}), keys.shape[1])
         search = functools.partial(tried.search, top_b=top_b)
         point = Point(

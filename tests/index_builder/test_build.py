@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from recollect.service.bundle.bundle import open_bundle
 from recollect.service.model import open_model
 from recollect.service.options import resolve_options
 from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.searcher import unwrapped
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.checkpoint import load_checkpoint
@@ -72,6 +74,40 @@ def test_every_kind_of_index_can_be_built_over_eight_labels(
     assert (manifest.index.instances.kind, manifest.index.labels.kind) == (kind, kind)
     assert manifest.metrics["recall_labels"] == 1
     assert len(answers(tmp_path, version)) == 8
+
+
+@pytest.mark.parametrize(("index", "factory"), [("hnsw", "HNSW64,SQ8"), ("HNSW64,Flat", "HNSW64,Flat")])
+def test_graph_has_the_given_links_and_efforts(
+    tiny_run: Path, quick_export: None, tmp_path: Path, index: str, factory: str
+) -> None:
+    links = {"hnsw_m": 64} if index == "hnsw" else {}
+    given = {"index": index, "hnsw_ef_construction": 500, "hnsw_ef_search": 300} | links
+    version = build(BuildSettings.model_validate({"run": tiny_run, "store": tmp_path} | given))
+    manifest = Store(tmp_path).manifest(version)
+    assert (manifest.index.instances.factory, manifest.index.instances.effort) == (factory, 300)
+    assert [point.effort for point in manifest.curves["labels"]] == [300]
+    for part in ("instance", "label"):
+        index = faiss.read_index(str(tmp_path / "bundles" / version / f"{part}_keys.faiss"))
+        graph = unwrapped(index).hnsw
+        assert (graph.nb_neighbors(0), graph.efConstruction) == (2 * 64, 500)  # twice as many on the lowest level
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"hnsw_ef_search": 300},
+            "--hnsw-ef-search: expected --index hnsw or a factory string with HNSW, found --index auto",
+        ),
+        (
+            {"index": "HNSW64,Flat", "hnsw_m": 64},
+            "--hnsw-m: expected --index hnsw, found --index HNSW64,Flat; omit one",
+        ),
+    ],
+)
+def test_flags_of_a_graph_without_effect_are_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuildError, match=re.escape(message)):
+        BuildSettings.model_validate({"run": tmp_path, "store": tmp_path} | given)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +259,7 @@ CRASHES = """
 import os, resource, shutil, signal, sys
 import recollect, recollect.index_builder.build as builder, recollect.index_builder.choose_index as choose_index
 from recollect.service.predictor.predictor import Predictor
+from recollect.service.predictor.searcher import unwrapped
 from recollect.service.store.store import Store
 from pathlib import Path
 run, store, exported = sys.argv[1:4]

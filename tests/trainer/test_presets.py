@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.index_builder.settings import EvaluateSettings
+from recollect.index_builder.settings import BuildSettings, EvaluateSettings
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.presets.preset import Preset, all_presets, find_preset
 from recollect.trainer.train_settings import TrainSettings
@@ -46,28 +46,63 @@ def test_train_and_evaluate_accept_the_values_of_each_preset(preset: Preset) -> 
     assert parsed.method == preset.method
     as_given = settings(method=preset.method, **{name: flag.value for name, flag in preset.flags.items()})
     assert parsed.model_dump(exclude={"preset"}) == as_given.model_dump(exclude={"preset"})
-    evaluate = {
-        name: flag.value if isinstance(flag.value, list) else [flag.value] for name, flag in preset.evaluate.items()
-    }
-    EvaluateSettings(dataset=Path("data"), store="store", **evaluate)
+    EvaluateSettings(
+        dataset=Path("data"), store="store", **{name: [flag.value] for name, flag in preset.evaluate.items()}
+    )
+    BuildSettings(run=Path("run"), store="store", **{name: flag.value for name, flag in preset.build.items()})
+    assert parsed.validate_lambda == [preset.evaluate["lambda"].value]
 
 
 @pytest.mark.parametrize("preset", all_presets().values(), ids=lambda preset: preset.name)
 def test_each_value_has_a_source_and_no_value_is_missing_too(preset: Preset) -> None:
-    for flag in [*preset.flags.values(), *preset.evaluate.values()]:
+    for flag in [*preset.flags.values(), *preset.build.values(), *preset.evaluate.values()]:
         keys = re.findall(r"(?:^|; | and |, and )([A-Z])\b", flag.source)
         assert keys, flag
         assert set(keys) <= set(preset.sources), flag
-        assert flag.range is None or flag.value == flag.range[0] < flag.range[1]
     assert not set(preset.missing) & set(preset.flags)
     assert set(preset.missing) <= set(TrainSettings.model_fields)
 
 
 def test_preset_with_a_base_replaces_only_its_own_values() -> None:
-    base, mined = find_preset("dexml/eurlex-4k"), find_preset("dexml/eurlex-4k-hnm")
+    base, mined = find_preset("dexml/eurlex-4k-released"), find_preset("dexml/eurlex-4k-released-hnm")
     differing = {name for name, flag in mined.flags.items() if base.flags.get(name) != flag}
     assert differing == {"hard_negatives", "mine_top", "mine_from"}
     assert (mined.dataset, mined.method, mined.evaluate) == (base.dataset, base.method, base.evaluate)
+
+
+# Method, batch, learning rate, epochs or steps, tokens and further values, as the papers print them: RAE-XMC Table 7,
+# DEXML Table 7, PRIME Table 10 and section 4.2, UniDEC Tables 6 and 7.
+PRINTED: dict[str, dict[str, Any]] = {
+    "rae/lf-amazontitles-131k": {"batch_size": 7168, "learning_rate": 3e-4, "max_steps": 3000, "mine_every": 1000},
+    "rae/lf-wikiseealso-320k": {"batch_size": 4608, "learning_rate": 2e-4, "max_steps": 3000, "max_length": 128},
+    "rae/lf-wikipedia-500k": {"batch_size": 3200, "mine_every": 7000, "mine_top": 25, "validate_lambda": [0.01]},
+    "rae/lf-amazontitles-1.3m": {"batch_size": 7168, "max_steps": 40000, "mine_every": 8000, "mine_top": 50},
+    "dexml/eurlex-4k": {"learning_rate": 2e-4, "batch_size": 1024, "embedding_dropout": 0.1, "temperature": 0.05},
+    "dexml/lf-amazontitles-131k": {"learning_rate": 4e-4, "batch_size": 4096, "embedding_dropout": 0, "max_length": 32},
+    "dexml/lf-wikipedia-500k": {"learning_rate": 4e-4, "batch_size": 4096, "embedding_dropout": 0.1, "temperature": 1},
+    "dexml/lf-amazontitles-1.3m": {"learning_rate": 8e-4, "batch_size": 8192, "micro_batch": 1024, "temperature": 1},
+    "prime/lf-amazontitles-131k": {"bank": 65536, "batch_size": 3200, "epochs": 300, "learning_rate": 3e-4},
+    "prime/lf-amazon-131k": {"batch_size": 512, "epochs": 300, "learning_rate": 3e-4, "max_length": 128},
+    "prime/lf-amazontitles-1.3m": {"bank": 131072, "batch_size": 3200, "positives": 2, "margin": (0.1, 0.3)},
+    "prime/lf-amazontitles-1.3m-lite": {"bank": 131072, "batch_size": 1600, "positives": 1},
+    "prime/lf-wikititles-500k": {"batch_size": 3200, "learning_rate": 2e-4, "propensity": (0.5, 0.4), "max_length": 32},
+    "prime/lf-wikipedia-500k": {"batch_size": 512, "epochs": 50, "learning_rate": 1e-4, "max_length": 256},
+    "prime/lf-wikiseealso-320k": {"batch_size": 1024, "epochs": 200, "learning_rate": 1e-4, "max_length": 128},
+    "unidec/lf-amazon-131k": {"projection": 384, "positives": 3, "hard_negatives": 6, "table_learning_rate": 1e-3},
+    "unidec/lf-amazontitles-1.3m": {"projection": 256, "positives": 1, "hard_negatives": 6, "epochs": 150},
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_presets_have_the_values_that_the_papers_print(name: str) -> None:
+    parsed = settings(preset=name)
+    assert {flag: getattr(parsed, flag) for flag in PRINTED[name]} == PRINTED[name]
+
+
+@pytest.mark.parametrize(("instances", "source"), [(1_813_391, "RAE-XMC Table 6"), (1_779_881, "DEXML Table 6")])
+def test_preset_names_the_published_variant_of_the_data(instances: int, source: str) -> None:
+    found = find_preset("rae/lf-wikipedia-500k").describe_variant(instances, 501_070)
+    assert found.endswith(f"found LF-Wikipedia-500K with {instances:,} instances and 501,070 labels ({source})")
 
 
 # ---- recollect presets ----
@@ -79,7 +114,7 @@ def test_table_has_a_row_for_each_preset(run: Callable[..., tuple[int, str, str]
     assert (status, err) == (0, "")
     assert head.split("  ")[0] == "preset"
     assert [line.split()[0] for line in lines[: len(all_presets())]] == list(all_presets())
-    assert "3200 (to 7168)" in next(line for line in lines if line.startswith(RAE))
+    assert "7168" in next(line for line in lines if line.startswith(RAE))
 
 
 def test_details_show_each_value_with_its_source_and_the_commands(run: Callable[..., tuple[int, str, str]]) -> None:
@@ -101,7 +136,8 @@ def test_json_has_all_presets_or_one(run: Callable[..., tuple[int, str, str]]) -
     assert [preset["name"] for preset in every] == list(all_presets())
     one = json.loads(run(RAE, "--json")[1])
     assert one in every
-    assert one["flags"]["batch_size"] == {"value": 3200, "range": [3200, 7168], "source": "P Table 7, over 8 GPUs"}
+    assert one["flags"]["batch_size"] == {"value": 7168, "source": "P Table 7: 896 on each of 8 GPUs"}
+    assert one["variants"][0]["instances"] == 294_805
 
 
 @pytest.mark.parametrize(
@@ -146,12 +182,12 @@ def test_scale_without_a_preset_is_refused() -> None:
 def test_scale_makes_a_training_smaller() -> None:
     small = settings(preset=RAE, scale=0.01)
     assert (small.encoder, small.train, small.pooling) == ("static", "full", "auto")
-    assert (small.batch_size, small.max_steps, small.mine_every) == (32, 30, 10)
+    assert (small.batch_size, small.max_steps, small.mine_every) == (72, 30, 10)
     small = settings(preset=PRIME, scale=0.1)
-    assert (small.batch_size, small.epochs, small.bank) == (160, 30, None)
+    assert (small.batch_size, small.epochs, small.bank, small.warmup) == (320, 30, None, 0.1)
     assert (small.cluster_from, small.cluster_every) == (1, 1)
     assert small.cluster_double_at == [2, 5, 7, 10, 12, 15, 20]
-    small = settings(preset="dexml/eurlex-4k-hnm", scale=0.001)
+    small = settings(preset="dexml/eurlex-4k-released-hnm", scale=0.001)
     assert (small.batch_size, small.epochs, small.mine_from) == (8, 1, 0)
     assert (small.max_length, small.label_max_length) == (32, 32)
     assert (small.learning_rate, small.mine_top, small.temperature) == (5e-5, 100, 0.05)
@@ -160,10 +196,11 @@ def test_scale_makes_a_training_smaller() -> None:
 # The other presets differ from these and from each other in numbers.
 @pytest.mark.parametrize("name", ["dexml/lf-wikipedia-500k", PRIME])
 def test_preset_trains_and_tunes_if_it_is_scaled_down(
-    name: str, lesson: Path, tiny_bert: TinyEncoder, run_folder: Path
+    name: str, lesson: Path, tiny_bert: TinyEncoder, run_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     given = {"encoder": str(tiny_bert.folder), "validation_fraction": 0.2}
     recollect.train(lesson, out=run_folder, preset=name, scale=0.001, **given)
+    assert f"--preset {name}: expected {find_preset(name).dataset} with " in capfd.readouterr().err
     recipe = training(run_folder)["recipe"]
     assert (recipe["preset"], recipe["scale"], recipe["method"]) == (name, 0.001, find_preset(name).method)
     assert {"lambda", "score"} <= recollect.tune(run_folder).keys()

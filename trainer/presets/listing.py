@@ -24,7 +24,9 @@ def table(presets: Sequence[Preset]) -> list[str]:
 def details(preset: Preset) -> list[str]:
     """The lines about one preset: its values with their sources, and the commands that use it."""
     lines = [f"{preset.name}: {preset.method} on {preset.dataset}", f"published: {preset.figure}"]
-    lines += ["", *_values("recollect train", preset.flags), "", *_values("recollect evaluate", preset.evaluate)]
+    lines += [f"dataset: {variant}" for variant in preset.variants]
+    for verb, flags in (("train", preset.flags), ("build", preset.build), ("evaluate", preset.evaluate)):
+        lines += ["", *_values(f"recollect {verb}", flags)] if flags else []
     lines += ["", *(f"--{_flag(name)}: {reason}" for name, reason in preset.missing.items())]
     lines += [*map("different: {}".format, preset.differences), ""]
     lines += [f"{key} = {source}" for key, source in preset.sources.items()]
@@ -37,14 +39,18 @@ def as_json(preset: Preset) -> dict[str, Any]:
 
 def _row(preset: Preset) -> tuple[str, ...]:
     flags = preset.flags
-    length = f"{_text(flags['epochs'])} epochs" if "epochs" in flags else f"{_text(flags['max_steps'])} steps"
+    length = (
+        f"{_argument(flags['epochs'].value)} epochs"
+        if "epochs" in flags
+        else f"{_argument(flags['max_steps'].value)} steps"
+    )
     encoder = str(flags["encoder"].value).rpartition("/")[2]
-    batch_size, learning_rate = _text(flags["batch_size"]), _text(flags["learning_rate"])
+    batch_size, learning_rate = _argument(flags["batch_size"].value), _argument(flags["learning_rate"].value)
     return preset.name, preset.dataset, preset.method, encoder, batch_size, length, learning_rate
 
 
 def _values(title: str, flags: dict[str, Sourced]) -> list[str]:
-    names, values = [f"--{_flag(name)}" for name in flags], [_text(flag) for flag in flags.values()]
+    names, values = [f"--{_flag(name)}" for name in flags], [_argument(flag.value) for flag in flags.values()]
     wide, wider = (max(map(len, texts), default=0) for texts in (names, values))
     return [
         f"{title}:",
@@ -56,24 +62,16 @@ def _values(title: str, flags: dict[str, Sourced]) -> list[str]:
 
 
 def _commands(preset: Preset) -> list[str]:
-    evaluate = {name: _argument(flag.value) for name, flag in preset.evaluate.items()}
-    if "propensity" in preset.flags:
-        evaluate["propensity"] = _argument(preset.flags["propensity"].value)
+    evaluate = preset.evaluate | {"propensity": preset.flags["propensity"]}
     return [
         f"recollect train {preset.dataset} --out run --preset {preset.name}",
-        "recollect build run --store store --lexical off --activate",
-        " ".join(
-            [
-                f"recollect evaluate {preset.dataset} --store store",
-                *(f"--{_flag(name)} {text}" for name, text in evaluate.items()),
-            ]
-        ),
+        " ".join(["recollect build run --store store --lexical off --activate", *_arguments(preset.build)]),
+        " ".join([f"recollect evaluate {preset.dataset} --store store", *_arguments(evaluate)]),
     ]
 
 
-def _text(flag: Sourced) -> str:
-    text = _argument(flag.value)
-    return text if flag.range is None else f"{text} (to {_argument(flag.range[1])})"
+def _arguments(flags: dict[str, Sourced]) -> list[str]:
+    return [f"--{_flag(name)} {_argument(flag.value)}" for name, flag in flags.items()]
 
 
 def _argument(value: Any) -> str:

@@ -1,16 +1,17 @@
 """A preset: the flags of `recollect train` in a published experiment, and the source of each value.
 
 The TOML files beside this module have one table for each preset. A preset inherits from the table `shared`, and from
-the preset that it names as `base`.
+the preset that it names as `base`. `datasets.toml` has one table for each published dataset.
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from recollect.trainer.errors import TrainingError
@@ -19,10 +20,12 @@ from recollect.trainer.settings import STATIC
 # Flags that `--scale` below 1 changes.
 _MULTIPLIED = ("batch_size", "epochs", "max_steps", "mine_every", "cluster_every")
 _FIRST_EPOCHS = ("mine_from", "cluster_from")
+_DATASETS = "datasets.toml"
 _LEAST = {"batch_size": 8}
 _MOST_TOKENS = 32
-# Flags without a value in a smaller training: pooling suits the encoder, and the bank suits the number of labels.
-_DEFAULTS = ("pooling", "bank")
+# Flags without a value in a smaller training: pooling suits the encoder, the bank the number of labels, the warm-up the
+# steps, and micro-batches the memory of a GPU.
+_DEFAULTS = ("pooling", "bank", "warmup", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,22 @@ class Sourced:
     Attributes:
         value: The value.
         source: Where the value is published. It starts with a key of `Preset.sources`.
-        range: Lowest and highest value, if the source gives one range for several datasets. `value` is the lowest.
     """
 
     value: Any
     source: str
-    range: list[int | float] | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A published variant of a dataset: the numbers of training instances and labels, and their source."""
+
+    instances: int
+    labels: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.instances:,} instances and {self.labels:,} labels ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,10 @@ class Preset:
         name: `method/dataset`, the value of `--preset`.
         method: Value of `--method`.
         dataset: Published name of the dataset.
+        variants: Its published variants.
         figure: The published result.
         flags: Flags of `recollect train`, with underscores.
+        build: Flags of `recollect build` for the index of the published experiment.
         evaluate: Flags of `recollect evaluate` that answer as the published experiment does.
         missing: Flags that no source gives, with the reason. They have their defaults.
         differences: Facts in which the trainer differs from the published experiment.
@@ -59,8 +74,10 @@ class Preset:
     name: str
     method: str
     dataset: str
+    variants: tuple[Variant, ...]
     figure: str
     flags: dict[str, Sourced]
+    build: dict[str, Sourced]
     evaluate: dict[str, Sourced]
     missing: dict[str, str]
     differences: tuple[str, ...]
@@ -70,6 +87,16 @@ class Preset:
         """The values of the flags, smaller if `scale` is below 1."""
         given = {"method": self.method} | {name: flag.value for name, flag in self.flags.items()}
         return given if scale == 1 else _scaled(given, scale)
+
+    def describe_variant(self, instances: int, labels: int) -> str:
+        """State which published variant of the dataset has these numbers of training instances and labels, if any."""
+        for variant in self.variants:
+            if (variant.instances, variant.labels) == (instances, labels):
+                return f"--preset {self.name}: found {self.dataset} with {variant}"
+        return (
+            f"--preset {self.name}: expected {self.dataset} with {' or '.join(map(str, self.variants))}, found "
+            f"{instances:,} instances and {labels:,} labels; the results are not comparable with the published ones"
+        )
 
 
 def find_preset(name: str) -> Preset:
@@ -91,34 +118,50 @@ def find_preset(name: str) -> Preset:
 @cache
 def all_presets() -> dict[str, Preset]:
     """All presets by name, in alphabetic order."""
-    found = {}
-    for file in sorted(files("recollect.trainer.presets").iterdir(), key=lambda path: path.name):
-        if file.name.endswith(".toml"):
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
-            sources, shared = tables.pop("sources"), tables.pop("shared")
-            for dataset, table in tables.items():
-                name = f"{file.name.removesuffix('.toml')}/{dataset}"
-                found[name] = _preset(name, sources, [shared, tables.get(table.get("base"), {}), table])
+    folder, found = files("recollect.trainer.presets"), {}
+    datasets = _read_toml(folder / _DATASETS)
+    for file in sorted(folder.iterdir(), key=lambda path: path.name):
+        if file.name.endswith(".toml") and file.name != _DATASETS:
+            tables = _read_toml(file)
+            shared = tables.pop("shared") | {"sources": tables.pop("sources")}
+            for own, table in tables.items():
+                base = tables.get(table.get("base"), {})
+                dataset = datasets[(base | table).get("dataset", table.get("base", own))]
+                name = f"{file.name.removesuffix('.toml')}/{own}"
+                found[name] = _preset(name, dataset, datasets["sources"], [shared, base, table])
     return found
 
 
-def _preset(name: str, sources: dict[str, str], tables: list[dict[str, Any]]) -> Preset:
-    """Merge tables into a preset. A later table replaces the values of an earlier one."""
+def _read_toml(file: Traversable) -> dict[str, Any]:
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _preset(name: str, dataset: dict[str, Any], sources: dict[str, str], tables: list[dict[str, Any]]) -> Preset:
+    """Merge tables into a preset. A later table replaces the values of an earlier one.
+
+    Training chooses the checkpoint at the lambda with which the experiment is evaluated.
+    """
     merged: dict[str, Any] = {}
     for table in tables:
         merged |= table
     sourced = {
         key: {flag: Sourced(**value) for table in tables for flag, value in table.get(key, {}).items()}
-        for key in ("flags", "evaluate")
+        for key in ("flags", "build", "evaluate")
+    }
+    lambda_ = sourced["evaluate"]["lambda"]
+    sourced["flags"] |= {
+        "validate_lambda": replace(lambda_, value=[lambda_.value]),
+        "propensity": Sourced(**dataset["propensity"]),
     }
     return Preset(
         name=name,
         method=merged["method"],
-        dataset=merged["dataset"],
+        dataset=dataset["name"],
+        variants=tuple(Variant(**variant) for variant in dataset["variants"]),
         figure=merged["figure"],
-        missing=merged.get("missing", {}),
+        missing={flag: reason for table in tables for flag, reason in table.get("missing", {}).items()},
         differences=tuple(fact for table in tables for fact in table.get("differences", ())),
-        sources=sources,
+        sources=merged["sources"] | sources,
         **sourced,
     )
 

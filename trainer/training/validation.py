@@ -16,13 +16,13 @@ from recollect.trainer.memory.memory import DEFAULTS
 from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among
 from recollect.trainer.metrics import hits, ndcg_at
 from recollect.trainer.randomness import Purpose, generator
+from recollect.trainer.settings import VALIDATE_LAMBDA
 
 _MOST_QUERIES = 4_000
 # Number of labels whose keys are mixed at once.
 _CHUNK_LABELS = 4_096
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
-_LAMBDAS = 0.05, 0.1, 0.2, 0.4, 0.7
 _K = 5
 
 
@@ -47,6 +47,7 @@ class Validation:
         device: Where to search.
         filtered: The labels that are removed from the predictions for each instance.
         temperatures: Values of tau, of which the best counts.
+        lambdas: Values of lambda, of which the best counts.
     """
 
     held_out: Bool[np.ndarray, " instance"]
@@ -56,18 +57,19 @@ class Validation:
     device: str
     filtered: LabelSets
     temperatures: tuple[float, ...] = (0.03, 0.05, 0.1)
+    lambdas: tuple[float, ...] = VALIDATE_LAMBDA
 
     @property
     def rows(self) -> Int[np.ndarray, " query"]:
         return np.flatnonzero(self.held_out)
 
     def score(self, keys: Keys) -> float:
-        """Return nDCG@5 in percent, with a memory's default b and the best of a few values of tau and lambda.
+        """Return nDCG@5 in percent, with a memory's default b and the best of the values of tau and lambda.
 
         Each rank searches its own instances and labels for all queries, and then predicts its share of the queries.
         """
         ranks, values = keys.instances.ranks, self.label_sets.to_csr(self.labels)
-        settings = [InferenceSetting(each, tau, _TOP_B) for tau in self.temperatures for each in _LAMBDAS]
+        settings = [InferenceSetting(each, tau, _TOP_B) for tau in self.temperatures for each in self.lambdas]
         queries = keys.instances.gather(self.rows)
         instances, labels = self._nearest_instances(queries, keys), self._nearest_labels(queries, keys, values)
         share = slice(*ranks.bounds(len(queries)))
