@@ -220,8 +220,7 @@ class CompactSettings(PublishSettings):
     )
     verify_key: Path | None = Field(
         None,
-        description="Ed25519 public keys (PEM), one of which must verify the signatures of the bundle and of the live "
-        "entries; default: no check",
+        description="Ed25519 public keys (PEM), one of which must verify the bundle's signature; default: no check",
     )
 
 

@@ -59,7 +59,6 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
     threads: int = 1,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
     live: Literal["off", "read", "write"] = "read",
-    sign: str | Path | None = None,
 ) -> Model:
     """Open a version of a bundle store, to answer queries in this process.
 
@@ -74,7 +73,6 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
         device: Device that encodes and searches.
         live: `read`: the model has the live entries of the store. `write`: its own changes are also written to the
             store. `off`: it has the bundle alone.
-        sign: PEM file with the private key that signs the changes, if the log of the store is signed.
     """
     given = {"store": store, "verify_key": verify_key, "bundle_cache": bundle_cache}
     with require_extra("serve"):
@@ -84,9 +82,7 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
         read = _from_keywords(
             "open", {name: value for name, value in given.items() if value is not None}, ServiceSettings
         )
-        return open_model(
-            read.store, version, read.verify_key, read.bundle_cache, threads, device, live, Path(sign) if sign else None
-        )
+        return open_model(read.store, version, read.verify_key, read.bundle_cache, threads, device, live)
 
 
 def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **flags: Any) -> int:  # noqa: A002

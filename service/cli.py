@@ -164,10 +164,9 @@ def memory(settings: MemorySettings) -> None:
 
 
 def extend(settings: ExtendSettings) -> None:
-    from recollect.service.bundle.signing_key import read_signing_key
     from recollect.service.extend import extend as extend_memory
 
-    done = extend_memory(settings, read_signing_key(settings.sign) if settings.sign else None)
+    done = extend_memory(settings)
     if done.unknown:
         print_status(f"uids to remove that are not in the memory: {len(done.unknown):,}, such as {done.unknown[0]}")
     print_line(

@@ -148,10 +148,6 @@ class ExtendSettings(ServiceSettings):
     remove: Path | None = Field(
         None, description='File of JSON lines, {"instance": UID} or {"label": UID}; removed before --add is added'
     )
-    sign: Path | None = Field(
-        None,
-        description="File with the Ed25519 private key in PEM format that signs the entries (default: not signed)",
-    )
 
 
 class SwitchSettings(RedisSettings):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.signing_key import SigningKey
 from recollect.service.command_settings import ExtendSettings
 from recollect.service.console import progress_bar
 from recollect.service.errors import InputError, SettingsError
@@ -95,12 +94,11 @@ class KnownUids:
             self._is_present[subject_of(logged.entry)] = is_put(logged.entry)
 
 
-def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
+def extend(settings: ExtendSettings) -> Extended:
     """Add the lines of a file to the live memory of a store, and remove those of another file.
 
     Args:
         settings: The store and the files.
-        signing: Private key that signs the entries.
 
     Raises:
         SettingsError: If neither file is given.
@@ -114,7 +112,7 @@ def extend(settings: ExtendSettings, signing: SigningKey | None) -> Extended:
     removals = read_removals(settings.remove) if settings.remove else {}
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.require_current())
-    log = MemoryLog.of(store, bundle.manifest, signing=signing)
+    log = MemoryLog.of(store, bundle.manifest)
     writer = MemoryWriter(log, KnownUids(bundle), _apply)
     known = writer.catch_up()
     log.require_writable()

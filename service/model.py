@@ -14,7 +14,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
 
 from recollect.service.bundle.manifest import Manifest, Order
-from recollect.service.bundle.signing_key import read_signing_key
 from recollect.service.errors import QueryError, SettingsError
 from recollect.service.memory.changes import (
     Encode,
@@ -86,7 +85,6 @@ def open_model(
     threads: int = 1,
     device: Device = "cpu",
     live: Live = "read",
-    sign: Path | None = None,
     engine: EngineSettings | None = None,
 ) -> Model:
     """Open a version of a store.
@@ -103,15 +101,14 @@ def open_model(
         live: The live entries of the store. `read`: the model has them, and its own changes stay in this process.
             `write`: its changes are written to the log of the store, so that they last, and all replicas get them.
             `off`: the model has the memory of the bundle alone.
-        sign: PEM file with the Ed25519 private key that signs the changes, for a store whose log is signed.
         engine: The connection to Milvus, for a version whose keys are there; None means that of the environment
             variables.
 
     Raises:
         StoreError: If the store or the version does not exist.
         BundleError: If the bundle is damaged, or is not signed by a key in `verify_key`.
-        MemoryLogError: If the log of the store is damaged, or is not signed by a key in `verify_key`.
-        KeyFileError: If `verify_key` is not a file of Ed25519 public keys, or `sign` of a private key.
+        MemoryLogError: If the log of the store is damaged.
+        KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
         SettingsError: If `threads` is negative, `device` or `live` is unknown, or the keys are in Milvus, and its
             address is not given.
         EngineError: If the keys are in Milvus, and it does not answer.
@@ -122,12 +119,11 @@ def open_model(
         raise SettingsError(f"device: expected one of {', '.join(get_args(Device))}; found {device!r}")
     if live not in get_args(Live):
         raise SettingsError(f"live: expected one of {', '.join(get_args(Live))}; found {live!r}")
-    signing = None if sign is None else read_signing_key(sign)
     opened = open_store(store, verify_key, bundle_cache)
     bundle = opened.open(opened.resolve(version))
     predictor = Predictor.open(bundle, threads_or_cores(threads), device, engine=engine)
     if live != "off":
-        predictor.follow(MemoryLog.of(opened, bundle.manifest, predictor.encode, signing))
+        predictor.follow(MemoryLog.of(opened, bundle.manifest, predictor.encode))
         if live == "read":
             predictor.log = None
     return Model(predictor)

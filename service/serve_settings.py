@@ -107,11 +107,6 @@ class ServeSettings(RedisSettings, EngineSettings):
     writable: CliImplicitFlag[bool] = Field(
         False, description="Let API keys with the scope write change the memory; needs --api-keys"
     )
-    sign: Path | None = Field(
-        None,
-        description="File with the Ed25519 private key in PEM format that signs changes of the memory; needed with "
-        "--writable and --verify-key",
-    )
     delta_keys: int = Field(
         50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
     )
@@ -150,8 +145,6 @@ def require_consistent(settings: ServeSettings) -> None:
             "--writable: needs --api-keys, which is not set, because a change needs a key with `write`; write a file "
             "with the line `NAME KEY write`, with a KEY from `openssl rand -hex 24`, and name the file with --api-keys"
         )
-    if settings.writable and settings.verify_key is not None and settings.sign is None:
-        raise SettingsError("--writable: needs --sign with --verify-key, because replicas refuse unsigned changes")
     if settings.hang_seconds <= settings.max_seconds:
         raise SettingsError(
             f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a request may "

@@ -112,7 +112,7 @@ def _compact(
     encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
     with tempfile.TemporaryDirectory() as temporary:
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
-        log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts, signing)
+        log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts)
         if not (entries := log.read()):
             print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
             return None

@@ -1,4 +1,4 @@
-"""The private key: signs manifests and activation records. Only commands read it; a serving process never does."""
+"""The private key: signs manifests. Only commands read it; a serving process never does."""
 
 from __future__ import annotations
 
@@ -14,30 +14,18 @@ from recollect.service.errors import KeyFileError
 
 
 class SigningKey:
-    """An Ed25519 private key, and the path of its file.
+    """An Ed25519 private key.
 
     Attributes:
         verify_keys: The matching public key.
     """
 
-    def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
-        self._key, self._path = key, path
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
         self.verify_keys = VerifyKeys([key.public_key()], "the signing key")
 
     def sign(self, content: bytes) -> bytes:
         return self._key.sign(content)
-
-    def require_match(self, keys: VerifyKeys) -> None:
-        """Check that signatures by this key are accepted by public keys.
-
-        Raises:
-            KeyFileError: If no public key is the one of this private key.
-        """
-        if not keys.signed(b"", self.sign(b"")):
-            raise KeyFileError(
-                f"{self._path}: expected the private key of one of the public keys in {keys.name}, found another key; "
-                "choose the matching --sign or --verify-key"
-            )
 
 
 def read_signing_key(path: Path) -> SigningKey:
@@ -51,7 +39,7 @@ def read_signing_key(path: Path) -> SigningKey:
     keys = read_keys(path, "PRIVATE KEY", load, Ed25519PrivateKey, make)  # type: ignore[type-abstract]
     if len(keys) > 1:
         raise KeyFileError(f"{path}: expected one private key, found {len(keys)}; write each key to a file of its own")
-    return SigningKey(keys[0], path)
+    return SigningKey(keys[0])
 
 
 def sign_manifest(folder: Path, key: SigningKey) -> VerifyKeys:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory_log.group_log import GroupLog
 from recollect.service.memory_log.groups import Group, Place
-from recollect.service.memory_log.log_keys import LogKeys
 from recollect.service.memory_log.store_segments import segments_of
 from recollect.service.store.store import Store
 
@@ -14,13 +13,12 @@ _BLOCK_BYTES = 8 << 20
 
 
 def copy_log(source: Store, target: Store) -> int:
-    """Append the groups that the log of the target lacks, with their signatures; return the number of entries.
+    """Append the groups that the log of the target lacks; return the number of entries.
 
     The copy is a log after each step. After an interruption, the next call continues it.
 
     Raises:
-        MemoryLogError: If the log of the target is not the beginning of that of the source, or a log is damaged or is
-            not signed as its store requires.
+        MemoryLogError: If the log of the target is not the beginning of that of the source, or a log is damaged.
         StoreError, OSError: If a log cannot be read or written.
     """
     read, first = _open(source)
@@ -41,7 +39,7 @@ def _open(store: Store) -> tuple[GroupLog, int]:
     """The log of a store, and its first segment."""
     segments = segments_of(store)
     first = segments.first()
-    return GroupLog(segments, first - 1, LogKeys.of(store)), first
+    return GroupLog(segments, first - 1), first
 
 
 class _Copy:
@@ -55,7 +53,7 @@ class _Copy:
     def __init__(self, source: GroupLog, target: GroupLog) -> None:
         self._source, self._target, self._before = source, target, target.place
         self._is_found = False
-        self._block, self._end, self._is_signed = bytearray(), target.place, False
+        self._block, self._end = bytearray(), target.place
 
     def run(self) -> int:
         self._source.read(self._take)
@@ -73,7 +71,7 @@ class _Copy:
         if len(self._block) + len(group.content) > _BLOCK_BYTES:  # a reader reads at most one largest group at once
             self._write()
         self._block += group.content
-        self._end, self._is_signed = group.end, bool(group.signature)
+        self._end = group.end
 
     def _is_at_copy(self, place: Place) -> bool:
         """Whether a place of the source is the end of the copy before this copy."""
@@ -83,7 +81,7 @@ class _Copy:
 
     def _write(self) -> None:
         if self._block:
-            self._target.append(bytes(self._block), self._end, self._is_signed)
+            self._target.append(bytes(self._block), self._end)
             self._block.clear()
 
     def _differs(self) -> MemoryLogError:

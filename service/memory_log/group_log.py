@@ -12,8 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from recollect.service.errors import MemoryLogError
-from recollect.service.memory_log.groups import MAX_GROUP_BYTES, NO_DIGEST, Group, Place, read_group, signed_bytes
-from recollect.service.memory_log.log_keys import LogKeys
+from recollect.service.memory_log.groups import MAX_GROUP_BYTES, NO_DIGEST, Group, Place, read_group
 from recollect.service.memory_log.segments import Segments, segment_name
 
 log = structlog.get_logger(__name__)
@@ -25,7 +24,6 @@ class GroupLog:
     Args:
         segments: The files of the log.
         after: The log must have all entries after this sequence number.
-        keys: The keys of a signed log.
 
     Attributes:
         name: The folder of the log, for messages.
@@ -33,10 +31,10 @@ class GroupLog:
         size_bytes: Size of all these groups.
     """
 
-    def __init__(self, segments: Segments, after: int, keys: LogKeys) -> None:
+    def __init__(self, segments: Segments, after: int) -> None:
         self.name, self.place, self.size_bytes = segments.name, Place(0, NO_DIGEST), 0
-        self._segments, self._after, self._keys = segments, after, keys
-        self._segment, self._offset, self._is_signed = 0, 0, False
+        self._segments, self._after = segments, after
+        self._segment, self._offset = 0, 0
 
     def shared(self) -> contextlib.AbstractContextManager[None]:
         """Let no other process write, if the store has locks."""
@@ -61,11 +59,6 @@ class GroupLog:
         """Check that this process may append; see `MemoryLog.require_writable`."""
         if self.place.sequence < self._after:
             raise self._foreign()
-        if self._keys.signing is None and (self._keys.verify is not None or self._is_signed):
-            raise MemoryLogError(
-                f"{self.name}: expected a private key, because the entries of this log must be signed, found none; "
-                "name the key with --sign"
-            )
 
     def read(self, take: Callable[[Group], None]) -> None:
         """Read all new groups. The caller holds a lock.
@@ -74,7 +67,7 @@ class GroupLog:
             take: Called with each group, before `place` moves behind it. A ValueError means that the group is damaged.
 
         Raises:
-            MemoryLogError: If the log is damaged, is not signed as it must be, or lacks entries.
+            MemoryLogError: If the log is damaged, or lacks entries.
             StoreError, OSError: If the log cannot be read.
         """
         if is_new := not self._segment:
@@ -109,7 +102,7 @@ class GroupLog:
         """Let a log of which nothing was read begin at a place, with a new segment."""
         self._segment, self.place = place.sequence + 1, place
 
-    def append(self, content: bytes, end: Place, is_signed: bool) -> None:
+    def append(self, content: bytes, end: Place) -> None:
         """Append bytes that begin at `place` and end at a place. They are durable when this method returns.
 
         Raises:
@@ -128,7 +121,7 @@ class GroupLog:
                 reason="an interrupted write, which was never acknowledged, was removed",
             )
         self._segment, self._offset = segment, offset
-        self._advance(len(content), end, is_signed)
+        self._advance(len(content), end)
 
     def _take(self, content: memoryview, take: Callable[[Group], None]) -> int:
         """Read all complete groups; return the number of bytes that were read."""
@@ -138,29 +131,17 @@ class GroupLog:
                 group = read_group(content[at:], self.place)
                 if group is None:
                     break
-                self._verify(group)
                 take(group)
             except ValueError as error:
                 raise self._damaged(str(error)) from None
-            self._advance(len(group.content), group.end, bool(group.signature))
+            self._advance(len(group.content), group.end)
             at += len(group.content)
         return at
 
-    def _verify(self, group: Group) -> None:
-        if self._keys.verify is None:
-            return
-        keys = self._keys.verify()
-        if not keys.signed(signed_bytes(group.end.digest or NO_DIGEST), group.signature):
-            found = "another signature" if group.signature else "no signature"
-            raise MemoryLogError(
-                f"{self._where()}: expected entries that are signed for {keys.name}, found {found}; if you trust the "
-                "writer, add its public key to the file; otherwise move the log away"
-            )
-
-    def _advance(self, size: int, end: Place, is_signed: bool) -> None:
+    def _advance(self, size: int, end: Place) -> None:
         self._offset += size
         self.size_bytes += size
-        self.place, self._is_signed = end, is_signed
+        self.place = end
 
     def _require_present(self, at_once: bool) -> None:
         """Check that the last segment was not removed."""

@@ -26,13 +26,11 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.service.bundle.manifest import Manifest
-from recollect.service.bundle.signing_key import SigningKey
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
 from recollect.service.memory_log.entry_encoding import decode_entries, encode_entry
 from recollect.service.memory_log.group_log import GroupLog
 from recollect.service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
-from recollect.service.memory_log.log_keys import LogKeys
 from recollect.service.memory_log.segments import Segments
 from recollect.service.memory_log.store_segments import segments_of
 from recollect.service.store.store import Store
@@ -81,7 +79,6 @@ class MemoryLog:
         encode: Encodes texts with this encoder. Entries with vectors of another encoder are encoded again. None: the
             caller needs no vectors, and such entries get empty ones.
         after: Entries up to this sequence number are not returned, because the bundle contains them.
-        keys: The keys of a signed log.
     """
 
     def __init__(
@@ -90,31 +87,22 @@ class MemoryLog:
         encoder: EncoderOfGroup,
         encode: EncodeTexts | None = None,
         after: int = 0,
-        keys: LogKeys = LogKeys(),  # noqa: B008 - immutable
     ) -> None:
-        self._groups = GroupLog(segments, after, keys)
-        self._encoder, self._encode, self._after, self._signing = encoder, encode, after, keys.signing
+        self._groups = GroupLog(segments, after)
+        self._encoder, self._encode, self._after = encoder, encode, after
         self._found: list[LoggedEntry] = []  # entries that a call has read before it failed, for the next call
         self._mutex = threading.Lock()
 
     @classmethod
-    def of(
-        cls, store: Store, manifest: Manifest, encode: EncodeTexts | None = None, signing: SigningKey | None = None
-    ) -> MemoryLog:
+    def of(cls, store: Store, manifest: Manifest, encode: EncodeTexts | None = None) -> MemoryLog:
         """The log of a store for a process that serves a version.
 
         Args:
             store: The store.
             manifest: The manifest of the version.
             encode: Encodes texts with the encoder of the version, as in the constructor.
-            signing: Private key that signs new entries.
-
-        Raises:
-            KeyFileError: If the private key does not match the public keys of the store.
         """
-        return cls(
-            segments_of(store), encoder_of(manifest), encode, manifest.memory_sequence, LogKeys.of(store, signing)
-        )
+        return cls(segments_of(store), encoder_of(manifest), encode, manifest.memory_sequence)
 
     @property
     def name(self) -> str:
@@ -143,7 +131,7 @@ class MemoryLog:
         """The entries that were appended since the last call, oldest first. In a folder, no news cost two `stat` calls.
 
         Raises:
-            MemoryLogError: If the log is damaged, or is not signed as it must be.
+            MemoryLogError: If the log is damaged.
             StoreError, OSError: If the log cannot be read.
         """
         with self._mutex:
@@ -171,8 +159,7 @@ class MemoryLog:
         """Check that this process may append.
 
         Raises:
-            MemoryLogError: If the log lacks entries that the bundle contains, or if entries must be signed and there is
-                no private key.
+            MemoryLogError: If the log lacks entries that the bundle contains.
         """
         self._groups.require_writable()
 
@@ -215,11 +202,7 @@ class MemoryLog:
                 f"{self.name}: expected at most {MAX_BODY_BYTES:,} bytes of entries in one write, found {size:,}; "
                 "write fewer entries at once"
             )
-        signing = self._signing
-        content, end = encode_group(
-            self._groups.place, self._encoder, encoded, None if signing is None else signing.sign
-        )
-        self._groups.append(content, end, signing is not None)
+        self._groups.append(*encode_group(self._groups.place, self._encoder, encoded))
 
 
 def encoder_of(manifest: Manifest) -> EncoderOfGroup:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 
 from recollect.service.errors import BundleError
 from recollect.service.memory_log.group_log import GroupLog
-from recollect.service.memory_log.log_keys import LogKeys
 from recollect.service.memory_log.segments import SegmentFile
 from recollect.service.memory_log.store_segments import segments_of
 from recollect.service.store.store import Store
@@ -56,7 +55,7 @@ def last_entry(store: Store) -> int:
     Raises:
         MemoryLogError, StoreError, OSError: If the log cannot be read.
     """
-    log = GroupLog(segments_of(store), removed_entries(store), LogKeys.of(store))
+    log = GroupLog(segments_of(store), removed_entries(store))
     with log.shared():
         log.read(lambda _: None)
     return log.place.sequence

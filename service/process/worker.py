@@ -14,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from recollect.service.addresses import start_listening, url
-from recollect.service.bundle.signing_key import read_signing_key
 from recollect.service.http.api_keys import read_api_keys
 from recollect.service.http.app import create_app
 from recollect.service.process.drain import Drain, exit_at_once
@@ -58,7 +57,6 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     if settings.api_keys is not None:
         api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
-    signing = None if settings.sign is None else read_signing_key(settings.sign)
     redis = RedisClient.of(settings, metrics)
     if redis is not None:
         redis.require_access()
@@ -70,7 +68,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         settings.hang_seconds,
     )
     model_manager = ModelManager(
-        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, signing, settings, metrics.engine),
+        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, settings, metrics.engine),
         reports_of(store, redis),
         metrics,
         settings.poll_seconds,

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from recollect.service.bundle.signing_key import SigningKey
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.milvus.connection import CallObserver
 from recollect.service.predictor.golden import check_golden
@@ -86,7 +85,6 @@ class Opener:
         threads: Number of threads of the encoder and of each search.
         device: Device for encoding and searching.
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
-        signing: Private key that signs the entries that this process writes to the log of the store.
         engine: The connection to Milvus; None means that of the environment variables.
         observer: Gets the calls of Milvus.
     """
@@ -95,7 +93,6 @@ class Opener:
     threads: int
     device: Device = "cpu"
     workers: int = 1
-    signing: SigningKey | None = None
     engine: EngineSettings | None = None
     observer: CallObserver | None = None
 
@@ -131,7 +128,7 @@ class Opener:
             predictor.keys.connection.observer = self.observer
         try:
             check_golden(predictor, pause)
-            predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode, self.signing))
+            predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode))
         except BaseException:
             predictor.close()
             raise

@@ -12,15 +12,14 @@ from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, Pu
 from recollect.service.memory_log.folder_segments import FolderSegments
 from recollect.service.memory_log.groups import EncoderOfGroup
 from recollect.service.memory_log.log import MemoryLog, number
-from recollect.service.memory_log.log_keys import LogKeys
 from recollect.service.memory_log.writer import MemoryWriter
 
 DIM = 4
 ENCODER = EncoderOfGroup(hashlib.sha256(b"encoder").digest(), DIM)
 
 
-def folder_log(folder: Path, keys: LogKeys = LogKeys(), after: int = 0) -> MemoryLog:  # noqa: B008 - immutable
-    return MemoryLog(FolderSegments(folder), ENCODER, after=after, keys=keys)
+def folder_log(folder: Path, after: int = 0) -> MemoryLog:
+    return MemoryLog(FolderSegments(folder), ENCODER, after=after)
 
 
 def label(uid: str, text: str | None = None) -> PutLabel:

@@ -14,7 +14,6 @@ from recollect.service.memory.entries import PutInstance, RemoveLabel
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.store.store import Store
 from tests.conftest import Built
-from tests.keys import write_pair
 from tests.service.http_helpers import copy_store
 from tests.service.memory_log.logs import uids
 
@@ -122,17 +121,3 @@ def test_label_that_another_process_removes_meanwhile_stops_the_task(
     assert "2: labels: expected labels of the memory, found 'Law', which another process has removed" in errors
     assert "2 entries are written" in errors
     assert uids(log_of(store).read()) == ["0", "1"]
-
-
-def test_signed_store_accepts_only_signed_additions(
-    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path], tmp_path: Path
-) -> None:
-    keys, path = write_pair(tmp_path), lines("add", {"uid": "a", "text": "a"})
-    assert run("extend", "--add", path, "--sign", keys.private)[0] == 0
-    status, _, errors = run("extend", "--add", path)
-    assert status == 2
-    assert "expected a private key, because the entries of this log must be signed" in errors
-    (tmp_path / "other").mkdir()
-    other = write_pair(tmp_path / "other")
-    assert "found another signature" in run("extend", "--add", path, "--sign", other.private)[2]
-    assert uids(log_of(store).read()) == ["a"]
