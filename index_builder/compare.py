@@ -215,7 +215,7 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
         BuildError: If the file is invalid; the message names the table and the key.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BuildError(f"{path}: expected TOML with one table for each variant, found: {error}") from None
     for name, table in tables.items():

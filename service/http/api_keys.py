@@ -70,7 +70,7 @@ def read_api_keys(path: Path, rate: float) -> ApiKeys:
         SettingsError: If a line has another form. The error message does not repeat the secret.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--api-keys {path}: expected a file of API keys, found: {error}") from None
     parsed = [_parse(f"--api-keys {path}, line {number}", line.split(), rate) for number, line in _numbered(lines)]

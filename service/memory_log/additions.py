@@ -5,7 +5,6 @@ All lines are checked before anything is written.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +16,7 @@ from recollect.service.errors import InputError
 from recollect.service.memory.changes import NewInstance, NewLabel, Uid
 from recollect.service.memory.entries import Subject
 from recollect.service.options import first_problem
-
-_MAX_LINE_BYTES = 16 << 20
+from recollect.service.text_lines import read_lines
 
 
 class Removal(BaseModel):
@@ -89,27 +87,19 @@ def _read(path: Path, parse: Callable[[dict[str, Any], str], tuple[Subject, _Par
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file that are not empty, with their numbers."""
     try:
-        with path.open("rb") as file:
-            for number in itertools.count(1):
-                line = file.readline(_MAX_LINE_BYTES + 1)
-                if not line:
-                    return
-                if len(line) > _MAX_LINE_BYTES:
-                    raise InputError(
-                        f"{path}:{number}: expected a line of at most {_MAX_LINE_BYTES:,} bytes, found more"
-                    )
-                if line.strip():
-                    yield number, line
+        for number, line in read_lines(path):
+            if line.strip():
+                yield number, line
     except OSError as error:
         raise InputError(f"{path}: expected a file of JSON lines, found: {error.strerror}") from None
 
 
-def _parse_object(line: bytes, where: str) -> dict[str, Any]:
+def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
-        fields = json.loads(line.decode("utf-8-sig"))
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: expected a JSON object, found {line[:40]!r} ({error})") from None
     if not isinstance(fields, dict):

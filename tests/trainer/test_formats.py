@@ -1,5 +1,6 @@
 """Behaviour that all dataset formats share: recognition, equal data from equal content, filter files, bad folders."""
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from scipy import sparse
 
 from recollect.trainer.data.dataset import FORMATS, open_dataset
+from recollect.trainer.data.split import fingerprint
 from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
@@ -83,6 +85,46 @@ def test_every_format_gives_the_same_data(
     assert data.entries.texts.to_pylist() == TEXTS[split]
     assert [row.tolist() for row in np.split(data.labels.indices, data.labels.indptr[1:-1])] == POSITIONS[split]
     assert data.filtered_pairs.shape == (0, 2)
+
+
+TEXT_FORMATS = [name for name in UNNAMED if name != "parquet"]
+
+
+@pytest.mark.parametrize("format_name", TEXT_FORMATS)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["no mark", "mark"])
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
+def test_byte_order_mark_and_line_ends_change_nothing(
+    tmp_path: Path, write_lines: WriteLines, format_name: str, mark: bytes, end: bytes
+) -> None:
+    folder = tmp_path / "data"
+    write_as(format_name, folder, write_lines)
+    write_lines(folder / "filter_labels_train.txt", ["1 2", "2 0"])
+    labels, train = open_dataset(folder).labels, open_dataset(folder).read_split("train")
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".npz":
+            zipped = path.suffix == ".gz"
+            content = gzip.decompress(path.read_bytes()) if zipped else path.read_bytes()
+            content = mark + content.replace(b"\n", end)
+            path.write_bytes(gzip.compress(content) if zipped else content)
+    assert open_dataset(folder).labels == labels
+    again = open_dataset(folder).read_split("train")
+    assert fingerprint(labels, again) == fingerprint(labels, train)
+    assert again.filtered_pairs.tolist() == [[1, 2], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("x\ty".encode("utf-16"), "UTF-16; convert the file, for example with iconv -f UTF-16 -t UTF-8"),
+        ("x\ty".encode("utf-16-le"), "UTF-16"),
+        ("x\ty".encode("utf-16-be"), "UTF-16"),
+        (gzip.compress(b"x\ty"), r"gzip; the name must end in \.gz"),
+    ],
+)
+def test_other_encoding_is_refused_by_its_name(tmp_path: Path, content: bytes, found: str) -> None:
+    (tmp_path / "vocab.tsv").write_bytes(content)
+    with pytest.raises(DatasetError, match=rf"vocab\.tsv: expected UTF-8, found {found}"):
+        open_dataset(tmp_path)
 
 
 def test_given_format_name_is_used_instead_of_the_recognised_format(tmp_path: Path, write_lines: WriteLines) -> None:
@@ -157,8 +199,8 @@ class TestFilterFile:
 
     @pytest.mark.parametrize(
         "lines",
-        [["0 one"], ["0 1", "2"], ["0 1 2", "0 1 2"], [b"\xff 1"], ["1" * 30 + " 0"]],
-        ids=["word", "ragged", "three columns", "not UTF-8", "huge"],
+        [["0 one"], ["0 1", "2"], ["0 1 2", "0 1 2"], ["1" * 30 + " 0"]],
+        ids=["word", "ragged", "three columns", "huge"],
     )
     def test_filter_line_that_is_not_two_integers_is_refused(
         self, tmp_path: Path, write_lines: WriteLines, lines: list[Any]

@@ -69,14 +69,6 @@ def test_names_may_have_a_prefix(folder: Path, before: str, after: str) -> None:
     assert len(open_dataset(folder).read_split("train")) == 3
 
 
-def test_byte_order_mark_is_not_a_part_of_the_first_row(folder: Path) -> None:
-    for name in ("vocab.tsv", "train.tsv"):
-        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
-    dataset = open_dataset(folder)
-    assert dataset.labels.uids.to_pylist() == [DOGS, CATS]
-    assert dataset.read_split("train").entries.texts.to_pylist()[0] == "My \u201cbest\u201d friend"
-
-
 @pytest.mark.parametrize("vocabulary", ["tsv", "skos"])
 @pytest.mark.parametrize("uri", [OLD, "http://example.org/unknown"], ids=["deprecated", "unknown"])
 def test_subject_that_is_not_a_label_is_refused_or_dropped_with_a_note(

@@ -84,6 +84,43 @@ def test_folder_of_parquet_files_is_read_as_one_concatenated_table(tmp_path: Pat
     assert as_lists(dataset.read_split("train")) == {"sky": [0, 1], "rose": [0]}
 
 
+PARTS: dict[str, list[dict[str, Any]]] = {
+    "weights in the second file": [
+        {"query": ["sky"], "label": ["blue"]},
+        {"weight": [-3, 1], "label": ["blue", "red"], "query": ["sky", "rose"]},
+    ],
+    "weights in the first file": [
+        {"query": ["sky", "rose"], "label": ["blue", "red"], "weight": [-1.5, 1.0]},
+        {"query_text": ["sky"], "label_uid": ["blue"]},
+    ],
+    "no rows and no types in the first file": [
+        {"query": pa.nulls(0), "label": pa.nulls(0)},
+        {"query": ["sky", "rose"], "label": ["blue", "red"], "weight": [-1, 1]},
+    ],
+    "categories in the second file": [
+        {"query": ["sky"], "label": ["blue"], "weight": [-1]},
+        {"query": pa.array(["rose"]).dictionary_encode(), "label": pa.array(["red"], pa.large_string())},
+    ],
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_files_of_a_folder_may_differ_in_columns_and_types(tmp_path: Path, parts: list[dict[str, Any]]) -> None:
+    pq.write_table(pa.table(LABELS), tmp_path / "labels.parquet")
+    (tmp_path / "train.parquet").mkdir()
+    for number, part in enumerate(parts):
+        pq.write_table(pa.table(part), tmp_path / "train.parquet" / f"part-{number}.parquet")
+    assert as_lists(open_dataset(tmp_path).read_split("train")) == {"sky": [], "rose": [0]}
+
+
+def test_file_of_a_folder_without_a_column_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "labels.parquet").mkdir()
+    for number, part in enumerate([LABELS, {"label": ["x"], "txt": ["x"]}]):
+        pq.write_table(pa.table(part), tmp_path / "labels.parquet" / f"part-{number}.parquet")
+    with pytest.raises(DatasetError, match=r"/part-1\.parquet: expected a column text or label_text, found label, txt"):
+        open_dataset(tmp_path)
+
+
 NOT_UTF8 = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"x\xff\xfe"))
 BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown label": (

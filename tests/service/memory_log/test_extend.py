@@ -54,7 +54,7 @@ def log_of(store: Path) -> MemoryLog:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"uid": "x"', 'expected a JSON object, found b\'{"uid": "x"\\n\''),
+        ('{"uid": "x"', 'expected a JSON object, found \'{"uid": "x"\' ('),
         ("[]", "expected a JSON object, found []"),
         ('{"uid": "x"}', "expected a field text, found fields uid"),
         ('{"uid": 3.0, "text": "a"}', "uid: expected a valid string, found 3.0"),

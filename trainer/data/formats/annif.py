@@ -49,7 +49,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     for number, line in read_lines(path):
         if not line.strip():
             continue
-        text, tab, subjects = line.removeprefix("\ufeff").partition("\t")
+        text, tab, subjects = line.partition("\t")
         if not tab:
             raise DatasetError(f"{path}:{number}: expected a text, a tab and URIs, found no tab in {line[:40]!r}")
         uris = [clean_uri(uri) for uri in subjects.split()]

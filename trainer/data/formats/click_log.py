@@ -3,8 +3,9 @@
     train.parquet  test.parquet   query text, label uid[, weight]
     labels.parquet                label uid, label text
 
-Each of these paths is one Parquet file or a folder of Parquet files. Rows with the same query text become one instance.
-The weights of rows with the same query and label are added. The instance has the label if the sum is positive.
+Each of these paths is one Parquet file, or a folder of Parquet files, which may differ in their columns. The weight is
+1 in a file without weights. Rows with the same query text become one instance. The weights of rows with the same query
+and label are added. The instance has the label if the sum is positive.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
 from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName
@@ -22,6 +24,8 @@ from recollect.trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
 TEXT_FIELDS: tuple[str, ...] = ()
+
+_Part = tuple[str, pa.Table]  # a file and its rows
 
 _QUERY = ("query", "query_text", "text")
 _LABEL = ("label", "label_uid", "uid")
@@ -35,48 +39,61 @@ def recognises(folder: Path) -> bool:
 
 def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = folder / "labels.parquet"
-    table = _read_table(path)
-    return path, Entries(_read_strings(table, _LABEL, path), _read_strings(table, _TEXT, path, rule.may_be_empty))
+    parts = _read_parts(path)
+    return path, Entries(_read_strings(parts, _LABEL), _read_strings(parts, _TEXT, rule.may_be_empty))
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     path = folder / f"{name}.parquet"
-    table = _read_table(path)
-    encoded = _read_strings(table, _QUERY, path, rule.may_be_empty).dictionary_encode()
+    parts = _read_parts(path)
+    encoded = _read_strings(parts, _QUERY, rule.may_be_empty).dictionary_encode()
     queries = encoded.dictionary
     rows = encoded.indices.to_numpy().astype(np.int64)
-    columns = _label_positions(_read_strings(table, _LABEL, path), labels, path)
+    columns = _label_positions(_read_strings(parts, _LABEL), labels, path)
     pairs, index = np.unique(rows * len(labels) + columns, return_inverse=True)
-    pairs = pairs[np.bincount(index, weights=_read_weights(table, path), minlength=len(pairs)) > 0]
+    pairs = pairs[np.bincount(index, weights=_read_weights(parts), minlength=len(pairs)) > 0]
     counts = np.bincount(pairs // len(labels), minlength=len(queries))
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
     return path, Split(Entries(uids, queries), LabelSets(indptr, (pairs % len(labels)).astype(np.int32)))
 
 
-def _read_table(path: Path) -> pa.Table:
+def _read_parts(path: Path) -> list[_Part]:
+    """The rows of a Parquet file, or of each Parquet file of a folder."""
     if not path.exists():
         raise DatasetError(f"{path}: expected a Parquet file or a folder of Parquet files, found nothing")
+    file, parts = str(path), list[_Part]()
     try:
-        return pads.dataset(path, format="parquet").to_table()
+        for file in pads.dataset(path, format="parquet", schema=pa.schema([])).files:
+            parts.append((file, pq.read_table(file, partitioning=None)))
     except (pa.ArrowException, OSError) as error:
-        raise DatasetError(f"{path}: expected Parquet, found: {str(error).splitlines()[0]}") from None
+        raise DatasetError(f"{file}: expected Parquet, found: {str(error).splitlines()[0]}") from None
+    if not parts:
+        raise DatasetError(f"{path}: expected a folder of Parquet files, found no file in it")
+    return parts
 
 
 def _find_column(table: pa.Table, names: tuple[str, ...]) -> pa.ChunkedArray | None:
     return next((table.column(name) for name in names if name in table.column_names), None)
 
 
-def _read_strings(
-    table: pa.Table, names: tuple[str, ...], path: Path, may_be_empty: bool = False
-) -> pa.LargeStringArray:
+def _read_strings(parts: list[_Part], names: tuple[str, ...], may_be_empty: bool = False) -> pa.LargeStringArray:
+    return pa.concat_arrays([_strings(table, names, file, may_be_empty) for file, table in parts])
+
+
+def _strings(table: pa.Table, names: tuple[str, ...], path: str, may_be_empty: bool) -> pa.LargeStringArray:
     column = _find_column(table, names)
     if column is None:
         raise DatasetError(f"{path}: expected a column {' or '.join(names)}, found {', '.join(table.column_names)}")
     kind = (
         column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     )  # pandas categories are stored as dictionaries
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not (
+        pa.types.is_null(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    ):
         raise DatasetError(f"{path}: expected column {names[0]!r} to hold strings, found {column.type}")
     strings = pa.concat_arrays(column.cast(pa.large_string()).chunks or [pa.array([], type=pa.large_string())])
     try:
@@ -103,7 +120,12 @@ def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path) -> 
     return np.asarray(positions.to_numpy(), dtype=np.int64)
 
 
-def _read_weights(table: pa.Table, path: Path) -> np.ndarray:
+def _read_weights(parts: list[_Part]) -> np.ndarray:
+    """The weight of each row: 1 in a file without weights."""
+    return np.concatenate([_weights(table, file) for file, table in parts])
+
+
+def _weights(table: pa.Table, path: str) -> np.ndarray:
     column = _find_column(table, _WEIGHT)
     if column is None:
         return np.ones(len(table))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from recollect.trainer.data.formats.lines import read_lines
 from recollect.trainer.errors import DatasetError
 
 
@@ -30,7 +31,7 @@ def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*no data.*")
-            pairs = np.loadtxt(path, dtype=np.int64, ndmin=2)
+            pairs = np.loadtxt((line for _, line in read_lines(path)), dtype=np.int64, ndmin=2)
     except ValueError as error:
         raise DatasetError(f"{path}: expected two integers a line (row, label position), found: {error}") from None
     if pairs.size == 0:

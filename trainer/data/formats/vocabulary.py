@@ -8,10 +8,8 @@ All of them may end in `.gz`. A concept with `owl:deprecated true` is deprecated
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import logging
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +80,7 @@ def clean_uri(uri: str) -> str:
 
 def _read_tsv(path: Path) -> Iterator[Subject]:
     for number, line in read_lines(path):
-        columns = [column.strip() for column in line.removeprefix("\ufeff").split("\t", 2)]
+        columns = [column.strip() for column in line.split("\t", 2)]
         uri, name, notation = (columns + ["", ""])[:3]
         if not uri and any(columns):
             raise DatasetError(f"{path}:{number}: expected a URI, a tab and a name, found {line[:40]!r}")
@@ -150,7 +148,8 @@ def _parse(path: Path, syntax: str) -> Any:
     import rdflib
     from rdflib.plugins.parsers.notation3 import BadSyntax
 
-    content, expected = _read_text(path), "RDF/XML" if syntax == "xml" else "Turtle"
+    content = "\n".join(line for _, line in read_lines(path))
+    expected = "RDF/XML" if syntax == "xml" else "Turtle"
     # rdflib logs a traceback for each value with a wrong datatype, such as a date. No such value is used here.
     logging.getLogger("rdflib.term").setLevel(logging.ERROR)
     try:
@@ -166,14 +165,3 @@ def _parse(path: Path, syntax: str) -> Any:
     except Exception as error:  # for other wrong content, rdflib raises errors of many types
         found = f"{type(error).__name__}: {error}"[:200]
         raise DatasetError(f"{path}: expected {expected}, found: {found}; correct the file") from None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read().decode().removeprefix("\ufeff")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DatasetError(f"{path}: the gzip stream breaks ({error}); copy the file again") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise DatasetError(f"{path}:{line}: expected UTF-8, found byte 0x{error.object[error.start]:02x}") from None
