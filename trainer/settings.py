@@ -344,7 +344,7 @@ class TuneSettings(TrainerSettings):
     metric: Metric = Field("nDCG@5", description="metric to maximise")
     queries: int = Field(2_000, ge=1, description="maximum number of held-out instances to use as queries")
     lambda_: Annotated[list[Share], *Listed, NotEmpty] = Field(
-        [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1],
+        [0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1],
         alias="lambda",
         description="values of lambda to try",
     )

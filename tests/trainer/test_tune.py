@@ -284,11 +284,35 @@ class TestResult:
             assert tuning.best.score >= tuning.before.score
             assert setting(tuning.before) in {setting(trial) for trial in tuning.trials}
 
-    def test_tuning_prefers_text_keys_then_larger_b_then_smaller_tau_among_equal_scores(self, tmp_path: Path) -> None:
+    def test_defaults_stay_if_all_settings_have_equal_scores(self, tmp_path: Path) -> None:
         keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # every setting is correct
         tuning = tune(settings(make_run(tmp_path, keys, [{0}, {0}])))
-        assert tuning.best.score == tuning.before.score == max(trial.score for trial in tuning.trials)
-        assert setting(tuning.best)[1:] == (0.02, 400, 0)
+        assert {trial.score for trial in tuning.trials} == {tuning.before.score}
+        assert setting(tuning.best) == setting(tuning.before) == tuple(DEFAULTS.values())
+        assert {0.01, 0.02} <= {trial.lambda_ for trial in tuning.trials}
+
+    @pytest.mark.parametrize(
+        # Instances win 2 queries of each better pair and lose 1 of each worse pair: 100 times these gains per query.
+        # 1, 1, -1, 0: mean 25, standard error 48. Three better pairs and a worse one: mean 62.5, standard error 26.
+        ("better", "worse", "gain", "chosen"),
+        [(1, 1, 25, 0), (3, 1, 62.5, 1)],
+    )
+    def test_setting_wins_only_if_its_gain_is_larger_than_its_standard_error(
+        self, tmp_path: Path, better: int, worse: int, gain: float, chosen: float
+    ) -> None:
+        pairs = better + worse
+        units = np.eye(2 * pairs, dtype=np.float32)
+        here, far = units[:pairs], units[pairs:]
+        instances = np.repeat(here, 2, axis=0)
+        # Label p has the key of pair p, and label pairs + p another key. A better pair has the second label twice. A
+        # worse pair has each label once.
+        sets = [{pair if pair >= better and not second else pairs + pair} for pair in range(pairs) for second in (0, 1)]
+        run = make_run(tmp_path, np.concatenate([instances, here, far]), sets)
+        write_defaults(run / "memory", open_memory(run / "memory").plan, DEFAULTS | {"lambda": 0})
+        tuning = tune(settings(run, metric="P@1", lambda_=[1], temperature=[0.04], top_b=[200], label_key_alpha=[0]))
+        by_lambda = {trial.lambda_: trial.score for trial in tuning.trials}
+        assert by_lambda[1] - by_lambda[0] == pytest.approx(gain)
+        assert tuning.best.lambda_ == open_memory(run / "memory").defaults["lambda"] == chosen
 
     def test_interrupted_tuning_keeps_the_previous_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = (run / "memory" / "memory.json").read_bytes()

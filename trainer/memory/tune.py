@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from recollect.service.console import with_progress
 from recollect.service.files import write_json
@@ -25,7 +25,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
-from recollect.trainer.metrics import hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
+from recollect.trainer.metrics import hits, ndcg_at, precision_at, propensity_gains, propensity_weights, recall_at
 from recollect.trainer.settings import TuneSettings
 
 
@@ -52,7 +52,8 @@ class Tuning:
         queries: Number of queries.
         trained_on: Whether the queries are training instances. Their scores are then higher than those of new queries.
         before: The trial with the previous defaults.
-        best: The best trial, whose values are the new defaults.
+        best: The best trial that is better than `before` by more than the standard error of the gain, else `before`.
+            Its values are the new defaults.
         trials: All trials, best first.
     """
 
@@ -77,7 +78,8 @@ class Tuning:
 def tune(settings: TuneSettings) -> Tuning:
     """Try all combinations of the given values, and write the best one as the memory's defaults.
 
-    The previous defaults are tried too, so tuning never lowers the metric on these queries.
+    The previous defaults are tried too. They stay unless a combination is better by more than the standard error of its
+    gain, paired over the queries: with few queries, many combinations differ by chance.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
@@ -114,17 +116,25 @@ def tune(settings: TuneSettings) -> Tuning:
     instances = instance_neighbours(memory, rows, top_b, device)
     filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
     metric = _Metric(settings, memory, rows)
-    trials = []
+    measured: dict[Trial, Float[np.ndarray, " query"]] = {}
     for alpha in with_progress(alphas, "alpha", "tune"):
         labels = label_neighbours(memory, rows, alpha, top_b, device)
         for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k, filtered):
-            trials.append(Trial(*setting, alpha, metric(predictions)))
+            scores = metric(predictions)
+            measured[Trial(*setting, alpha, float(scores.mean()))] = scores
     # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.
-    trials.sort(key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
+    trials = sorted(measured, key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
     before = next(t for t in trials if (*previous, memory.defaults["label_key_alpha"]) == _setting(t))
-    tuning = Tuning(settings.metric, len(rows), trained_on, before, trials[0], trials)
+    best = next((trial for trial in trials if _is_better(measured[trial], measured[before])), before)
+    tuning = Tuning(settings.metric, len(rows), trained_on, before, best, trials)
     _save(memory, tuning)
     return tuning
+
+
+def _is_better(scores: Float[np.ndarray, " query"], before: Float[np.ndarray, " query"]) -> bool:
+    """Whether the mean gain is larger than its standard error, paired over the queries."""
+    gains = scores - before
+    return bool(gains.sum() > 0 and len(gains) > 1 and gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
 def _temperatures(settings: TuneSettings, memory: Memory) -> list[float]:
@@ -162,7 +172,7 @@ def _setting(trial: Trial) -> tuple[float, float, int, float]:
 
 
 class _Metric:
-    """The metric that `--metric` chooses, in percent."""
+    """The metric that `--metric` chooses, in percent. It is the mean of a score of each query."""
 
     def __init__(self, settings: TuneSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> None:
         self.name, _, depth = settings.metric.partition("@")
@@ -173,7 +183,7 @@ class _Metric:
         counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
         self._weights = propensity_weights(counts, memory.plan.instances, *settings.propensity)
 
-    def __call__(self, predictions: Int[np.ndarray, "query k"]) -> float:
+    def __call__(self, predictions: Int[np.ndarray, "query k"]) -> Float[np.ndarray, " query"]:
         hit = hits(predictions, self._truth)
         match self.name:
             case "P":
@@ -183,8 +193,9 @@ class _Metric:
             case "R":
                 scores = recall_at(hit, self._sizes, self.k)
             case _:
-                return 100 * psp_at(predictions, hit, self._truth, self._weights, self.k)
-        return 100 * float(scores.mean())
+                gained, ideal = propensity_gains(predictions, hit, self._truth, self._weights, self.k)
+                scores = gained / ideal.mean()  # the mean is PSP@k, a ratio of sums
+        return 100 * scores
 
 
 def _save(memory: Memory, tuning: Tuning) -> None:
