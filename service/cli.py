@@ -51,6 +51,7 @@ def _predict_one(settings: PredictSettings) -> None:
     from pydantic_core import to_json
 
     from recollect.service.model import open_model
+    from recollect.service.predictor.filters import describe_unknown
 
     if settings.text is None:
         raise SettingsError("expected a text, or --input; see `recollect predict --help`")
@@ -58,6 +59,8 @@ def _predict_one(settings: PredictSettings) -> None:
         raise SettingsError("--output: expected --input, or - for the lines of standard input, found one query")
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
     (answer,) = model.answer([settings.text], **settings.answer_options())
+    for message in describe_unknown(model.resolve(**settings.answer_options()), model.predictor.memory.labels):
+        print_status(message)
     if settings.json_:
         print_line(to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode())
         return

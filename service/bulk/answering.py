@@ -73,13 +73,19 @@ class Answered(NamedTuple):
     error: str | None
 
 
-def open_version(task: bytes) -> None:
+def open_version(task: bytes) -> list[str]:
     """Open the version of a task, given as JSON, and check its options. The version stays open for `answer`.
+
+    Returns:
+        Messages for the user.
 
     Raises:
         ServiceError: If the version does not open, or an option needs probabilities that it does not give.
     """
-    _opened(task)
+    from recollect.service.predictor.filters import describe_unknown
+
+    read, model = _opened(task)
+    return list(describe_unknown(model.resolve(**read.options), model.predictor.memory.labels))
 
 
 def answer(task: bytes, block: Block) -> Answered:

@@ -19,7 +19,7 @@ from recollect.service.bulk.output import FileOutput, Output
 from recollect.service.bulk.pool import WorkerPool
 from recollect.service.bulk.reading import Block, Format, Input, local_input, open_input, recognise
 from recollect.service.command_settings import PredictSettings
-from recollect.service.console import progress_bar
+from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import InputError, SettingsError
 from recollect.service.in_order import in_order
 from recollect.service.ray_tasks import RayTasks, check_address, cluster_resources, connected
@@ -100,7 +100,8 @@ def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
     with connected(settings.ray, count):
         count = settings.workers or cluster_resources("CPU")
         with RayTasks(count) as tasks:
-            tasks.result(tasks.submit(open_version, content))
+            for message in tasks.result(tasks.submit(open_version, content)):
+                print_status(message)
             submit = functools.partial(tasks.submit, answer, content)
             yield lambda blocks: in_order(blocks, submit, tasks.result, count * _BLOCKS_PER_WORKER)
 

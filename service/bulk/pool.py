@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from recollect.service.bulk.answering import Answered, answer, open_version
 from recollect.service.bulk.reading import Block
+from recollect.service.console import print_status
 from recollect.service.errors import WorkerError
 
 _Result = TypeVar("_Result")
@@ -39,8 +40,9 @@ class WorkerPool:
         read, self._ours = Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(count, _Workers(), _end_with_main_process, (read,))
         try:
-            for opened in [self._executor.submit(open_version, task) for _ in range(count)]:
-                self.result(opened)
+            opened = [self._executor.submit(open_version, task) for _ in range(count)]
+            for message in [self.result(each) for each in opened][0]:
+                print_status(message)
         except BaseException:
             self.__exit__()
             raise

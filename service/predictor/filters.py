@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from recollect.service.memory.layers import Labels
+from recollect.service.options import AnswerOptions
 from recollect.service.predictor.scoring import Ranking
+
+
+def describe_unknown(options: AnswerOptions, labels: Labels) -> Iterator[str]:
+    """Yield a message for each filter with uids that are no labels."""
+    for name, uids in (("allow", options.allow or ()), ("deny", options.deny)):
+        if unknown := [uid for uid in uids if labels.position(uid) is None]:
+            found = f"{len(unknown):,} of {len(uids):,} uids"
+            yield f"--{name}: {found} are no labels of this version, such as {unknown[0]!r}"
 
 
 class LabelFilter:

@@ -153,6 +153,19 @@ def test_predict_escapes_control_characters_in_its_output(store: Path, capsys: p
     assert len(ran.out.splitlines()) == 1
 
 
+@pytest.mark.parametrize("bulk", [False, True])
+def test_predict_reports_filters_with_unknown_uids(
+    store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, bulk: bool
+) -> None:
+    (tmp_path / "in.txt").write_text("tax\n")
+    query = ("--input", str(tmp_path / "in.txt"), "--workers", "1") if bulk else ("tax",)
+    ran = Ran(capsys, "predict", *query, "--store", store, "--allow", "Law,Lwa", "--deny", "x")
+    assert ran.err.splitlines() == [
+        "--allow: 1 of 2 uids are no labels of this version, such as 'Lwa'",
+        "--deny: 1 of 1 uids are no labels of this version, such as 'x'",
+    ]
+
+
 def test_predict_warns_if_the_query_is_longer_than_the_encoder_reads(
     two_versions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

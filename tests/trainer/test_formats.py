@@ -175,7 +175,35 @@ def test_dataset_split_without_rows_is_refused(tmp_path: Path, write_lines: Writ
         open_dataset(tmp_path / "data").read_split("train")
 
 
+@pytest.mark.parametrize("format_name", ["xmc", "pecos", "xclib"])
+def test_dropping_unknown_labels_is_refused_in_formats_without_names_of_labels(
+    tmp_path: Path, write_lines: WriteLines, format_name: str
+) -> None:
+    write_as(format_name, tmp_path / "data", write_lines)
+    message = rf"--unknown-labels: expected .*\(native, parquet, annif\), found {format_name}; omit the flag"
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(tmp_path / "data", unknown_labels="drop")
+
+
 class TestFilterFile:
+    @pytest.mark.parametrize(
+        "name",
+        ["filter_labels_trn.txt", "filter_labels_train.txt.gz", "trn_filter_labels.txt", "train_filter_labels.txt.gz"],
+    )
+    def test_other_names_are_read(self, tmp_path: Path, write_lines: WriteLines, name: str) -> None:
+        write_as("xmc", tmp_path / "data", write_lines)
+        write_lines(tmp_path / "data" / name, ["1 2"])
+        assert open_dataset(tmp_path / "data").read_split("train").filtered_pairs.tolist() == [[1, 2]]
+
+    def test_file_with_another_name_is_reported(self, tmp_path: Path, write_lines: WriteLines) -> None:
+        write_as("xmc", tmp_path / "data", write_lines)
+        for name in ("filter_labels_train.txt", "filter_labels_trn.txt", "filter_labels_dev.txt"):
+            write_lines(tmp_path / "data" / name, ["1 2"])
+        notes = list[str]()
+        open_dataset(tmp_path / "data", note=notes.append)
+        unused = [f"{tmp_path}/data/filter_labels_{name}.txt: this file is not used; " for name in ("dev", "trn")]
+        assert [note[: note.index("filters are")] for note in notes] == unused
+
     def read(self, folder: Path, write_lines: WriteLines, lines: list[Any]) -> list[list[int]]:
         write_as("xmc", folder / "data", write_lines)
         write_lines(folder / "data" / "filter_labels_train.txt", lines)

@@ -67,6 +67,24 @@ def test_text_fields_replace_the_field_text(read: Read, tmp_path: Path) -> None:
     assert dataset.read_split("train").entries.texts.to_pylist() == ["u t"]
 
 
+def test_text_field_that_no_record_has_is_refused(read: Read, tmp_path: Path) -> None:
+    read({"text": "t", "long": "u", "labels": []})  # the labels have no field `long`
+    assert open_dataset(tmp_path, text_fields=("text", "long")).read_split("train").entries.texts.to_pylist() == ["t u"]
+    with pytest.raises(DatasetError, match=r"no record has the field lnog; found labels, long, text, uid"):
+        open_dataset(tmp_path, text_fields=("text", "lnog")).read_split("train")
+
+
+def test_unknown_labels_are_dropped_with_a_note(read: Read, tmp_path: Path) -> None:
+    read({"text": "t", "labels": ["red"]}, {"text": "u", "labels": ["red"]})
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"text": "v", "labels": ["mauve", "red"], "exclude": ["teal"]}\n')
+    notes = list[str]()
+    split = open_dataset(tmp_path, unknown_labels="drop", note=notes.append).read_split("train")
+    assert label_sets(split) == [[0], [0], [0]]
+    path = tmp_path / "train.jsonl"
+    assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: line 3: mauve)"]
+
+
 INTEGERS = [{"uid": uid, "text": f"number {uid}"} for uid in (3, "1", 2, "red")]
 
 

@@ -84,6 +84,17 @@ def test_folder_of_parquet_files_is_read_as_one_concatenated_table(tmp_path: Pat
     assert as_lists(dataset.read_split("train")) == {"sky": [0, 1], "rose": [0]}
 
 
+def test_unknown_labels_are_dropped_with_a_note(tmp_path: Path) -> None:
+    pq.write_table(pa.table(LABELS), tmp_path / "labels.parquet")
+    clicks = {"query": ["sky", "sea", "sky"], "label": ["mauve", "teal", "blue"], "weight": [1.0, 1.0, 2.0]}
+    pq.write_table(pa.table(clicks), tmp_path / "train.parquet")
+    notes = list[str]()
+    dataset = open_dataset(tmp_path, unknown_labels="drop", note=notes.append)
+    assert as_lists(dataset.read_split("train")) == {"sky": [2], "sea": []}
+    path = tmp_path / "train.parquet"
+    assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: row 1: mauve)"]
+
+
 PARTS: dict[str, list[dict[str, Any]]] = {
     "weights in the second file": [
         {"query": ["sky"], "label": ["blue"]},

@@ -70,8 +70,20 @@ def test_raw_file_with_a_uid_in_every_line_gives_uids_and_texts(raw: Path, write
 
 
 def test_arrow_in_some_texts_only_is_part_of_the_text(raw: Path, write_lines: WriteLines) -> None:
+    write_lines(raw / "raw_data" / "train.raw.txt", ["paint", "B01->a", "garden"])
+    write_lines(raw / "trn_X_Y.txt", ["3 3", "", "", ""])
+    notes = list[str]()
+    split = open_dataset(raw, note=notes.append).read_split("train")
+    assert split.entries.texts.to_pylist() == ["paint", "B01->a", "garden"]
+    assert notes == [f"{raw}/raw_data/train.raw.txt: 1 of 3 lines look like uid->text; they are read as texts"]
+
+
+def test_line_without_an_arrow_is_refused_if_most_lines_have_one(raw: Path, write_lines: WriteLines) -> None:
     write_lines(raw / "raw_data" / "train.raw.txt", ["B01->a", "paint"])
-    assert read(raw).entries.texts.to_pylist() == ["B01->a", "paint"]
+    with pytest.raises(
+        DatasetError, match=r"train\.raw\.txt:2: expected uid->text, as in 1 of 2 lines, found 'paint'; add"
+    ):
+        read(raw)
 
 
 def test_bag_of_words_becomes_a_text_with_the_largest_weight_first(bags: Path) -> None:

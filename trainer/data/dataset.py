@@ -17,7 +17,7 @@ from jaxtyping import Bool
 
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule, UnknownLabels, print_note
-from recollect.trainer.data.formats.filters import read_filter
+from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
 from recollect.trainer.data.split import Entries, Split, SplitName
 from recollect.trainer.errors import DatasetError
 
@@ -55,6 +55,9 @@ FORMATS: dict[str, Format] = {
     "annif": annif,
 }
 
+# The formats whose instances name labels by their uids.
+NAMED: tuple[Format, ...] = (native, click_log, annif)
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -85,8 +88,9 @@ class Dataset:
             DatasetError: If a file is missing or a row is invalid. The message names the file and the row.
         """
         path, split = self.format.read_split(self.folder, name, self._listed, self.rule)
+        self.rule.require_seen(path)
         check_unique(split.entries.uids, path)
-        listed = read_filter(self.folder / f"filter_labels_{name}.txt", len(split), len(self._listed))
+        listed = read_filter(find_filter(self.folder, name), len(split), len(self._listed))
         filtered = np.unique(np.concatenate([split.filtered_pairs, listed]), axis=0)
         split = replace(split, filtered_pairs=filtered)
         kept = _kept_rows(split.entries, path, self.empty_texts, self.note)
@@ -146,7 +150,7 @@ def open_dataset(
         text_fields: The fields that form a text, in this order; empty: the fields that the format names.
         empty_texts: Whether empty texts are refused, dropped with their row, or kept.
         label_language: Language of the label texts, in a SKOS vocabulary; None if the vocabulary has only one.
-        unknown_labels: Whether labels that are not in the vocabulary of an Annif corpus are refused or dropped.
+        unknown_labels: Whether names of labels that the dataset does not have are refused or dropped.
         note: Function that reports the number of empty texts and of dropped labels.
 
     Raises:
@@ -167,6 +171,13 @@ def open_dataset(
         raise DatasetError(
             f"{folder}: --label-language: expected an Annif corpus, found the format {name}; omit the flag"
         )
+    if unknown_labels == "drop" and dataset_format not in NAMED:
+        known = ", ".join(each for each in FORMATS if FORMATS[each] in NAMED)
+        raise DatasetError(
+            f"{folder}: --unknown-labels: expected a format with names of labels ({known}), found {name}; omit the flag"
+        )
+    for path in unused_filters(folder):
+        note(f"{path}: this file is not used; filters are {', '.join(FILTERS['train'])}, or the same for test")
     rule = TextRule(tuple(text_fields), empty_texts != "refuse", label_language, unknown_labels, note)
     path, listed = dataset_format.read_labels(folder, rule)
     check_unique(listed.uids, path)

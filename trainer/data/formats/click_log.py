@@ -49,9 +49,10 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     encoded = _read_strings(parts, _QUERY, rule.may_be_empty).dictionary_encode()
     queries = encoded.dictionary
     rows = encoded.indices.to_numpy().astype(np.int64)
-    columns = _label_positions(_read_strings(parts, _LABEL), labels, path)
-    pairs, index = np.unique(rows * len(labels) + columns, return_inverse=True)
-    pairs = pairs[np.bincount(index, weights=_read_weights(parts), minlength=len(pairs)) > 0]
+    columns = _label_positions(_read_strings(parts, _LABEL), labels, path, rule)
+    known = columns >= 0
+    pairs, index = np.unique((rows * len(labels) + columns)[known], return_inverse=True)
+    pairs = pairs[np.bincount(index, weights=_read_weights(parts)[known], minlength=len(pairs)) > 0]
     counts = np.bincount(pairs // len(labels), minlength=len(queries))
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
@@ -109,15 +110,18 @@ def _strings(table: pa.Table, names: tuple[str, ...], path: str, may_be_empty: b
     return strings
 
 
-def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path) -> np.ndarray:
+def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path, rule: TextRule) -> np.ndarray:
+    """The position of each label; -1 for an unknown label that is dropped."""
     positions = pc.index_in(uids, value_set=labels.uids)
     if positions.null_count:
         row = int(np.flatnonzero(positions.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DatasetError(
-            f"{path}: row {row + 1}: label uid {uids[row].as_py()!r} is unknown; expected one of the "
-            f"{len(labels):,} uids of labels.parquet: add it there or remove the row"
-        )
-    return np.asarray(positions.to_numpy(), dtype=np.int64)
+        if rule.unknown_labels == "refuse":
+            raise DatasetError(
+                f"{path}: row {row + 1}: label uid {uids[row].as_py()!r} is unknown; expected one of the "
+                f"{len(labels):,} uids of labels.parquet: add it there, remove the row, or choose --unknown-labels drop"
+            )
+        rule.report_unknown(path, positions.null_count, f"row {row + 1}: {uids[row].as_py()}")
+    return np.asarray(positions.fill_null(-1).to_numpy(), dtype=np.int64)
 
 
 def _read_weights(parts: list[_Part]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ class TextRule:
         label_language: Language of the names in a SKOS vocabulary; None if the vocabulary has only one.
         unknown_labels: Whether a label of an instance that is not in the vocabulary is refused or dropped.
         note: Function that reports the number of dropped labels.
+        seen: Names of the fields of all records that were read.
     """
 
     fields: tuple[str, ...] = ()
@@ -37,6 +38,21 @@ class TextRule:
     label_language: str | None = None
     unknown_labels: UnknownLabels = "refuse"
     note: Callable[[str], None] = print_note
+    seen: set[str] = field(default_factory=set)
+
+    def require_seen(self, path: Path) -> None:
+        """Check that some record had each of `fields`.
+
+        Raises:
+            DatasetError: If no record had a field.
+        """
+        if self.seen and (absent := [name for name in self.fields if name not in self.seen]):
+            found = ", ".join(sorted(self.seen))
+            raise DatasetError(f"{path}: --text-fields: no record has the field {', '.join(absent)}; found {found}")
+
+    def report_unknown(self, path: Path, count: int, first: str) -> None:
+        """Report the number of names of labels that were dropped, and the first one with its row."""
+        self.note(f"{path}: {count:,} names of labels are unknown; they are dropped (the first: {first})")
 
     def check(self, text: str, where: str) -> str:
         """Return a valid text unchanged.
@@ -66,14 +82,15 @@ class TextRule:
         Raises:
             DatasetError: If the record has none of the fields, or a field holds no valid text.
         """
+        self.seen.update(record)
         fields = self.fields or default
-        if not any(field in record for field in fields):
+        if not any(name in record for name in fields):
             names = " or ".join(map(repr, fields))
             raise DatasetError(f"{path}:{number}: expected the field {names}, found {sorted(record)}")
-        parts = {field: record[field] for field in fields if record.get(field) is not None}
-        for field, part in parts.items():
+        parts = {name: record[name] for name in fields if record.get(name) is not None}
+        for name, part in parts.items():
             if not isinstance(part, str):
-                raise DatasetError(f"{path}:{number}: {field!r}: expected a string, found {type(part).__name__}")
+                raise DatasetError(f"{path}:{number}: {name!r}: expected a string, found {type(part).__name__}")
         text = " ".join(part for part in parts.values() if part.strip())
         return self.check(text, f"{path}:{number}: {fields[0]!r}")
 

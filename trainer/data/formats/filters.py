@@ -11,22 +11,39 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.data.formats.lines import find_file, read_lines
+from recollect.trainer.data.split import SplitName
 from recollect.trainer.errors import DatasetError
 
+FILTERS: dict[SplitName, tuple[str, ...]] = {
+    "train": ("filter_labels_train.txt", "filter_labels_trn.txt", "train_filter_labels.txt", "trn_filter_labels.txt"),
+    "test": ("filter_labels_test.txt", "filter_labels_tst.txt", "test_filter_labels.txt", "tst_filter_labels.txt"),
+}
 
-def read_filter(path: Path, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:
-    """Read the pairs of a filter file. An absent or empty file has no pairs.
+
+def find_filter(folder: Path, split: SplitName) -> Path | None:
+    """The filter file of a split, also with `.gz` at the end; None if there is none."""
+    return find_file(folder, tuple(f"{name}{gz}" for name in FILTERS[split] for gz in ("", ".gz")))
+
+
+def unused_filters(folder: Path) -> list[Path]:
+    """The files of a folder that look like filters, but are none."""
+    used = [find_filter(folder, split) for split in FILTERS]
+    return sorted(path for path in folder.glob("*filter*.*") if path not in used)
+
+
+def read_filter(path: Path | None, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:
+    """Read the pairs of a filter file. An empty file has no pairs.
 
     Args:
-        path: `filter_labels_train.txt` or `filter_labels_test.txt`.
+        path: The filter file of the split; None if there is none.
         rows: Number of texts in the split.
         labels: Number of labels.
 
     Raises:
         DatasetError: If a line does not hold two integers in range.
     """
-    if not path.is_file():
+    if path is None:
         return np.empty((0, 2), dtype=np.int64)
     try:
         with warnings.catch_warnings():

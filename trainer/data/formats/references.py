@@ -47,10 +47,7 @@ class LabelReferences:
     def report(self) -> None:
         """Report the number of references that were dropped."""
         if self._unknown:
-            self._rule.note(
-                f"{self._path}: {self._unknown:,} names of labels are unknown; they are dropped (the first: "
-                f"{self._first_unknown})"
-            )
+            self._rule.report_unknown(self._path, self._unknown, self._first_unknown)
 
     def _find(self, reference: object, number: int) -> int | None:
         uid = integer_as_uid(reference)

@@ -84,7 +84,16 @@ def _read_entries(folder: Path, part: str, rule: TextRule) -> tuple[Path, Entrie
 def _read_raw(path: Path, rule: TextRule) -> Entries:
     lines = [line for _, line in read_lines(path)]
     parts = [_WITH_UID.fullmatch(line) for line in lines]
-    if not lines or None in parts:
+    with_uid = sum(part is not None for part in parts)
+    if with_uid < len(lines) <= 2 * with_uid:
+        number = parts.index(None) + 1
+        raise DatasetError(
+            f"{path}:{number}: expected uid->text, as in {with_uid:,} of {len(lines):,} lines, found "
+            f"{lines[number - 1][:40]!r}; add the uid, or remove all uids"
+        )
+    if with_uid and with_uid < len(lines):
+        rule.note(f"{path}: {with_uid:,} of {len(lines):,} lines look like uid->text; they are read as texts")
+    if with_uid == 0 or with_uid < len(lines):
         return numbered(read_texts(path, rule))
     texts = (rule.check(part[2], f"{path}:{number}") for number, part in enumerate(parts, start=1) if part)
     uids = (part[1] for part in parts if part)
