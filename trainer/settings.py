@@ -24,7 +24,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce"]
 PrototypeToken = Literal["text", "free", "centroid"]
-CentroidKind = Literal["instances", "ema"]
 TripletKind = Literal["weighted", "sum"]
 
 # Value of --encoder that makes a static encoder.

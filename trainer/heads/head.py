@@ -77,9 +77,6 @@ class Head(nn.Module, abc.ABC):
             seed: Seed of all random draws.
         """
 
-    def leave_out(self, batch: Batch) -> None:  # noqa: B027
-        """Leave the batch's queries out of the instances of their labels, until `follow` ends the step."""
-
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
         """Update the head with the vectors of the batch's queries, at the end of a step."""
 

@@ -19,17 +19,12 @@ from torch import Tensor, nn
 
 from recollect.trainer.heads.centroids import Centroids
 from recollect.trainer.heads.head import Head
-from recollect.trainer.heads.momentum_centroids import MomentumCentroids
 from recollect.trainer.randomness import Purpose, generator
-from recollect.trainer.settings import CentroidKind, PrototypeToken
+from recollect.trainer.settings import PrototypeToken
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.batches import Batch
 from recollect.trainer.training.clustering import balanced_clusters
 
-_CENTROIDS: dict[CentroidKind, type[Centroids | MomentumCentroids]] = {
-    "instances": Centroids,
-    "ema": MomentumCentroids,
-}
 _FEED_FORWARD, _DROPOUT = 1_024, 0.1
 
 
@@ -41,22 +36,14 @@ class Prototypes(Head):
         labels: Number of labels.
         tokens: The parts of a prototype: `text`, `free` and `centroid`, or some of them.
         bank: Number of free vectors. 0 if `free` is not among the tokens.
-        centroids: Kind of centroids, `instances` or `ema`.
     """
 
     kind: ClassVar[str] = "prototypes"
     query_views, label_views = 1, 2
 
-    def __init__(
-        self,
-        dim: int,
-        labels: int,
-        tokens: Sequence[PrototypeToken],
-        bank: int,
-        centroids: CentroidKind = "instances",
-    ) -> None:
+    def __init__(self, dim: int, labels: int, tokens: Sequence[PrototypeToken], bank: int) -> None:
         super().__init__(dim)
-        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank, "centroids": centroids}
+        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
         self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
         for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # a prototype starts as the mean of its parts
             nn.init.zeros_(last.weight)
@@ -64,8 +51,7 @@ class Prototypes(Head):
         self.free = nn.Parameter(torch.zeros(bank, dim))
         self.cluster: Tensor
         self.register_buffer("cluster", torch.zeros(labels if bank else 0, dtype=torch.int64))
-        kind = _CENTROIDS[centroids]
-        self.centroids = kind(labels, dim) if "centroid" in tokens else None
+        self.centroids = Centroids(labels, dim) if "centroid" in tokens else None
 
     @property
     def key_dim(self) -> int:
@@ -108,20 +94,9 @@ class Prototypes(Head):
                 self.cluster.copy_(torch.from_numpy(cluster))
                 self.free.copy_(nn.functional.normalize(torch.from_numpy(means), dim=-1))
 
-    def leave_out(self, batch: Batch) -> None:
-        if self.centroids is not None:
-            self.centroids.leave_out(batch)
-
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
         if self.centroids is not None:
             self.centroids.follow(batch, queries)
-
-    def training_arrays(self) -> dict[str, Sharded]:
-        return {} if self.centroids is None else self.centroids.training_arrays()
-
-    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:
-        if self.centroids is not None:
-            self.centroids.load_training_arrays(arrays)
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.free]

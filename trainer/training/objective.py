@@ -56,8 +56,6 @@ class Objective:
         labels = self.labels.excluding(batch.rows)
         parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(labels, self.ranks.share(batch.pool))]
         head, step = self.embedder.model.head, _Step(self, batch)
-        if head is not None:
-            head.leave_out(batch)
         loss = self.embedder.backward(parts, lambda leaves: step.backward(*leaves))
         tables = [] if head is None else head.label_tables()
         self.ranks.all_reduce_gradients(self.embedder.model, tables, batch.pool)
