@@ -48,7 +48,7 @@ LabelLanguage = Annotated[
 ]
 UnknownLabels = Annotated[
     Literal["refuse", "drop"],
-    Field(description="subjects in an Annif corpus that its vocabulary lacks: refuse the corpus, or drop them"),
+    Field(description="names of labels that the dataset lacks: refuse them, or drop them"),
 ]
 EmptyTexts = Annotated[
     Literal["refuse", "drop", "keep"],

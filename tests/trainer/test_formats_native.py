@@ -82,7 +82,7 @@ def test_unknown_labels_are_dropped_with_a_note(read: Read, tmp_path: Path) -> N
     split = open_dataset(tmp_path, unknown_labels="drop", note=notes.append).read_split("train")
     assert label_sets(split) == [[0], [0], [0]]
     path = tmp_path / "train.jsonl"
-    assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: line 3: mauve)"]
+    assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: {path}:3: mauve)"]
 
 
 INTEGERS = [{"uid": uid, "text": f"number {uid}"} for uid in (3, "1", 2, "red")]

@@ -92,7 +92,7 @@ def test_unknown_labels_are_dropped_with_a_note(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path, unknown_labels="drop", note=notes.append)
     assert as_lists(dataset.read_split("train")) == {"sky": [2], "sea": []}
     path = tmp_path / "train.parquet"
-    assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: row 1: mauve)"]
+    assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: {path}: row 1: mauve)"]
 
 
 PARTS: dict[str, list[dict[str, Any]]] = {

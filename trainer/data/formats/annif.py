@@ -1,39 +1,58 @@
-"""Annif's corpora: short texts with the URIs of their subjects, and a subject vocabulary.
+"""Annif's corpora: texts with the URIs of their subjects, and a subject vocabulary.
 
     train.tsv | *-train.tsv    test.tsv | *-test.tsv      text <TAB> uri uri ...
-    vocab.tsv | *-vocab.tsv | *.ttl | *.nt | *.rdf        the subjects; see `recollect.trainer.data.formats.vocabulary`
+    train.csv | *-train.csv    test.csv | *-test.csv      a header with text and subject_uris
+    train/    | *-train/       test/    | *-test/         NAME.txt with NAME.tsv (uri <TAB> name) or NAME.key (names)
+    the subjects                                          see `recollect.trainer.data.formats.vocabulary`
 
-All of them may end in `.gz`. The angle brackets around a URI are optional. The text of a label is the preferred name of
+The files may end in `.gz`. The angle brackets around a URI are optional. The text of a label is the preferred name of
 its subject, unless `--text-fields` names other fields. The uid of an instance is its row number, from 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from recollect.trainer.data.formats.fields import TextRule
-from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.data.formats.references import LabelReferences
 from recollect.trainer.data.formats.vocabulary import (
     FIELDS,
+    NOT_READ,
+    VOCABULARIES,
     clean_uri,
     find_matches,
-    find_vocabularies,
     read_vocabulary,
 )
 from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
 from recollect.trainer.errors import DatasetError
 
-EXPECTED = "vocab.tsv or a SKOS file (.ttl, .nt, .rdf), and train.tsv[.gz]"
+EXPECTED = "vocab.tsv, vocab.csv or a SKOS file (.ttl, .nt, .rdf), and train.tsv[.gz], train.csv[.gz] or train/"
 TEXT_FIELDS: tuple[str, ...] = FIELDS[:1]
+
+# The first row of a file that has a header, although Annif's TSV has none.
+_HEADER = {"uri", "uris", "subject", "subjects", "subject_uri", "subject_uris"}
+
+
+class _Row(NamedTuple):
+    where: str
+    text: str
+    uris: list[str]
 
 
 def recognises(folder: Path) -> bool:
-    return bool(find_vocabularies(folder) or any(find_matches(folder, _patterns(name)) for name in ("train", "test")))
+    return any(find_matches(folder, patterns) for patterns in (VOCABULARIES, _patterns("train"), _patterns("test")))
 
 
 def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
-    path = _only(folder, find_vocabularies(folder), "vocab.tsv, *-vocab.tsv, *.ttl, *.nt or *.rdf")
+    if not find_matches(folder, VOCABULARIES) and (other := find_matches(folder, NOT_READ)):
+        raise DatasetError(
+            f"{other[0]}: expected a vocabulary as TSV, CSV, Turtle, N-Triples or RDF/XML; convert it, for example by "
+            "rdfpipe -o turtle"
+        )
+    path = _only(folder, VOCABULARIES)
     if wrong := [field for field in rule.fields if field not in FIELDS]:
         raise DatasetError(f"{path}: --text-fields: expected {', '.join(FIELDS)}, found {', '.join(wrong)}")
     uids, texts = StringColumn(), StringColumn()
@@ -44,27 +63,56 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
-    path = _only(folder, find_matches(folder, _patterns(name)), " or ".join(_patterns(name)))
+    path = _only(folder, _patterns(name))
     references, split = LabelReferences(labels, path, rule), SplitBuilder()
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        text, tab, subjects = line.partition("\t")
-        if not tab:
-            raise DatasetError(f"{path}:{number}: expected a text, a tab and URIs, found no tab in {line[:40]!r}")
-        uris = [clean_uri(uri) for uri in subjects.split()]
-        split.append(str(len(split)), rule.check(text, f"{path}:{number}"), references.find(uris, "subjects", number))
+    if path.is_dir():
+        rows = _read_documents(path, labels)
+    else:
+        rows = _read_csv(path) if ".csv" in path.suffixes else _read_tsv(path)
+    for where, text, uris in rows:
+        split.append(str(len(split)), rule.check(text, where), references.find(uris, "subjects", where))
     references.report()
     return path, split.build()
 
 
+def _read_tsv(path: Path) -> Iterator[_Row]:
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        text, tab, uris = line.partition("\t")
+        if not tab:
+            raise DatasetError(f"{path}:{number}: expected a text, a tab and URIs, found no tab in {line[:40]!r}")
+        if number > 1 or uris.strip().lower() not in _HEADER:
+            yield _Row(f"{path}:{number}", text, [clean_uri(uri) for uri in uris.split()])
+
+
+def _read_csv(path: Path) -> Iterator[_Row]:
+    for number, row in read_table(path, ("text", "subject_uris")):
+        yield _Row(f"{path}: row {number}", row["text"], [clean_uri(uri) for uri in row["subject_uris"].split()])
+
+
+def _read_documents(folder: Path, labels: Entries) -> Iterator[_Row]:
+    """The texts of a folder with their subjects, which a file of the same name lists by URI or by name."""
+    uris = dict(zip(labels.texts.to_pylist(), labels.uids.to_pylist(), strict=True))
+    for path in sorted(folder.glob("*.txt")):
+        subjects, named = path.with_suffix(".tsv"), path.with_suffix(".key")
+        if subjects.is_file():
+            found = [clean_uri(line.split("\t")[0].strip()) for _, line in read_lines(subjects) if line.strip()]
+        elif named.is_file():
+            found = [uris.get(line.strip(), line.strip()) for _, line in read_lines(named) if line.strip()]
+        else:
+            raise DatasetError(f"{path}: expected its subjects in {subjects.name} or {named.name}, found neither")
+        yield _Row(str(path), "\n".join(line for _, line in read_lines(path)), found)
+
+
 def _patterns(name: str) -> tuple[str, ...]:
-    return f"{name}.tsv", f"*-{name}.tsv"
+    return tuple(f"{prefix}{name}{suffix}" for suffix in (".tsv", ".csv", "") for prefix in ("", "*-"))
 
 
-def _only(folder: Path, found: list[Path], expected: str) -> Path:
-    """The only file that was found."""
+def _only(folder: Path, patterns: tuple[str, ...]) -> Path:
+    """The only file that matches a pattern."""
+    found = find_matches(folder, patterns)
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise DatasetError(f"{folder}: expected one file named {expected} (also .gz), found {names}")
+        raise DatasetError(f"{folder}: expected one file named {', '.join(patterns)} (also .gz), found {names}")
     return found[0]

@@ -120,7 +120,7 @@ def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path, rul
                 f"{path}: row {row + 1}: label uid {uids[row].as_py()!r} is unknown; expected one of the "
                 f"{len(labels):,} uids of labels.parquet: add it there, remove the row, or choose --unknown-labels drop"
             )
-        rule.report_unknown(path, positions.null_count, f"row {row + 1}: {uids[row].as_py()}")
+        rule.report_unknown(path, positions.null_count, f"{path}: row {row + 1}: {uids[row].as_py()}")
     return np.asarray(positions.fill_null(-1).to_numpy(), dtype=np.int64)
 
 

@@ -126,23 +126,21 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
     return uid
 
 
-def check_position(position: object, labels: int, path: Path, number: int) -> int:
+def check_position(position: object, labels: int, where: str) -> int:
     """Check that a value is a label position.
 
     Args:
         position: The value.
         labels: Number of labels.
-        path: The file, for error messages.
-        number: Line number of the value, from 1, for error messages.
+        where: File and row, for error messages.
 
     Raises:
         DatasetError: If the value is not an integer from 0 to `labels` - 1.
     """
     if not isinstance(position, int) or isinstance(position, bool):
-        raise DatasetError(f"{path}:{number}: expected a label position, found {position!r}")
+        raise DatasetError(f"{where}: expected a label position, found {position!r}")
     if not 0 <= position < labels:
         raise DatasetError(
-            f"{path}:{number}: label position {position} is out of range; expected 0 to {labels - 1} "
-            f"({labels:,} labels)"
+            f"{where}: label position {position} is out of range; expected 0 to {labels - 1} ({labels:,} labels)"
         )
     return position

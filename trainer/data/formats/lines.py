@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from recollect.service import text_lines
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.errors import DatasetError
+
+_MAX_VALUE_CHARACTERS = 1 << 30
 
 
 def find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -39,6 +42,30 @@ def read_texts(path: Path, rule: TextRule) -> Iterator[str]:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield each line number, from 1, with the line; see `recollect.service.text_lines`."""
     return text_lines.read_lines(path, DatasetError)
+
+
+def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield each row number of a CSV file with a header, from 1, with the row.
+
+    Args:
+        path: The file.
+        required: Columns that the header must have.
+
+    Raises:
+        DatasetError: If a column is missing, or a row has another number of values than the header.
+    """
+    csv.field_size_limit(_MAX_VALUE_CHARACTERS)
+    rows = csv.DictReader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+    try:
+        columns = rows.fieldnames or ()
+        if not set(required) <= set(columns):
+            raise DatasetError(f"{path}: expected a header with {', '.join(required)}, found {', '.join(columns)}")
+        for number, row in enumerate(rows, start=1):
+            if None in row or None in row.values():
+                raise DatasetError(f"{path}: row {number}: expected {len(columns)} values, as in the header")
+            yield number, row
+    except csv.Error as error:
+        raise DatasetError(f"{path}:{rows.line_num}: expected CSV, found: {error}") from None
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -40,8 +40,8 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     split = SplitBuilder()
     for number, record in read_records(path):
         uid = uid_field(record, path, number, default=str(len(split)))
-        own = references.find(record.get("labels"), "labels", number)
-        excluded = references.find(record.get("exclude", []), "exclude", number)
+        own = references.find(record.get("labels"), "labels", f"{path}:{number}")
+        excluded = references.find(record.get("exclude", []), "exclude", f"{path}:{number}")
         split.append(uid, rule.read(record, TEXT_FIELDS, path, number), own, excluded)
     references.report()
     return path, split.build()

@@ -20,7 +20,7 @@ class LabelReferences:
 
     Args:
         labels: The labels of the dataset.
-        path: The file, for error messages.
+        path: The file.
         rule: Whether unknown labels are refused or dropped.
     """
 
@@ -28,20 +28,20 @@ class LabelReferences:
         self._labels, self._path, self._rule = labels, path, rule
         self._unknown, self._first_unknown = 0, ""
 
-    def find(self, references: object, field: str, number: int) -> list[int]:
+    def find(self, references: object, field: str, where: str) -> list[int]:
         """The positions of the labels that a row names.
 
         Args:
             references: The names.
             field: Their field, for error messages.
-            number: Line number of the row, from 1, for error messages.
+            where: File and row, for error messages.
 
         Raises:
             DatasetError: If a label is unknown, unless unknown labels are dropped, or a reference has two readings.
         """
         if not isinstance(references, list):
-            raise DatasetError(f"{self._path}:{number}: expected {field!r} to be a list, found {references!r}")
-        found = (self._find(reference, number) for reference in references)
+            raise DatasetError(f"{where}: expected {field!r} to be a list, found {references!r}")
+        found = (self._find(reference, where) for reference in references)
         return [position for position in found if position is not None]
 
     def report(self) -> None:
@@ -49,16 +49,16 @@ class LabelReferences:
         if self._unknown:
             self._rule.report_unknown(self._path, self._unknown, self._first_unknown)
 
-    def _find(self, reference: object, number: int) -> int | None:
+    def _find(self, reference: object, where: str) -> int | None:
         uid = integer_as_uid(reference)
         if not isinstance(uid, str) or (uid is not reference and not self._has_integer_uids):
-            return check_position(reference, len(self._labels), self._path, number)
+            return check_position(reference, len(self._labels), where)
         position = self._positions.get(uid)
         if position is None:
             if self._rule.unknown_labels == "refuse":
-                raise DatasetError(f"{self._path}:{number}: {self._describe_unknown(reference)}")
+                raise DatasetError(f"{where}: {self._describe_unknown(reference)}")
             self._unknown += 1
-            self._first_unknown = self._first_unknown or f"line {number}: {uid}"
+            self._first_unknown = self._first_unknown or f"{where}: {uid}"
         return position
 
     def _describe_unknown(self, reference: object) -> str:

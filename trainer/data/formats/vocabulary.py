@@ -1,28 +1,41 @@
-"""Subject vocabularies of Annif: the subjects and their names, as TSV or as SKOS.
+"""Subject vocabularies of Annif: the subjects and their names, as TSV, CSV or SKOS.
 
     vocab.tsv | *-vocab.tsv        uri <TAB> name [<TAB> notation]; a subject without a name is deprecated
+    vocab.csv | *-vocab.csv        a header with uri, label_LANGUAGE for each language, and optionally notation
     *.ttl | *.nt | *.rdf           SKOS in Turtle, N-Triples or RDF/XML: the instances of skos:Concept with a URI
 
 All of them may end in `.gz`. A concept with `owl:deprecated true` is deprecated. A deprecated subject is not a label.
+Names in SKOS-XL are read as those of SKOS.
+
+A language matches the names with this tag, without case. If a subject has no such name, tags that extend it match: `en`
+finds `en-GB`. If there is none either, names without a language match.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.errors import DatasetError
 
 FIELDS = ("prefLabel", "altLabel", "notation")
 
-_TSV = ("vocab.tsv", "*-vocab.tsv")
 # rdflib's parser of Turtle also reads N-Triples, a part of Turtle, and its errors name the line.
 _SKOS = {".ttl": "turtle", ".nt": "turtle", ".rdf": "xml"}
+VOCABULARIES = ("vocab.tsv", "*-vocab.tsv", "vocab.csv", "*-vocab.csv", *(f"*{suffix}" for suffix in _SKOS))
+# Vocabularies that other programs write.
+NOT_READ = ("*.jsonld", "*.json-ld", "*.n3", "*.trig", "*.nq", "*.owl", "*.xml")
+_XL = "http://www.w3.org/2008/05/skos-xl#"
+
+_PREFERRED = ("prefLabel", "label")  # rdfs:label stands in for skos:prefLabel
+_KINDS = (*_PREFERRED, "altLabel")
+
+# The language tag of a name in lower case, empty for a name without a language, and the name.
+_Tagged = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -44,19 +57,15 @@ class Subject:
         return "; ".join(dict.fromkeys(name for field in fields for name in self.names.get(field, []) if name.strip()))
 
 
-def find_vocabularies(folder: Path) -> list[Path]:
-    """All vocabularies of a folder."""
-    return find_matches(folder, (*_TSV, *(f"*{suffix}" for suffix in _SKOS)))
-
-
 def find_matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """The files whose names match one of the patterns, also with `.gz` at the end."""
+    """The files, and the folders of documents, whose names match one of the patterns, also with `.gz` at the end."""
     names = (f"{pattern}{gz}" for pattern in patterns for gz in ("", ".gz"))
-    return sorted({path for name in names for path in folder.glob(name) if path.is_file()})
+    found = {path for name in names for path in folder.glob(name)}
+    return sorted(path for path in found if path.is_file() or any(path.glob("*.txt")))
 
 
 def read_vocabulary(path: Path, language: str | None) -> Iterator[Subject]:
-    """Yield the subjects of a vocabulary that are not deprecated: the rows of a TSV file, or concepts sorted by URI.
+    """Yield the subjects of a vocabulary that are not deprecated: the rows of a table, or concepts sorted by URI.
 
     Args:
         path: The vocabulary.
@@ -65,11 +74,13 @@ def read_vocabulary(path: Path, language: str | None) -> Iterator[Subject]:
     Raises:
         DatasetError: If the vocabulary is invalid, or does not have the language. The message names the file.
     """
-    syntax = _SKOS.get(Path(path.name.removesuffix(".gz")).suffix)
-    if syntax is not None:
-        return _read_skos(path, syntax, language)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix in _SKOS:
+        return _read_skos(path, _SKOS[suffix], language)
+    if suffix == ".csv":
+        return _read_csv(path, language)
     if language is not None:
-        raise DatasetError(f"{path}: --label-language: expected a SKOS vocabulary, found TSV; omit the flag")
+        raise DatasetError(f"{path}: --label-language: expected a vocabulary as SKOS or CSV, found TSV; omit the flag")
     return _read_tsv(path)
 
 
@@ -82,10 +93,25 @@ def _read_tsv(path: Path) -> Iterator[Subject]:
     for number, line in read_lines(path):
         columns = [column.strip() for column in line.split("\t", 2)]
         uri, name, notation = (columns + ["", ""])[:3]
+        if number == 1 and uri.lower() == "uri":  # a header, although Annif's TSV has none
+            continue
         if not uri and any(columns):
             raise DatasetError(f"{path}:{number}: expected a URI, a tab and a name, found {line[:40]!r}")
         if name:
             yield Subject(clean_uri(uri), {"prefLabel": [name], "notation": [notation]}, f"{path}:{number}")
+
+
+def _read_csv(path: Path, language: str | None) -> Iterator[Subject]:
+    for number, row in read_table(path, ("uri",)):
+        tags = {_normal(name.removeprefix("label").lstrip("_")): name for name in row if name.startswith("label")}
+        if number == 1:
+            language = _choose_language(tags, path, language)
+        names = _in_language([(tag, row[name].strip()) for tag, name in tags.items() if row[name].strip()], language)
+        if names:
+            notation = row.get("notation", "").strip()
+            yield Subject(
+                clean_uri(row["uri"].strip()), {"prefLabel": names[:1], "notation": [notation]}, f"{path}: row {number}"
+            )
 
 
 def _read_skos(path: Path, syntax: str, language: str | None) -> Iterator[Subject]:
@@ -101,44 +127,58 @@ def _read_skos(path: Path, syntax: str, language: str | None) -> Iterator[Subjec
     )
     if not concepts:
         raise DatasetError(f"{path}: expected instances of skos:Concept that are not deprecated, found none")
-    language = _choose_language(graph, concepts, path, language)
-    for concept in concepts:
+    names = {concept: {kind: _names(graph, concept, kind) for kind in _KINDS} for concept in concepts}
+    preferred = (name for of_concept in names.values() for kind in _PREFERRED for name in of_concept[kind])
+    language = _choose_language((tag for tag, _ in preferred), path, language)
+    for concept, of_concept in names.items():
+        chosen = {kind: _in_language(of_kind, language) for kind, of_kind in of_concept.items()}
         # An invalid vocabulary may have several preferred names in a language: one of them is enough.
-        names = {
-            "prefLabel": (_names(graph, concept, "prefLabel", language) or _names(graph, concept, "label", language))[
-                :1
-            ],
-            "altLabel": _names(graph, concept, "altLabel", language),
+        fields = {
+            "prefLabel": (chosen["prefLabel"] or chosen["label"])[:1],
+            "altLabel": chosen["altLabel"],
             "notation": sorted(str(value) for value in graph.objects(concept, SKOS.notation)),
         }
-        yield Subject(
-            str(concept), names, f"{path}: concept {concept}" + (f", language {language}" if language else "")
-        )
+        where = f"{path}: concept {concept}" + (f", language {language}" if language else "")
+        yield Subject(str(concept), fields, where)
 
 
-def _choose_language(graph: Any, concepts: list[Any], path: Path, language: str | None) -> str | None:
+def _choose_language(tags: Iterable[str], path: Path, language: str | None) -> str | None:
     """The language of the names; None if no name has a language."""
-    from rdflib.namespace import RDFS, SKOS
-
-    preferred = (graph.objects(each, kind) for each in concepts for kind in (SKOS.prefLabel, RDFS.label))
-    found = sorted({name.language for name in itertools.chain(*preferred) if getattr(name, "language", None)})
+    found = sorted(set(filter(None, tags)))
     if language is None and len(found) < 2:
         return found[0] if found else None
-    if language is None or language.lower() not in found:
+    if language is None or not any(_matches(tag, _normal(language)) for tag in found):
         listed = ", ".join(found) or "names without a language"
         choose = "choose one with --label-language" if found else "omit the flag"
         asked = "one language" if language is None else f"names in {language!r}"
         raise DatasetError(f"{path}: expected {asked}, found {listed}; {choose}")
-    return language.lower()
+    return _normal(language)
 
 
-def _names(graph: Any, concept: Any, kind: str, language: str | None) -> list[str]:
-    """The names of a concept in a language, sorted; if there are none, the names without a language."""
+def _normal(tag: str) -> str:
+    return tag.lower().replace("_", "-")
+
+
+def _matches(tag: str, language: str) -> bool:
+    return tag == language or tag.startswith(f"{language}-")
+
+
+def _in_language(names: list[_Tagged], language: str | None) -> list[str]:
+    """The names with the tag of a language; if there are none, those with longer tags, then those without a tag."""
+    exact = sorted(name for tag, name in names if tag == language)
+    longer = [name for tag, name in sorted(names) if language and _matches(tag, language)]
+    return exact or longer or sorted(name for tag, name in names if not tag)
+
+
+def _names(graph: Any, concept: Any, kind: str) -> list[_Tagged]:
+    """The names of a concept in all languages, also those in SKOS-XL."""
+    from rdflib import URIRef
     from rdflib.namespace import RDFS, SKOS
 
     names: list[Any] = list(graph.objects(concept, RDFS.label if kind == "label" else SKOS[kind]))
-    in_language = [str(name) for name in names if getattr(name, "language", None) == language]
-    return sorted(in_language or [str(name) for name in names if getattr(name, "language", None) is None])
+    for label in graph.objects(concept, URIRef(_XL + kind)):
+        names += graph.objects(label, URIRef(f"{_XL}literalForm"))
+    return [(_normal(getattr(name, "language", None) or ""), str(name)) for name in names]
 
 
 def _parse(path: Path, syntax: str) -> Any:

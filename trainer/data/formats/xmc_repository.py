@@ -41,7 +41,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
         found = record.get("target_ind")
         if not isinstance(found, list):
             raise DatasetError(f"{path}:{number}: expected 'target_ind' to be a list, found {found!r}")
-        positions = [check_position(position, len(labels), path, number) for position in found]
+        positions = [check_position(position, len(labels), f"{path}:{number}") for position in found]
         uid = uid_field(record, path, number, default=str(len(split)))
         split.append(uid, rule.read(record, TEXT_FIELDS, path, number), positions)
     return path, split.build()
