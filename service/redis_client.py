@@ -36,6 +36,9 @@ _WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
 _LATE_PART = 0.25
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
+# Time after a refusal during which Redis counts as down. Replicas write their reports every second, so the state of a
+# Redis that refuses writes does not change between two refusals.
+_REFUSED_SECONDS = 5.0
 # Minimum time between two messages that are handled: a flood of messages must not keep the replicas busy.
 _MESSAGE_SECONDS = 0.1
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
@@ -45,13 +48,18 @@ _MAX_CONCURRENT_CALLS = 50
 
 @dataclass
 class _Health:
-    """Why the last Redis call failed, and until when calls are skipped.
+    """Why a Redis call failed.
 
-    Requests and background threads each have their own state.
+    Requests and background threads each have their own state, and so have refused commands: Redis can answer reads
+    while it refuses writes.
+
+    Attributes:
+        problem: The reason; empty if the last call succeeded.
+        until: Until then, requests make no calls, or for refused commands, the problem stays.
     """
 
     problem: str = ""
-    skip_until: float = 0.0
+    until: float = 0.0
 
 
 class RedisClient:
@@ -65,7 +73,9 @@ class RedisClient:
     """
 
     def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
-        options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "health_check_interval": 15}
+        # No retries, but a connection to a server that became a replica is closed: the next one finds the new primary.
+        options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [redis.ReadOnlyError]}
+        options["health_check_interval"] = 15
         self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
@@ -77,9 +87,8 @@ class RedisClient:
                 "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
                 "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
-        self._background, self._requests = _Health(), _Health()
+        self._background, self._requests, self._refusals = _Health(), _Health(), _Health()
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
-        self._logged_refusals: set[str] = set()
         self._set_metric(True)
 
     @classmethod
@@ -92,7 +101,7 @@ class RedisClient:
     @property
     def problem(self) -> str:
         """The reason why Redis is not used at the moment; empty while Redis answers."""
-        return self._requests.problem or self._background.problem
+        return self._requests.problem or self._background.problem or self._refusals.problem
 
     def key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
@@ -122,7 +131,7 @@ class RedisClient:
         try:
             answer = command(self._sync_client)
         except redis.ResponseError as error:
-            raise self._record_refusal(error) from error
+            raise self._record_failure(self._refusals, error) from error
         except (redis.RedisError, OSError) as error:
             raise self._record_failure(self._background, error) from error
         self._record_success(self._background)
@@ -142,7 +151,7 @@ class RedisClient:
             try:
                 answer = await _within(_REQUEST_SECONDS, command(self._async_client))
             except redis.ResponseError as error:
-                raise self._record_refusal(error) from error
+                raise self._record_failure(self._refusals, error) from error
             except (redis.RedisError, OSError) as error:
                 raise self._record_failure(self._requests, error) from error
         self._record_success(self._requests)
@@ -171,37 +180,30 @@ class RedisClient:
         Raises:
             RedisError: If a call failed less than a second ago.
         """
-        if time.monotonic() < self._requests.skip_until:
+        if time.monotonic() < self._requests.until:
             raise RedisError(self._requests.problem)
-
-    def _record_refusal(self, error: redis.ResponseError) -> RedisError:
-        """Redis answers, but refuses a command, because its memory is full or the user lacks a permission.
-
-        The error message of Redis can quote the command, so this message is not repeated.
-        """
-        reason = f"Redis refuses a command: {type(error).__name__}"
-        if reason not in self._logged_refusals:
-            self._logged_refusals.add(reason)
-            log.error("redis_refuses", error=reason)
-        if self._metrics:
-            self._metrics.redis_errors.inc()
-        return RedisError(reason)
 
     def _record_failure(self, health: _Health, error: Exception) -> RedisError:
         had_problem = bool(self.problem)
-        health.problem = f"Redis does not answer: {_reason(error)}"
-        health.skip_until = time.monotonic() + _BACKOFF_SECONDS
+        if health is self._refusals:  # the message of Redis can quote the command, so it is not repeated
+            health.problem = f"Redis refuses a command: {type(error).__name__}"
+            health.until = time.monotonic() + _REFUSED_SECONDS
+        else:
+            health.problem = f"Redis does not answer: {_reason(error)}"
+            health.until = time.monotonic() + _BACKOFF_SECONDS
         if not had_problem:
             log.error("redis_down", error=health.problem)
         self._set_metric(False)
         return RedisError(health.problem)
 
     def _record_success(self, health: _Health) -> None:
-        if health.problem:
-            health.problem, health.skip_until = "", 0.0
-            if not self.problem:
-                log.info("redis_up")
-                self._set_metric(True)
+        had_problem = bool(self.problem)
+        health.problem, health.until = "", 0.0
+        if self._refusals.until < time.monotonic():
+            self._refusals.problem = ""
+        if had_problem and not self.problem:
+            log.info("redis_up")
+            self._set_metric(True)
 
     def _set_metric(self, answers: bool) -> None:
         if self._metrics:

@@ -101,12 +101,53 @@ def test_error_of_a_full_redis_is_logged_without_the_cached_answers(store: Path,
     with redis_server.client() as owner, replica(store, redis_server, *NEVER_POLLS) as (server, client):
         owner.config_set("maxmemory", "1")
         answer = client.post("/predict", json={"query": "bread"}).json()
-        refused = server.wait_for("redis_refuses")
+        refused = server.wait_for("redis_down")
         assert "OutOfMemory" in refused["error"]
         output = client.get("/health/ready").text + server.log()
         assert answer["labels"][0]["uid"] not in output
         assert str(redis_server.port) not in output
         assert metric(client, "recollect_redis_errors_total") >= 1
+
+
+def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
+    store: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("front 0123456789abcdef 1\n")
+    flags = (*POLLS, "--api-keys", str(tmp_path / "keys"), "--max-batch", "4")
+    with redis_server.client() as owner, replica(store, redis_server, *flags) as (_, client):
+
+        def degraded_by(reason: str) -> bool:
+            return reason in str(client.get("/health/ready").json().get("degraded"))
+
+        connections = owner.info("stats")["total_connections_received"]
+        owner.replicaof("127.0.0.1", "1")
+        until(lambda: degraded_by("Redis refuses a command: ReadOnlyError"))
+        assert metric(client, "recollect_redis_up") == 0
+        headers = {"X-API-Key": "0123456789abcdef"}
+        asked = [client.post("/predict", json={"query": f"bread {n}"}, headers=headers).status_code for n in range(8)]
+        assert (asked[:4], asked[-1]) == ([200] * 4, 429)  # the limit of this replica
+        until(lambda: owner.info("stats")["total_connections_received"] > connections + 6)  # to find the new primary
+        owner.replicaof("NO", "ONE")
+        owner.config_set("maxmemory", "1")
+        until(lambda: degraded_by("OutOfMemoryError"))
+        owner.config_set("maxmemory", "0")
+        owner.execute_command("ACL", "SETUSER", "default", "-hset")
+        until(lambda: degraded_by("NoPermissionError"))
+        owner.execute_command("ACL", "SETUSER", "default", "+hset")
+        until(lambda: "degraded" not in client.get("/health/ready").json())
+        assert metric(client, "recollect_redis_up") == 1
+
+
+def test_redis_in_cluster_mode_degrades_the_service(store: Path, tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, cluster=True)
+    server.start()
+    try:
+        with replica(store, server, *POLLS) as (_, client):
+            degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
+            assert degraded == ["Redis refuses a command: ClusterDownError"]
+            assert client.post("/predict", json={"query": "bread"}).status_code == 200
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
