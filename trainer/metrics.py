@@ -1,17 +1,20 @@
 """Ranking metrics of extreme classification, as the papers define them.
 
 `precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, because a paired t-test needs a value for
-each query. `report` returns means in percent.
+each query. `query_scores` chooses a metric by its name, and `report` returns the means of all metrics, both in percent.
 
 Common arguments: `predictions` holds distinct label positions, best first, and -1 after the last. `truth` is a sparse
 query x label matrix; every non-zero is a true label. `hit` marks the true labels among the predictions.
 """
 
 import math
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.sparse import csr_array, csr_matrix
+
+from recollect.trainer.settings import Metric
 
 # Label segments by number of training instances: (more than, at most).
 SEGMENTS: dict[str, tuple[float, float]] = {
@@ -21,6 +24,8 @@ SEGMENTS: dict[str, tuple[float, float]] = {
     "extreme tail": (0, 10),
     "unseen": (-math.inf, 0),
 }
+# The metrics of a ranking, in the order in which tables print them.
+METRICS: tuple[Metric, ...] = get_args(Metric)
 # A and B of the propensity model for most datasets.
 PROPENSITY = 0.55, 1.5
 
@@ -101,8 +106,8 @@ def propensity_weights(
     Args:
         label_counts: Number of training instances n_l of each label, 0 or more.
         instances: Number of training instances N.
-        a: A; 0.55 for most datasets, 0.6 for Amazon datasets, 0.5 for Wikipedia-500K.
-        b: B; 1.5 for most datasets, 2.6 for Amazon datasets, 0.4 for Wikipedia-500K.
+        a: A; 0.55 for most datasets, 0.6 for Amazon datasets, 0.5 for Wikipedia except WikiSeeAlso.
+        b: B; 1.5 for most datasets, 2.6 for Amazon datasets, 0.4 for Wikipedia except WikiSeeAlso.
 
     Raises:
         ValueError: If `instances` or `b` is not positive.
@@ -115,16 +120,16 @@ def propensity_weights(
     return np.asarray(1 + c * (label_counts + b) ** -a)
 
 
-def psp_at(
+def propensity_gains(
     predictions: Int[np.ndarray, "query top_k"],
     hit: Bool[np.ndarray, "query top_k"],
     truth: csr_matrix | csr_array,
     weights: Float[np.ndarray, " label"],
     k: int,
-) -> float:
-    """PSP@k: total weight of the true labels in the top k, divided by the total weight of an ideal top k.
+) -> tuple[Float[np.ndarray, " query"], Float[np.ndarray, " query"]]:
+    """For each query, the weight of the true labels in the top k, and in an ideal top k.
 
-    A ratio of sums over all queries, not a mean of ratios (Jain et al., KDD 2016). 0 if no query has true labels.
+    PSP@k is the ratio of the sums over all queries, not a mean of ratios (Jain et al., KDD 2016).
 
     Args:
         predictions: Label positions.
@@ -133,18 +138,6 @@ def psp_at(
         weights: Propensity weight of each label.
         k: Cut-off, at least 1.
     """
-    gained, ideal = (sums.sum() for sums in propensity_gains(predictions, hit, truth, weights, k))
-    return float(gained / ideal) if ideal else 0.0
-
-
-def propensity_gains(
-    predictions: Int[np.ndarray, "query top_k"],
-    hit: Bool[np.ndarray, "query top_k"],
-    truth: csr_matrix | csr_array,
-    weights: Float[np.ndarray, " label"],
-    k: int,
-) -> tuple[Float[np.ndarray, " query"], Float[np.ndarray, " query"]]:
-    """For each query, the weight of the true labels in the top k, and in an ideal top k. Arguments as of `psp_at`."""
     truth = _to_sets(truth)
     queries, sizes = truth.shape[0], np.diff(truth.indptr)
     found = np.where(hit[:, :k], weights[predictions[:, :k]], 0.0).sum(axis=1)
@@ -155,6 +148,39 @@ def propensity_gains(
     ranks = np.arange(truth.nnz) - np.repeat(truth.indptr[:-1], sizes)
     ideal = np.bincount(query[ranks < k], heaviest_first[ranks < k], minlength=queries)
     return found, ideal.astype(np.float64)  # without true labels, bincount returns integers
+
+
+def query_scores(
+    metric: str,
+    predictions: Int[np.ndarray, "query top_k"],
+    truth: csr_matrix | csr_array,
+    weights: Float[np.ndarray, " label"],
+) -> Float[np.ndarray, " query"]:
+    """Score each query, so that the mean of the scores is a metric in percent.
+
+    Args:
+        metric: One of `METRICS`, or one of them at another cut-off, such as nDCG@10.
+        predictions: Label positions.
+        truth: True labels of each query.
+        weights: Propensity weight of each label, for PSP@k.
+
+    Raises:
+        ValueError: In the cases of `hits`.
+    """
+    name, _, depth = metric.partition("@")
+    k, truth = int(depth), _to_sets(truth)
+    hit, sizes = hits(predictions[:, :k], truth), np.diff(truth.indptr)
+    match name:
+        case "P":
+            scores = precision_at(hit, k)
+        case "nDCG":
+            scores = ndcg_at(hit, sizes, k)
+        case "R":
+            scores = recall_at(hit, sizes, k)
+        case _:
+            gained, ideal = propensity_gains(predictions, hit, truth, weights, k)
+            scores = gained / (ideal.mean() or 1.0)  # without true labels, all gains are 0
+    return 100 * scores
 
 
 def macro_f1_at(
@@ -215,18 +241,10 @@ def report(
     truth = _to_sets(truth)
     if truth.shape[0] == 0:
         raise ValueError("truth: expected at least 1 query, found none")
-    hit = hits(predictions, truth)
-    f1 = macro_f1_at(predictions, truth, label_counts, k=5)
-    sizes = np.diff(truth.indptr)
     weights = propensity_weights(label_counts, instances, *propensity)
-    fractions: dict[str, float | None] = {
-        **{f"P@{k}": float(precision_at(hit, k).mean()) for k in (1, 3, 5)},
-        **{f"nDCG@{k}": float(ndcg_at(hit, sizes, k).mean()) for k in (3, 5)},
-        **{f"PSP@{k}": psp_at(predictions, hit, truth, weights, k) for k in (1, 3, 5)},
-        **{f"R@{k}": float(recall_at(hit, sizes, k).mean()) for k in (10, 100)},
-        **{f"F1@5 {segment}": mean for segment, mean in f1.items()},
-    }
-    return {name: None if value is None else 100 * value for name, value in fractions.items()}
+    means = {name: float(query_scores(name, predictions, truth, weights).mean()) for name in METRICS}
+    f1 = macro_f1_at(predictions, truth, label_counts, k=5)
+    return means | {f"F1@5 {segment}": None if mean is None else 100 * mean for segment, mean in f1.items()}
 
 
 def _to_sets(truth: csr_matrix | csr_array) -> csr_array:

@@ -19,6 +19,7 @@ from recollect.index_builder.evaluation.probabilities import BINS, DEPTHS, Judge
 from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import (
+    METRICS,
     SEGMENTS,
     ndcg_at,
     precision_at,
@@ -31,9 +32,7 @@ from recollect.trainer.metrics import (
 _DEPTH = 5
 # The metrics of every setting, in the order in which tables print them.
 RANKING_METRICS = (
-    *(f"{name}@{k}" for name, depths in (("P", (1, 3, 5)), ("nDCG", (3, 5)), ("PSP", (1, 3, 5))) for k in depths),
-    "R@10",
-    "R@100",
+    *METRICS,
     *(f"F1@{_DEPTH} {segment}" for segment in SEGMENTS),
 )
 

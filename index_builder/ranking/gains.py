@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 
 from recollect.index_builder.evaluation.predictions import best_rows, pick
-from recollect.trainer.metrics import SEGMENTS, hits, ndcg_at, precision_at, propensity_weights, psp_at, recall_at
+from recollect.trainer.metrics import SEGMENTS, hits, propensity_weights, query_scores
 
 METRICS = ("P@1", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@10", "R@100")
 _SEGMENT_DEPTH = 5
@@ -86,16 +86,7 @@ class Judge:
         labels, truth = labels[queries], self._truth[queries]
         if name in SEGMENTS:
             return 100 * self._segment_recall(name, labels, truth)
-        kind, _, depth = name.partition("@")
-        k, hit, sizes = int(depth), hits(labels, truth), np.diff(truth.indptr)
-        match kind:
-            case "P":
-                return 100 * float(precision_at(hit, k).mean())
-            case "nDCG":
-                return 100 * float(ndcg_at(hit, sizes, k).mean())
-            case "R":
-                return 100 * float(recall_at(hit, sizes, k).mean())
-        return 100 * psp_at(labels, hit, truth, self._weights, k)
+        return float(query_scores(name, labels, truth, self._weights).mean())
 
     def _segment_recall(self, name: str, labels: Int[np.ndarray, "query 100"], truth: sparse.csr_matrix) -> float:
         """The share of the true labels of a segment that are among the best 5."""

@@ -11,7 +11,7 @@ from recollect.trainer.metrics import (
     ndcg_at,
     precision_at,
     propensity_weights,
-    psp_at,
+    query_scores,
     recall_at,
     report,
 )
@@ -76,9 +76,9 @@ class TestPsp:
     def test_psp_is_a_ratio_of_sums_over_all_queries(self) -> None:
         weights = np.array([7.0, 5.0, 3.0, 2.0, 1.0])
         # The first query gains 3 at rank 1 and 1 at rank 3; its ideal is 5, 3, 1. The ideal of the third query is 7.
-        assert psp_at(PREDICTIONS, HIT, TRUTH, weights, 1) == pytest.approx(3 / (5 + 7))
-        assert psp_at(PREDICTIONS, HIT, TRUTH, weights, 2) == pytest.approx(3 / (5 + 3 + 7))
-        assert psp_at(PREDICTIONS, HIT, TRUTH, weights, 5) == pytest.approx((3 + 1) / (5 + 3 + 1 + 7))
+        assert query_scores("PSP@1", PREDICTIONS, TRUTH, weights).mean() == pytest.approx(100 * 3 / (5 + 7))
+        assert query_scores("PSP@2", PREDICTIONS, TRUTH, weights).mean() == pytest.approx(100 * 3 / (5 + 3 + 7))
+        assert query_scores("PSP@5", PREDICTIONS, TRUTH, weights).mean() == pytest.approx(400 / (5 + 3 + 1 + 7))
 
 
 class TestMacroF1:
@@ -117,7 +117,7 @@ class TestReport:
         counts = np.array([400, 1, 9, 30, 2])
         weights = propensity_weights(counts, 500, 0.6, 2.6)
         measured = report(PREDICTIONS, TRUTH, counts, 500, propensity=(0.6, 2.6))
-        assert measured["PSP@3"] == pytest.approx(100 * psp_at(PREDICTIONS, HIT, TRUTH, weights, 3))
+        assert measured["PSP@3"] == pytest.approx(query_scores("PSP@3", PREDICTIONS, TRUTH, weights).mean())
 
     @settings(max_examples=40)
     @given(cases(), st.integers(2, 10_000))
@@ -173,7 +173,7 @@ class TestAgreementWithNapkinxc:
 
     def test_propensity_scored_precision_equals_that_of_napkinxc(self) -> None:
         weights = np.random.default_rng(1).uniform(1, 20, LABELS)
-        ours = [psp_at(self.predictions, self.hit, self.truth, weights, k) for k in range(1, 8)]
+        ours = [query_scores(f"PSP@{k}", self.predictions, self.truth, weights).mean() / 100 for k in range(1, 8)]
         theirs = napkinxc.psprecision_at_k(TRUE_ROWS, PREDICTED_ROWS, weights, k=7, normalize=True)
         np.testing.assert_allclose(ours, theirs)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from recollect.service.console import with_progress
 from recollect.service.files import write_json
@@ -25,7 +25,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
-from recollect.trainer.metrics import hits, ndcg_at, precision_at, propensity_gains, propensity_weights, recall_at
+from recollect.trainer.metrics import propensity_weights, query_scores
 from recollect.trainer.settings import TuneSettings
 
 
@@ -115,12 +115,14 @@ def tune(settings: TuneSettings) -> Tuning:
     top_b = max(setting.top_b for setting in grid)
     instances = instance_neighbours(memory, rows, top_b, device)
     filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
-    metric = _Metric(settings, memory, rows)
+    relevance, depth = memory.label_sets.to_csr(memory.plan.labels), int(settings.metric.partition("@")[2])
+    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    weights = propensity_weights(counts, memory.plan.instances, *settings.propensity)
     measured: dict[Trial, Float[np.ndarray, " query"]] = {}
     for alpha in with_progress(alphas, "alpha", "tune"):
         labels = label_neighbours(memory, rows, alpha, top_b, device)
-        for setting, predictions in predict(instances, labels, metric.relevance, grid, metric.k, filtered):
-            scores = metric(predictions)
+        for setting, predictions in predict(instances, labels, relevance, grid, depth, filtered):
+            scores = query_scores(settings.metric, predictions, relevance[rows], weights)
             measured[Trial(*setting, alpha, float(scores.mean()))] = scores
     # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.
     trials = sorted(measured, key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
@@ -169,33 +171,6 @@ def _row_order(name: str) -> tuple[bool, str, float]:
 
 def _setting(trial: Trial) -> tuple[float, float, int, float]:
     return trial.lambda_, trial.temperature, trial.top_b, trial.label_key_alpha
-
-
-class _Metric:
-    """The metric that `--metric` chooses, in percent. It is the mean of a score of each query."""
-
-    def __init__(self, settings: TuneSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> None:
-        self.name, _, depth = settings.metric.partition("@")
-        self.k = int(depth)
-        self.relevance = memory.label_sets.to_csr(memory.plan.labels)
-        self._truth = self.relevance[rows]
-        self._sizes = np.diff(self._truth.indptr)
-        counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-        self._weights = propensity_weights(counts, memory.plan.instances, *settings.propensity)
-
-    def __call__(self, predictions: Int[np.ndarray, "query k"]) -> Float[np.ndarray, " query"]:
-        hit = hits(predictions, self._truth)
-        match self.name:
-            case "P":
-                scores = precision_at(hit, self.k)
-            case "nDCG":
-                scores = ndcg_at(hit, self._sizes, self.k)
-            case "R":
-                scores = recall_at(hit, self._sizes, self.k)
-            case _:
-                gained, ideal = propensity_gains(predictions, hit, self._truth, self._weights, self.k)
-                scores = gained / ideal.mean()  # the mean is PSP@k, a ratio of sums
-        return 100 * scores
 
 
 def _save(memory: Memory, tuning: Tuning) -> None:
