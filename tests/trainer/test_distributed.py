@@ -62,7 +62,6 @@ def losses_and_gradients(ranks: Ranks) -> dict[str, Any]:
         "decoupled": lambda s, t, p, x: losses.decoupled_softmax(s, t, p, ranks),
         "rae": lambda s, t, p, x: losses.rae(s, t, p, x, ~t, ranks),
         "soft top k": lambda s, t, p, x: losses.soft_top_k_loss(s, t & p, p, 2, ranks=ranks),
-        "pal": lambda s, t, p, x: losses.pal(s, t, ranks),
         "triplet": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, ranks=ranks),
         "two hardest": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, hardest=2, ranks=ranks),
         "triplet sum": lambda s, t, p, x: losses.triplet_sum(s / 10, t, p, ranks=ranks),

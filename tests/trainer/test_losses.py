@@ -77,14 +77,6 @@ def written_softmax(pool: Pool) -> list[Tensor]:
     return found
 
 
-def written_pal(pool: Pool) -> list[Tensor]:
-    found = []
-    for s, positive in zip(pool.labels, pool.positives, strict=True):
-        terms = [torch.log(sum(torch.exp(m) for m in s)) - s[j] for j in positive.nonzero()[:, 0]]
-        found.append(sum(terms, s.sum() * 0))
-    return found
-
-
 def written_decoupled(pool: Pool) -> list[Tensor]:
     found = []
     for s, positive, relevant in zip(*pool[:3], strict=True):
@@ -144,10 +136,6 @@ def softmax(pool: Pool) -> Tensor:
     return losses.softmax_cross_entropy(pool.labels, pool.positives)
 
 
-def pal(pool: Pool) -> Tensor:
-    return losses.pal(pool.labels, pool.positives)
-
-
 def decoupled(pool: Pool) -> Tensor:
     return losses.decoupled_softmax(pool.labels, pool.positives, pool.relevant)
 
@@ -156,7 +144,7 @@ def rae(pool: Pool) -> Tensor:
     return losses.rae(*pool)
 
 
-WRITTEN = {softmax: written_softmax, pal: written_pal, decoupled: written_decoupled, rae: written_rae}
+WRITTEN = {softmax: written_softmax, decoupled: written_decoupled, rae: written_rae}
 every_softmax = pytest.mark.parametrize("loss", WRITTEN)
 
 

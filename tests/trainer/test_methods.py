@@ -11,13 +11,11 @@ from torch import Tensor
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.methods import METHODS, MethodOptions
 from recollect.trainer.methods.scored import Scored, ScoredLabels
-from recollect.trainer.methods.supcon import PSL
 from tests.trainer.helpers import options
 from tests.trainer.test_losses import (
     Pool,
     draw,
     written_decoupled,
-    written_pal,
     written_rae,
     written_soft_top_k,
     written_softmax,
@@ -29,11 +27,9 @@ from tests.trainer.test_losses_prime import (
     written_triplet_sum,
 )
 
-WITH_PSL = ["unidec", "supcon"]
+WITH_PAL_N = ["unidec", "supcon"]
 VIEWS = {"prime": 2, "unidec": 2}
 every_margin = pytest.mark.parametrize("margin", [(0.1, 0.3), (0.2, 0.2)], ids=["clipped", "fixed"])
-every_psl = pytest.mark.parametrize("psl", ["pal-n", "pal"])
-WRITTEN_PSL = {"pal-n": written_softmax, "pal": written_pal}
 
 
 def drawn(method: str, **shape: Any) -> list[Pool]:
@@ -90,10 +86,10 @@ def written_prime(pools: list[Pool], margin: tuple[float, float]) -> tuple[Tenso
     return with_gradient(added((1, triplets[0]), (1, triplets[1]), (0.1, regulariser)), similarities)
 
 
-def written_psl(pools: list[Pool], psl: str, symmetric: bool) -> tuple[Tensor, Tensor]:
+def written_pal_n(pools: list[Pool], symmetric: bool) -> tuple[Tensor, Tensor]:
     similarities = stacked(pools)
     weight = 1 / len(pools) / (2 if symmetric else 1)
-    each = [(weight, WRITTEN_PSL[psl](pool)) for pool in of_views(pools, similarities)]
+    each = [(weight, written_softmax(pool)) for pool in of_views(pools, similarities)]
     return with_gradient(added(*each), similarities)
 
 
@@ -173,25 +169,21 @@ def test_label_loss_of_prime_uses_texts_and_never_prototypes(margin: tuple[float
     assert not gradient[0].any()
 
 
-@every_psl
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shape", [{"dense": 0.05}, {"queries": 1}], ids=str)
-@pytest.mark.parametrize("name", WITH_PSL)
+@pytest.mark.parametrize("name", WITH_PAL_N)
 def test_query_loss_of_unidec_and_supcon_is_the_mean_over_views_and_is_halved_if_symmetric(
-    name: str, shape: dict[str, Any], symmetric: bool, psl: PSL
+    name: str, shape: dict[str, Any], symmetric: bool
 ) -> None:
     pools = drawn(name, **shape)
-    given = options(name, symmetric=symmetric, psl=psl)
+    given = options(name, symmetric=symmetric)
     found = loss_and_gradient(name, pools, given)
-    torch.testing.assert_close(found, written_psl(pools, psl, symmetric), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, written_pal_n(pools, symmetric), rtol=1e-9, atol=1e-12)
 
 
-@every_psl
 @pytest.mark.parametrize("shape", [{"dense": 0.05}, {"keys": 1}], ids=str)
-@pytest.mark.parametrize("name", WITH_PSL)
-def test_label_loss_of_unidec_and_supcon_has_weight_one_half(name: str, shape: dict[str, Any], psl: PSL) -> None:
+@pytest.mark.parametrize("name", WITH_PAL_N)
+def test_label_loss_of_unidec_and_supcon_has_weight_one_half(name: str, shape: dict[str, Any]) -> None:
     pools = drawn(name, **shape)  # the rows are labels here
-    found = label_loss_and_gradient(
-        name, pools, options(name, symmetric=True, **({} if name == "prime" else {"psl": psl}))
-    )
-    torch.testing.assert_close(found, written_psl(pools, psl, symmetric=True), rtol=1e-9, atol=1e-12)
+    found = label_loss_and_gradient(name, pools, options(name, symmetric=True))
+    torch.testing.assert_close(found, written_pal_n(pools, symmetric=True), rtol=1e-9, atol=1e-12)

@@ -41,7 +41,7 @@ def softmax_cross_entropy(
     mean over l in T_i of  -log( e^{s_il} / sum_m e^{s_im} )
 
     With one positive for each query this is InfoNCE (van den Oord et al., 2018). With all positives it is the softmax
-    loss from which DEXML starts (Eq. 4).
+    loss from which DEXML starts (Eq. 4). With every true label of the pool, drawn for any query, it is UniDEC's PAL-N.
 
     Args:
         scores: Similarities divided by tau.
@@ -50,25 +50,6 @@ def softmax_cross_entropy(
     """
     denominator = ranks.log_sum_exp(_log_sum_exp(scores, torch.ones_like(positives)))
     return _over(positives, denominator[:, None] - scores, ranks)
-
-
-def pal(
-    scores: Float[Tensor, "query key"], positives: Bool[Tensor, "query key"], ranks: Ranks = ALONE
-) -> Float[Tensor, " query"]:
-    """Sum of softmax cross-entropies: a query with many labels has more weight (UniDEC's PAL).
-
-    sum over l in T_i of  -log( e^{s_il} / sum_m e^{s_im} )
-
-    The normalised form, PAL-N, divides by |T_i|: it is `softmax_cross_entropy` over every true label of the pool.
-    UniDEC reports better results with PAL-N.
-
-    Args:
-        scores: Similarities divided by tau.
-        positives: T_i. UniDEC takes every true label in the pool, including labels that were drawn for other queries.
-        ranks: The processes that share the pool.
-    """
-    denominator = ranks.log_sum_exp(_log_sum_exp(scores, torch.ones_like(positives)))
-    return (denominator[:, None] - scores).masked_fill(~positives, 0).sum(dim=1)
 
 
 def decoupled_softmax(

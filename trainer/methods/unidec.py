@@ -12,12 +12,13 @@ from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
 from recollect.trainer.methods import supcon
+from recollect.trainer.methods.method import SymmetricOptions
 
 if TYPE_CHECKING:
     from recollect.trainer.heads.classifier import Classifier
 
 
-class UnidecOptions(supcon.SupconOptions):
+class UnidecOptions(SymmetricOptions):
     """The flags of UniDEC."""
 
     classifier_norm: CliImplicitFlag[bool] = Field(
