@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from recollect.trainer.heads.centroids import Centroids
+from recollect.trainer.heads.prototypes import Centroids
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.batches import Batches
 from tests.trainer.helpers import label_sets, random_units
