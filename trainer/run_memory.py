@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.service.files import save_array
 from recollect.trainer.data.dataset import Dataset
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
@@ -17,7 +19,6 @@ from recollect.trainer.encoding.checkpoint import encoder_digest
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.keys import EncodedTexts, KeySource, TextRows
 from recollect.trainer.encoding.remote import RemoteTexts
-from recollect.trainer.encoding.shared_tokens import share_tokens
 from recollect.trainer.encoding.tokens import TokenTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.adapter import Side
@@ -59,7 +60,24 @@ class Run:
         return RemoteTexts(rows, self.folder.checkpoint, plan.encoder_sha256, self.encoder.device, ray)
 
     def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
-        return share_tokens(self.folder.tokens / side, self.encoder, entries.texts, max_length, side, self.ranks)
+        """The token ids of some texts, cut after `max_length` tokens.
+
+        With several ranks, rank 0 tokenises the texts, and the table is mapped from files: a host holds it in memory
+        once.
+        """
+        if self.ranks.size == 1:
+            return self.encoder.tokenise(entries.texts, max_length, side)
+        folder = self.folder.tokens / side
+        if self.ranks.first:
+            table = self.encoder.tokenise(entries.texts, max_length, side)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            save_array(folder / "ids.npy", table.ids)
+            save_array(folder / "starts.npy", table.starts)
+        self.ranks.broadcast_object(None)  # the other ranks wait until the files are written
+        empty = self.encoder.tokenise([], max_length, side)
+        ids, starts = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("ids", "starts"))
+        return dataclasses.replace(empty, ids=ids, starts=starts)
 
     def reusable(self, encoder: Encoder, plan: MemoryPlan) -> ReusableKeys | None:
         """The keys of --vectors for the texts of this dataset; None without the flag.
