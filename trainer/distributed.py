@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -279,3 +281,40 @@ def process_group(device: str) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), size)
     finally:
         dist.destroy_process_group()
+
+
+def check_shared_folder(folder: Path, ranks: Ranks, device: str) -> None:
+    """Check that all ranks see the files that rank 0 writes into the run folder.
+
+    Raises:
+        TrainingError: On every rank, if one of them does not see a file of rank 0.
+    """
+    if ranks.size == 1:
+        return
+    path = folder / f".shared-{ranks.broadcast_object(secrets.token_hex(8))}"
+    if ranks.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    ranks.broadcast_object(None)  # the other ranks wait until the file exists
+    missing = int(ranks.all_reduce_array(np.array([not path.exists()], dtype=np.int64), device)[0])
+    if ranks.first:
+        path.unlink()
+    if missing:
+        raise TrainingError(
+            f"--out {folder}: expected a folder that all hosts share, found that {missing} of {ranks.size} processes "
+            "do not see the files of process 0; use shared storage"
+        )
+
+
+def check_same_dataset(folder: Path, sha256: str, ranks: Ranks, device: str) -> None:
+    """Check that all ranks read the same labels and instances.
+
+    Raises:
+        TrainingError: On every rank, if the digests differ.
+    """
+    digest = np.frombuffer(bytes.fromhex(sha256), dtype=np.uint8)[None].copy()
+    if (ranks.all_gather_arrays(digest, ranks.size, device) != digest).any():
+        raise TrainingError(
+            f"{folder}: expected the same dataset on all hosts, found different labels or instances; "
+            "copy one dataset to all hosts"
+        )

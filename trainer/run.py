@@ -12,7 +12,12 @@ from recollect.service.ray_tasks import check_address
 from recollect.trainer.data.dataset import Dataset, open_named
 from recollect.trainer.data.formats.fields import print_note
 from recollect.trainer.data.split import Split, fingerprint
-from recollect.trainer.distributed import process_group, require_single_process
+from recollect.trainer.distributed import (
+    check_same_dataset,
+    check_shared_folder,
+    process_group,
+    require_single_process,
+)
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, choose_device
 from recollect.trainer.encoding.keys import AdaptedKeys
@@ -31,12 +36,11 @@ from recollect.trainer.recipe import Recipe
 from recollect.trainer.run_folder import RunFolder, TrainingResult
 from recollect.trainer.run_memory import Run
 from recollect.trainer.settings import STATIC, TuneSettings
-from recollect.trainer.shared_inputs import check_same_dataset, check_shared_folder
 from recollect.trainer.static.pretrained import make_static
 from recollect.trainer.static.query_encoder import check_query_encoder, write_query_encoder
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.memory_check import explain_out_of_memory, require_memory
-from recollect.trainer.training.stopwatch import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
+from recollect.trainer.training.run_log import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
 from recollect.trainer.training.train import Machine, Task, train
 from recollect.trainer.training.validation import Validation, hold_out
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.distributed import ALONE, Ranks, check_same_dataset, check_shared_folder
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.shared_inputs import check_same_dataset, check_shared_folder
 from tests.trainer.runs import PATIENCE_SECONDS, USUAL
 
 REPOSITORY = Path(__file__).parents[2]

@@ -1,14 +1,22 @@
-"""The log of a training: a progress bar, `metrics.jsonl`, and TensorBoard if it is installed."""
+"""The log of a training: a progress bar, `metrics.jsonl`, TensorBoard if it is installed, time and peak memory."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
+import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from recollect.service.console import progress_bar
+from recollect.service.memory_use import process_memory
 from recollect.trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10
@@ -121,3 +129,38 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)  # a resumed run repeats these steps
+
+
+class Stopwatch:
+    """Measures the total time of each named activity: `with watch("mine"): ...`."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - start
+
+    def shares(self) -> dict[str, float]:
+        """The share of each activity in the time since the stopwatch was created; `other` is the rest."""
+        total = time.monotonic() - self._started
+        shares = {name: seconds / total for name, seconds in self.seconds.items()}
+        return shares | {"other": 1.0 - sum(shares.values())}
+
+
+def peak_memory_bytes() -> int:
+    """Peak CPU memory of this process so far."""
+    if (memory := process_memory()) is not None:  # the peak of `getrusage` includes the parent process
+        return memory.peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux
+
+
+def peak_gpu_memory_bytes() -> int:
+    """Peak of the memory that this process has allocated on its GPU so far; 0 without a GPU."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0

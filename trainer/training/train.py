@@ -32,8 +32,7 @@ from recollect.trainer.training.gradient_cache import Embedder, Part
 from recollect.trainer.training.memory_check import kept_tokens, trim_heap
 from recollect.trainer.training.negatives import HardNegatives, mine
 from recollect.trainer.training.objective import Objective
-from recollect.trainer.training.run_log import RunLog
-from recollect.trainer.training.stopwatch import Stopwatch
+from recollect.trainer.training.run_log import RunLog, Stopwatch
 from recollect.trainer.training.training_state import Learner, Progress, load_state, save_state
 from recollect.trainer.training.validation import Validation
 
