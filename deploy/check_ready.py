@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import ssl
-import urllib.request
+import sys
 
-tls = "RECOLLECT_TLS_CERT" in os.environ
-# The certificate names the public host, not 127.0.0.1. The connection stays within the container.
-context = ssl._create_unverified_context() if tls else None
-url = f"http{'s' if tls else ''}://127.0.0.1:{os.environ['RECOLLECT_PORT']}/health/ready"
-urllib.request.urlopen(url, timeout=2, context=context)
+host = os.environ.get("RECOLLECT_HOST", "").strip("[]") or "127.0.0.1"
+address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(os.environ.get("RECOLLECT_PORT") or 8000)
+connection = http.client.HTTPConnection(*address, timeout=2)  # this class uses no proxy
+if os.environ.get("RECOLLECT_TLS_CERT"):
+    # The certificate names the public host, not this address. The connection stays within the container.
+    connection = http.client.HTTPSConnection(*address, timeout=2, context=ssl._create_unverified_context())
+try:
+    connection.request("GET", "/health/ready")
+    status = connection.getresponse().status
+except (OSError, http.client.HTTPException) as error:
+    sys.exit(f"{address}: {error}")
+sys.exit(status != 200 and f"{address}: status {status}")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, model_validator
-from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, SettingsConfigDict
+from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Lambda, Temperature, TopB, WordWeight
-from recollect.service.settings import NO_WORD, Device, EngineSettings, Location
+from recollect.service.settings import Device, EngineSettings, Location, Settings
 from recollect.trainer.settings import (
     BatchSize,
     EmptyTexts,
@@ -61,21 +61,7 @@ def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
 _EmptyAllowed = BeforeValidator(lambda value: [] if value == "" else value)
 
 
-class BuilderSettings(BaseSettings):
-    """Base of all settings. A field `x_y` is the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="RECOLLECT_",
-        frozen=True,
-        cli_kebab_case=True,
-        allow_inf_nan=False,
-        env_prefix_target="all",
-        cli_hide_none_type=True,
-        cli_parse_none_str=NO_WORD,
-    )
-
-
-class PublishSettings(BuilderSettings):
+class PublishSettings(Settings):
     """Settings of the verbs that publish a bundle: its indexes, its checks and its signature."""
 
     store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
@@ -182,7 +168,7 @@ class BuildSettings(PublishSettings, EngineSettings):
     )
 
 
-class PushSettings(BuilderSettings):
+class PushSettings(Settings):
     """Upload a run to the Hugging Face hub, with a model card. The token comes from HF_TOKEN."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
@@ -224,7 +210,7 @@ class CompactSettings(PublishSettings):
     )
 
 
-class RankSettings(BuilderSettings):
+class RankSettings(Settings):
     """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
@@ -239,7 +225,7 @@ class RankSettings(BuilderSettings):
     threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
 
 
-class EvaluateSettings(BuilderSettings):
+class EvaluateSettings(Settings):
     """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
@@ -296,7 +282,7 @@ class EvaluateSettings(BuilderSettings):
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"
 
 
-class CompareSettings(BuilderSettings):
+class CompareSettings(Settings):
     """Train methods with the same dataset, encoder, budget and seeds, measure them, and write a report."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
@@ -349,7 +335,7 @@ class CompareSettings(BuilderSettings):
         return trained_part(self.train, self.encoder)
 
 
-class DemoSettings(BuilderSettings):
+class DemoSettings(Settings):
     """Run everything on this machine: sample dataset, memory, bundle, evaluation and service."""
 
     folder: CliPositionalArg[Path] = Field(Path("demo"), description="working folder")

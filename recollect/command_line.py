@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import io
 import os
 import re
@@ -27,6 +28,9 @@ _NEXT_STEPS: dict[type[OSError], str] = {
     NotADirectoryError: "choose another path",
     PermissionError: "choose a path that this user may read or write",
 }
+
+# Errors of a disk that is full, a quota, and a limit of the size of a file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Flags whose value may be left out, and the value that they have then.
 _LEFT_OUT_VALUES = {"--ray": "local"}
@@ -75,12 +79,21 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        next_step = f"; {_NEXT_STEPS[type(error)]}" if error.filename and type(error) in _NEXT_STEPS else ""
-        _write(sys.stderr, f"recollect {name}: {error.filename or 'system'}: {error.strerror or error}{next_step}")
+        _write(sys.stderr, f"recollect {name}: {_describe(error)}")
         return 2
     except RecollectError as error:  # any other error is a bug, which keeps its traceback
         _write(sys.stderr, f"recollect {name}: {error}")
         return error.exit_status
+
+
+def _describe(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if reason.startswith("No usable temporary directory"):
+        return "TMPDIR: expected a folder for temporary files, found none; name a folder that this user may write to"
+    # An error of a copy names both files.
+    path = (error.filename2 if error.errno in _FULL else None) or error.filename
+    next_step = _NEXT_STEPS.get(type(error), "free some space" if error.errno in _FULL else "")
+    return f"{path or 'system'}: {reason}" + (f"; {next_step}" if path and next_step else "")
 
 
 def _from_arguments(name: str, arguments: Sequence[str]) -> Any:

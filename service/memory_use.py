@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from recollect.service.control_groups import control_groups, read_lines
 
 
 class _GroupFiles(NamedTuple):
@@ -16,10 +17,11 @@ class _GroupFiles(NamedTuple):
     file_pages: tuple[str, ...]
 
 
-_CGROUP_V2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file"))
-_CGROUP_V1 = _GroupFiles(
-    ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
-)
+# The files of each version of control groups.
+_FILES = {
+    1: _GroupFiles(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: _GroupFiles(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")),
+}
 
 
 class ProcessMemory(NamedTuple):
@@ -53,27 +55,10 @@ def free_bytes(root: Path = Path("/")) -> int:
         root: Folder that contains `proc` and `sys`.
     """
     machine = _read_numbers(root / "proc/meminfo").get("MemAvailable:")
-    free = [_free_in_group(group, files) for group, files in _groups(root)]
+    free = [_free_in_group(group, _FILES[version]) for group, version in control_groups(root, "memory")]
     free.append(None if machine is None else machine * 1024)
     fallback = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min((each for each in free if each is not None), default=fallback))
-
-
-def _groups(root: Path) -> Iterator[tuple[Path, _GroupFiles]]:
-    """The folders of the memory control groups that contain this process.
-
-    A container may not see its own group under this path, so some folders may not exist.
-    """
-    for line in _read_lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, files = root / "sys/fs/cgroup", _CGROUP_V2
-        elif "memory" in controllers.split(","):
-            mount, files = root / "sys/fs/cgroup/memory", _CGROUP_V1
-        else:
-            continue
-        group = mount / path.lstrip("/")
-        yield from ((folder, files) for folder in (group, *group.parents) if folder.is_relative_to(mount))
 
 
 def _free_in_group(group: Path, files: _GroupFiles) -> int | None:
@@ -87,19 +72,11 @@ def _free_in_group(group: Path, files: _GroupFiles) -> int | None:
 
 def _read_number(path: Path) -> int | None:
     """The number in a kernel file; None if the file does not exist or contains the word `max`."""
-    lines = _read_lines(path)
+    lines = read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
     """The numbers in a kernel file whose lines have a name and a number each."""
-    words = [line.split() for line in _read_lines(path)]
+    words = [line.split() for line in read_lines(path)]
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}
-
-
-def _read_lines(path: Path) -> list[str]:
-    """The lines of a file; an empty result if the file cannot be read."""
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import CliImplicitFlag
 
 from recollect.service.errors import SettingsError
@@ -23,7 +23,9 @@ _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 class ServeSettings(RedisSettings, EngineSettings):
     """Answer queries over HTTP with the current version of the store."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces)")
+    host: Annotated[str, AfterValidator(lambda host: host.strip("[]"))] = Field(
+        "127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces, :: for all with IPv6)"
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
     tls_cert: Path | None = Field(
         None,
@@ -46,6 +48,13 @@ class ServeSettings(RedisSettings, EngineSettings):
     )
     poll_seconds: float = Field(
         0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
+    )
+    keep_alive_seconds: int = Field(
+        75,
+        ge=1,
+        le=3600,
+        description="Seconds until an idle connection is closed; longer than the proxy or balancer keeps it, which "
+        "otherwise sends a request on a closed connection",
     )
     drain_seconds: float = Field(
         20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from recollect.service.errors import SettingsError
 
@@ -35,19 +35,11 @@ FileLocation = Annotated[
 # file with the name `null`.
 NO_WORD = "\0"
 
-_CONFIG = SettingsConfigDict(
-    env_prefix=ENV_PREFIX,
-    env_prefix_target="all",
-    frozen=True,
-    allow_inf_nan=False,
-    cli_kebab_case=True,
-    cli_hide_none_type=True,
-    cli_parse_none_str=NO_WORD,
-)
-
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
+# Settings of keys and certificates.
+_KEYS = frozenset({"api_keys", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"})
 # Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
 
@@ -85,10 +77,46 @@ def _check_engine_uri(uri: SecretStr) -> SecretStr:
     return uri
 
 
-class EngineSettings(BaseSettings):
-    """Settings of the connection to Milvus, for bundles whose keys are in Milvus."""
+class Settings(BaseSettings):
+    """Base of all settings. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`.
 
-    model_config = _CONFIG
+    An empty variable means the default, except for keys and certificates: without them, the service could be open.
+
+    Raises:
+        SettingsError: If the variable of a key or a certificate is empty.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_prefix_target="all",
+        frozen=True,
+        allow_inf_nan=False,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_parse_none_str=NO_WORD,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)  # an empty flag is not ignored
+
+    @model_validator(mode="after")
+    def _refuse_empty_keys(self) -> Self:
+        for name in _KEYS & type(self).model_fields.keys():
+            variable = f"{ENV_PREFIX}{name.upper()}"
+            if getattr(self, name) is None and os.environ.get(variable) == "":
+                raise SettingsError(f"{variable}: expected a value, found an empty one; set it, or remove the variable")
+        return self
+
+
+class EngineSettings(Settings):
+    """Settings of the connection to Milvus, for bundles whose keys are in Milvus."""
 
     engine_uri: Annotated[SecretStr, AfterValidator(_check_engine_uri)] | None = Field(
         None,
@@ -111,10 +139,8 @@ class EngineSettings(BaseSettings):
     )
 
 
-class ServiceSettings(BaseSettings):
-    """Settings of a bundle store. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`."""
-
-    model_config = _CONFIG
+class ServiceSettings(Settings):
+    """Settings of a bundle store."""
 
     store: Location = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
     bundle_cache: Path | None = Field(

@@ -7,9 +7,13 @@ which most libraries read only once, when they load.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from recollect.service.control_groups import control_groups, read_lines
 
 # One thread for each call of a library. Waiting threads sleep instead of using CPU time.
 _VARIABLES = {
@@ -20,7 +24,6 @@ _VARIABLES = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,22 @@ def threads_or_cores(threads: int) -> int:
     return threads or usable_cores()
 
 
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """The number of cores that CPU affinity and the quota of the container allow this process to use; at least 1."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _quota(cgroup)
-    return cores if quota is None else max(1, min(cores, int(quota)))
+def usable_cores(root: Path = Path("/")) -> int:
+    """The number of cores that CPU affinity and the quotas of the control groups allow this process to use; at least 1.
+
+    Args:
+        root: Folder that contains `proc` and `sys`.
+    """
+    quotas = (_quota(group, version) for group, version in control_groups(root, "cpu"))
+    cores = min(len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None), math.inf)
+    return max(1, int(cores))
 
 
-def _quota(cgroup: Path) -> float | None:
-    """The CPU quota of the process's control group in cores; None if there is no limit."""
+def _quota(group: Path, version: Literal[1, 2]) -> float | None:
+    """The CPU quota of a control group in cores; None if it has no limit or does not exist."""
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        if (path := cgroup / "cpu.max").is_file():  # cgroup version 2
-            limit, period = path.read_text().split()
-        else:
-            limit = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
+        limit, period = " ".join(line for name in names for line in read_lines(group / name)).split()
         return int(limit) / int(period) if limit not in ("max", "-1") else None
-    except (OSError, ValueError):
+    except ValueError:
         return None

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import recollect
+from recollect.service.serve_settings import ServeSettings
 from recollect.verbs import VERBS, Verb
 
 REPOSITORY = Path(__file__).parents[1]
+SECURITY = {"api_keys", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +139,30 @@ def test_wrong_environment_variable_gives_a_message_of_one_line(
 ) -> None:
     monkeypatch.setenv("RECOLLECT_PORT", "http")
     assert "--port: expected a valid integer" in fails("serve", "--store", "x")
+
+
+def test_empty_environment_variables_mean_the_defaults(
+    fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ServeSettings.model_fields.keys() - SECURITY:
+        monkeypatch.setenv(f"RECOLLECT_{name.upper()}", "")
+    assert "--store is required" in fails("serve")
+    assert "--hang-seconds: must be greater" in fails("serve", "--store", "x", "--hang-seconds", "1")
+    assert "--index: expected String should have" in fails("build", "run", "--store", "x", "--index", "")  # a flag
+
+
+@pytest.mark.parametrize("name", sorted(SECURITY))
+def test_empty_variable_of_a_key_or_certificate_is_refused(
+    fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"RECOLLECT_{name.upper()}", "")
+    command = ("build", "run") if name == "sign" else ("serve",)
+    assert f"RECOLLECT_{name.upper()}: expected a value, found an empty one" in fails(*command, "--store", "none")
+
+
+def test_missing_folder_for_temporary_files_is_named(fails: Callable[..., str], verb: Callable[..., None]) -> None:
+    verb("raise FileNotFoundError(errno.ENOENT, \"No usable temporary directory found in ['/tmp', '/']\")")
+    assert "TMPDIR: expected a folder for temporary files, found none; name a folder" in fails("attempt")
 
 
 def test_error_of_the_operating_system_gives_a_message_of_one_line(

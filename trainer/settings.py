@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic_settings import BaseSettings, CliImplicitFlag, CliPositionalArg, NoDecode, SettingsConfigDict
+from pydantic_settings import CliImplicitFlag, CliPositionalArg, NoDecode
+
+from recollect.service.settings import Settings
 
 
 def _split(value: object) -> object:
@@ -135,33 +137,20 @@ def trained_part(train: Trained, encoder: str) -> Literal["adapter", "full"]:
     return train or ("full" if encoder == STATIC else "adapter")
 
 
-class TrainerSettings(BaseSettings):
-    """Base class: each setting `x_y` is also the environment variable `RECOLLECT_X_Y` and the flag `--x-y`."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="RECOLLECT_",
-        frozen=True,
-        cli_kebab_case=True,
-        allow_inf_nan=False,
-        env_prefix_target="all",
-        cli_hide_none_type=True,
-    )
-
-
-class SampleSettings(TrainerSettings):
+class SampleSettings(Settings):
     """Write the built-in sample dataset: the documentation of Python's standard library."""
 
     folder: CliPositionalArg[Path] = Field(description="folder to write; must be absent or empty")
 
 
-class PresetsSettings(TrainerSettings):
+class PresetsSettings(Settings):
     """List the presets of `recollect train --preset`, or show one preset with the source of each value."""
 
     preset: CliPositionalArg[str | None] = Field(None, description="name of a preset; unset: a table of all presets")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 
-class SharedTrainSettings(TrainerSettings):
+class SharedTrainSettings(Settings):
     """The flags of `recollect train` that all methods share."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
@@ -336,7 +325,7 @@ class SharedTrainSettings(TrainerSettings):
         return self.label_key_alpha if self.label_keys == "enriched" else 0.0
 
 
-class TuneSettings(TrainerSettings):
+class TuneSettings(Settings):
     """Choose lambda, tau, b and the label keys' alpha on held-out instances, as the new defaults of the memory."""
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")

@@ -37,9 +37,6 @@ from recollect.service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
 
-# Longer than a proxy keeps an idle connection. The proxy therefore closes idle connections first, and never sends a
-# request on a closed connection.
-_KEEP_ALIVE_SECONDS = 75
 # Maximum time in which a worker answers the supervisor; a suspended worker is then killed and replaced.
 _WORKER_ANSWER_SECONDS = 10
 # Pause of a replaced worker that cannot start, before the supervisor replaces it again.
@@ -142,7 +139,7 @@ def _config(settings: ServeSettings, application: Application) -> uvicorn.Config
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=settings.keep_alive_seconds,
         workers=settings.workers,
         timeout_worker_healthcheck=_WORKER_ANSWER_SECONDS,
         ssl_certfile=settings.tls_cert,

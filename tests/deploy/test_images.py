@@ -90,7 +90,8 @@ def test_dockerfile_copies_all_files_of_the_build_context_and_no_others() -> Non
 def test_health_check_succeeds_only_if_the_service_is_ready(answer: Answer, status: int) -> None:
     with FakeReplica("replica") as replica:
         replica.answer = answer
-        variables = {"RECOLLECT_PORT": replica.address.partition(":")[2]}
+        variables = {"RECOLLECT_HOST": "0.0.0.0", "RECOLLECT_PORT": replica.address.partition(":")[2]}
+        variables |= {"RECOLLECT_TLS_CERT": "", "http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
         done = subprocess.run([sys.executable, DEPLOY / "check_ready.py"], env=variables, stderr=subprocess.DEVNULL)
     assert done.returncode == status
     assert [path for path, _, _ in replica.requests] == ["/health/ready"]

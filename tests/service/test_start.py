@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,11 @@ from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
 from tests import forked
-from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit
+from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
 from tests.service.redis_server import until
 from tests.service.store.servers import WebServer
 
+REPOSITORY = Path(__file__).parents[2]
 WORKERS = pytest.mark.parametrize("workers", [1, 2], ids=["1 process", "2 workers"])
 
 
@@ -97,6 +99,20 @@ def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_i
         assert reports.read() == []
         assert '"error"' not in started.log.read_text()
         assert "Traceback" not in started.log.read_text()
+
+
+def test_service_on_an_ipv6_address_passes_its_health_check(store: Path) -> None:
+    with serving(store, "--host", "[::1]", "--keep-alive-seconds", "1") as server:
+        assert server.url.startswith("http://[::1]:")
+        port = server.url.rpartition(":")[2]
+        for host in ("::", "::1", "[::1]"):
+            variables = {"RECOLLECT_HOST": host, "RECOLLECT_PORT": port}
+            subprocess.run([sys.executable, "deploy/check_ready.py"], cwd=REPOSITORY, env=variables, check=True)
+        with socket.create_connection(("::1", int(port)), PATIENCE_SECONDS) as connection:
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            while connection.recv(65_536):  # ends when the service closes the connection
+                pass
+        assert httpx.get(f"{server.url}/health/ready/").status_code == 404  # no redirect, which would lead to http
 
 
 @WORKERS

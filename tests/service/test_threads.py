@@ -10,27 +10,34 @@ import pytest
 from recollect.service.threads import usable_cores
 from tests.service.http_helpers import serving
 
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/cpu"
+IN_V2, IN_V1 = {"proc/self/cgroup": "0::/a.slice/b.scope\n"}, {"proc/self/cgroup": "4:cpu,cpuacct:/a/b\n0::/a/b\n"}
+
 
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
         ({}, 8),
-        ({"cpu.max": "max 100000\n"}, 8),
-        ({"cpu.max": "200000 100000\n"}, 2),
-        ({"cpu.max": "350000 100000\n"}, 3),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "6400000 100000\n"}, 8),
-        ({"cpu.max": "nonsense\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        (IN_V2 | {f"{V2}/cpu.max": "max 100000\n"}, 8),
+        (IN_V2 | {f"{V2}/cpu.max": "200000 100000\n"}, 2),
+        (IN_V2 | {f"{V2}/cpu.max": "350000 100000\n"}, 3),
+        (IN_V2 | {f"{V2}/cpu.max": "50000 100000\n"}, 1),
+        (IN_V2 | {f"{V2}/cpu.max": "6400000 100000\n"}, 8),
+        (IN_V2 | {f"{V2}/cpu.max": "nonsense\n"}, 8),
+        (IN_V2 | {f"{V2}/a.slice/cpu.max": "200000 100000\n", f"{V2}/a.slice/b.scope/cpu.max": "max 100000\n"}, 2),
+        (IN_V2 | {f"{V2}/a.slice/cpu.max": "400000 100000\n", f"{V2}/a.slice/b.scope/cpu.max": "300000 100000\n"}, 3),
+        (IN_V2 | {f"{V2}/beside.slice/cpu.max": "200000 100000\n"}, 8),
+        (IN_V1 | {f"{V1}/cpu.cfs_quota_us": "-1\n", f"{V1}/cpu.cfs_period_us": "100000\n"}, 8),
+        (IN_V1 | {f"{V1}/cpu.cfs_quota_us": "400000\n", f"{V1}/cpu.cfs_period_us": "100000\n"}, 4),
+        (IN_V1 | {f"{V1}/a/cpu.cfs_quota_us": "150000\n", f"{V1}/a/cpu.cfs_period_us": "50000\n"}, 3),
     ],
 )
-def test_number_of_usable_cores_respects_the_cpu_quota_of_the_container(
+def test_number_of_usable_cores_respects_the_cpu_quotas_of_all_control_groups_of_the_process(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert usable_cores(tmp_path) == cores
 

@@ -101,6 +101,14 @@ def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Stor
     assert not list(copy.bundles.glob(".*"))
 
 
+def test_copy_to_a_full_disk_names_the_target(source: Store, tmp_path: Path) -> None:
+    program = "import resource, sys, recollect\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\nrecollect.main()"
+    command = [sys.executable, "-c", program, "copy", "A", "--store", str(source.root), "--to", str(tmp_path / "full")]
+    done = forked.run(command, capture_output=True, text=True)
+    assert done.stderr.startswith(f"recollect copy: {tmp_path}/full/bundles/")
+    assert done.stderr.endswith(": File too large; free some space\n")
+
+
 def test_copy_requires_the_signature(source: Store, target: str, tmp_path: Path, error_of: Callable[..., str]) -> None:
     public = write_pair(tmp_path).public
     flags = ("--store", source.root, "--bundle-cache", tmp_path / "cache", "--to", target, "--verify-key", public)
