@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -343,7 +344,14 @@ def read_targets(y: Any, texts: int) -> Targets:
         return _read_matrix("dense", sparse.csr_array(array), texts)
     if array.ndim == 1 and array.dtype.kind in "biufUO" and all(np.ndim(label) == 0 for label in array):
         _check_rows(len(array), texts)
-        classes, columns = np.unique(array, return_inverse=True)
+        for row, label in enumerate(array.tolist()):
+            if label is None or (isinstance(label, float) and math.isnan(label)):
+                raise ValueError(f"y[{row}]: expected a label, found {label}; remove the row, or give it a label")
+        try:
+            classes, columns = np.unique(array, return_inverse=True)
+        except TypeError:
+            kinds = ", ".join(sorted({type(label).__name__ for label in array.tolist()}))
+            raise ValueError(f"y: expected labels of one type, found {kinds}") from None
         return Targets("single", classes, _indicator(np.arange(texts + 1), columns, len(classes)))
     raise ValueError(
         "y: expected a matrix of zeros and ones with the axes (text, label), a list of lists of strings, or one label "

@@ -168,6 +168,10 @@ class TestTargets:
             ([[1], [2, 3]], "expected a matrix of zeros and ones with the axes"),
             (np.array([["a", "b"], ["c", "d"]]), "found values of the type <U1"),
             (None, "found NoneType"),
+            (["a", None], r"y\[1\]: expected a label, found None; remove the row"),
+            ([float("nan"), 1.0], r"y\[0\]: expected a label, found nan"),
+            ([["a"], None], "expected a matrix of zeros and ones with the axes"),
+            (np.array(["a", 1], dtype=object), "y: expected labels of one type, found int, str"),
         ],
     )
     def test_other_forms_are_refused(self, y: Any, message: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import sparse
 
 from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.errors import DatasetError
@@ -78,6 +79,23 @@ def test_line_without_words_is_dropped_with_its_row_of_the_matrix(tmp_path: Path
     split = opened(tmp_path, "drop")[0].read_split("train")
     assert split.entries.uids.to_pylist() == ["0", "2"]
     assert split.labels.to_csr(2).toarray().tolist() == [[1, 0], [0, 1]]
+
+
+def test_blank_last_line_of_raw_texts_is_no_text(tmp_path: Path, write_lines: WriteLines) -> None:
+    write_lines(tmp_path / "Y.txt", ["Chair", "Paint", ""])
+    write_lines(tmp_path / "X.trn.txt", ["one", "two", " ", ""])
+    sparse.save_npz(tmp_path / "Y.trn.npz", sparse.csr_matrix([[1, 0], [0, 1]]))
+    write_lines(tmp_path / "xclib" / "Y.txt", ["a->Chair", "b->Paint", ""])
+    write_lines(tmp_path / "xclib" / "trn_X.txt", ["0->one", "1->two", ""])
+    write_lines(tmp_path / "xclib" / "trn_X_Y.txt", ["2 2", "0:1", "1:1", ""])
+    write_lines(tmp_path / "names" / "train_raw_texts.txt", ["one", "two", ""])
+    write_lines(tmp_path / "names" / "train_labels.txt", ["Chair", "Paint"])
+    for folder in (tmp_path, tmp_path / "xclib", tmp_path / "names"):
+        dataset, _ = opened(folder, "drop")
+        split = dataset.read_split("train")
+        assert dataset.labels.texts.to_pylist() == ["Chair", "Paint"]
+        assert split.entries.texts.to_pylist() == ["one", "two"]
+        assert split.labels.to_csr(2).toarray().tolist() == [[1, 0], [0, 1]]
 
 
 def test_clicks_with_an_empty_query_are_dropped(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from jaxtyping import Bool, Int
 from scipy import sparse
 
@@ -31,6 +32,12 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def without_blank_end(self, rows: int) -> Entries:
+        """Leave out the texts after the first `rows` rows, if all of them are blank, as a blank last line is."""
+        rest = pc.utf8_trim_whitespace(self.texts[rows:])
+        is_blank = len(rest) > 0 and pc.all(pc.equal(rest, "")).as_py()
+        return self.where(np.arange(len(self)) < rows) if is_blank else self
 
     def where(self, kept: Bool[np.ndarray, " row"]) -> Entries:
         """Copy the rows where `kept` is true."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
-from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName
+from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName, numbered
 from recollect.trainer.errors import DatasetError
 
 EXPECTED = "train_labels.txt and train_raw_texts.txt"
@@ -43,10 +43,13 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     texts_path, path = require_file(folder, _TEXTS[name]), require_file(folder, (_LABELS[name],))
     positions = {uid: position for position, uid in enumerate(labels.uids.to_pylist())}
-    texts, rows = list(read_texts(texts_path, rule)), [line.split() for _, line in read_lines(path)]
+    rows = [line.split() for _, line in read_lines(path)]
+    texts = numbered(read_texts(texts_path, rule)).without_blank_end(len(rows))
+    while len(rows) > len(texts) and not rows[-1]:  # blank lines at the end
+        rows.pop()
     if len(rows) != len(texts):
         raise DatasetError(f"{path}: expected {len(texts):,} lines, as in {texts_path.name}, found {len(rows):,}")
     split = SplitBuilder()
-    for row, (text, names) in enumerate(zip(texts, rows, strict=True)):
-        split.append(str(row), text, [positions[each] for each in names])
+    for uid, text, names in zip(texts.uids.to_pylist(), texts.texts.to_pylist(), rows, strict=True):
+        split.append(uid, text, [positions[each] for each in names])
     return texts_path, split.build()

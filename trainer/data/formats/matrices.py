@@ -15,6 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from recollect.trainer.data.formats.lines import read_lines
+from recollect.trainer.data.split import Entries, LabelSets, Split
 from recollect.trainer.errors import DatasetError
 
 # Number of lines that are parsed at once.
@@ -48,6 +49,29 @@ def check_shape(matrix: sparse.csr_matrix, path: Path, shape: tuple[int, int], m
         )
 
 
+def relevant(matrix: sparse.csr_matrix, path: Path, texts: Entries, labels: Entries, meaning: str) -> Split:
+    """Make a split of a relevance matrix with the axes (text, label).
+
+    Blank lines at the end of the files of texts and of labels need no row and no column.
+
+    Args:
+        matrix: The matrix.
+        path: Its file.
+        texts: The texts.
+        labels: The labels.
+        meaning: The meaning of rows and columns, for the error message.
+
+    Raises:
+        DatasetError: If the numbers of texts or of labels differ.
+    """
+    rows, columns = matrix.shape
+    texts = texts.without_blank_end(rows)
+    if columns == len(labels.without_blank_end(columns)):
+        matrix.resize(rows, len(labels))
+    check_shape(matrix, path, (len(texts), len(labels)), meaning)
+    return Split(texts, LabelSets.of(matrix))
+
+
 def _read_archive(path: Path) -> sparse.csr_matrix:
     if not zipfile.is_zipfile(path):
         raise DatasetError(
@@ -72,6 +96,8 @@ def _read_text(path: Path) -> sparse.csr_matrix:
         chunks.append(_parse(path, number, chunk, columns))
         counts += [line.count(":") for line in chunk]
         number += len(chunk)
+    while len(counts) > rows and counts[-1] == 0:  # blank lines at the end
+        counts.pop()
     if len(counts) != rows:
         raise DatasetError(f"{path}: expected {rows:,} rows, as its first line states, found {len(counts):,}")
     entries = np.concatenate(chunks)

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
-from recollect.trainer.data.formats.matrices import check_shape, read_matrix
-from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName, numbered
+from recollect.trainer.data.formats.matrices import check_shape, read_matrix, relevant
+from recollect.trainer.data.split import Entries, Split, SplitName, numbered
 from recollect.trainer.errors import DatasetError
 
 EXPECTED = "trn_X_Y.txt, and raw_data/train.raw.txt or trn_X_Xf.txt and Xf.txt"
@@ -61,9 +61,7 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     texts_path, entries = _read_entries(folder, name, rule)
     path = require_file(folder, _RELEVANCE[name])
-    relevance = read_matrix(path)
-    check_shape(relevance, path, (len(entries), len(labels)), f"the texts of {texts_path.name} x labels")
-    return texts_path, Split(entries, LabelSets.of(relevance))
+    return texts_path, relevant(read_matrix(path), path, entries, labels, f"the texts of {texts_path.name} x labels")
 
 
 def _read_entries(folder: Path, part: str, rule: TextRule) -> tuple[Path, Entries]:
@@ -83,17 +81,20 @@ def _read_entries(folder: Path, part: str, rule: TextRule) -> tuple[Path, Entrie
 
 def _read_raw(path: Path, rule: TextRule) -> Entries:
     lines = [line for _, line in read_lines(path)]
-    parts = [_WITH_UID.fullmatch(line) for line in lines]
+    filled = lines
+    while filled and not filled[-1].strip():  # blank lines at the end are no texts if the others have a uid
+        filled = filled[:-1]
+    parts = [_WITH_UID.fullmatch(line) for line in filled]
     with_uid = sum(part is not None for part in parts)
-    if with_uid < len(lines) <= 2 * with_uid:
+    if with_uid < len(parts) <= 2 * with_uid:
         number = parts.index(None) + 1
         raise DatasetError(
-            f"{path}:{number}: expected uid->text, as in {with_uid:,} of {len(lines):,} lines, found "
+            f"{path}:{number}: expected uid->text, as in {with_uid:,} of {len(parts):,} lines, found "
             f"{lines[number - 1][:40]!r}; add the uid, or remove all uids"
         )
-    if with_uid and with_uid < len(lines):
-        rule.note(f"{path}: {with_uid:,} of {len(lines):,} lines look like uid->text; they are read as texts")
-    if with_uid == 0 or with_uid < len(lines):
+    if with_uid and with_uid < len(parts):
+        rule.note(f"{path}: {with_uid:,} of {len(parts):,} lines look like uid->text; they are read as texts")
+    if with_uid == 0 or with_uid < len(parts):
         return numbered(read_texts(path, rule))
     texts = (rule.check(part[2], f"{path}:{number}") for number, part in enumerate(parts, start=1) if part)
     uids = (part[1] for part in parts if part)
