@@ -144,7 +144,7 @@ def compare(settings: CompareSettings) -> str:
             "choose another --out"
         )
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    queries = Queries(test, len(dataset.labels), settings.propensity, frozen=settings.trained == "adapter")
+    queries = Queries(test, len(dataset.labels), settings.propensity, frozen=settings.trained != "full")
     data = {"dataset": fingerprint(dataset.labels, train), "queries": fingerprint(dataset.labels, test)}
     results = [
         Results(each, [_run(each, seed, settings, queries, data, device) for seed in each.seeds]) for each in compared
@@ -280,8 +280,8 @@ def _run(
     if contestant.name != UNTRAINED:
         own.append("--resume")
         untrained = settings.out / UNTRAINED
-        # An adapter is trained on the vectors of the untrained memory, so that no text is encoded again.
-        if settings.trained == "adapter" and load_checkpoint(untrained / "checkpoint", "cpu").model.adapter is None:
+        # Adapter and head are trained on the vectors of the untrained memory, so that no text is encoded again.
+        if settings.trained != "full" and load_checkpoint(untrained / "checkpoint", "cpu").model.adapter is None:
             own.append(f"--vectors={untrained / 'memory'}")
     run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
     run_recollect(path.name, "tune", str(path), *tuning)

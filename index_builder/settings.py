@@ -33,6 +33,7 @@ from recollect.trainer.settings import (
     StaticFrom,
     TextFields,
     Trained,
+    TrainedPart,
     TrainingDevice,
     TrainingPrecision,
     UnknownLabels,
@@ -330,7 +331,7 @@ class CompareSettings(Settings):
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
     @property
-    def trained(self) -> Literal["adapter", "full"]:
+    def trained(self) -> TrainedPart:
         """The trained part of the encoder."""
         return trained_part(self.train, self.encoder)
 

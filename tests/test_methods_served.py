@@ -1,4 +1,4 @@
-"""For two kinds of memory, the answers of a server equal the formula of the paper, computed in float64."""
+"""For several kinds of memory, the answers of a server equal the formula of the paper, computed in float64."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tests.index_builder.conftest import write_tiny_encoder
 from tests.service.http_helpers import serving
 
 TAU, TOP_B = 0.05, 12
-# A plain memory, and one whose encoder has a classifier. Other methods train other weights of the same parts.
-CASES = [("rae", "adapter"), ("unidec", "full")]
+# A plain memory, one whose encoder has a classifier, and one whose label keys are a classifier's vectors. Other methods
+# train other weights of the same parts.
+CASES = [("rae", "adapter"), ("unidec", "full"), ("ova", "head")]
 # Queries that are not instances of the memory.
 QUERIES = [
     *(sentences[-1] for sentences in TOPICS.values() if sentences),

@@ -14,8 +14,8 @@ from recollect.trainer.settings import VALIDATE_LAMBDA
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.negatives import MineSearch
 
-# Defaults for an adapter, a whole encoder and a whole static encoder. Steps of an adapter or of a static encoder are
-# cheap, and both start with little knowledge.
+# Defaults for an adapter or a head, a whole encoder and a whole static encoder. Steps of an adapter or of a static
+# encoder are cheap, and both start with little knowledge.
 _EPOCHS = {"adapter": 15, "full": 3, "static": 20}
 _LEARNING_RATE = {"adapter": 1e-3, "full": 1e-4, "static": 1e-3}
 _BATCH_SIZE = {"adapter": 256, "full": 128, "static": 1_024}
@@ -48,7 +48,7 @@ class Recipe:
         encoder_sha256: Digest of the weights at the start of the training.
         dataset_sha256: Digest of labels and instances.
         method: A key of `METHODS`.
-        train: `adapter` (on a frozen encoder) or `full`.
+        train: `adapter` or `head` (on a frozen encoder), or `full`.
         steps: Optimizer steps in all.
         epochs: Passes over the instances. `steps` may end the last epoch early.
         batch_size: Number of queries in a step.
@@ -165,7 +165,7 @@ class Recipe:
             TrainingError: If a setting does not suit the number of instances, labels or epochs.
         """
         method, train = METHODS[settings.method], settings.trained
-        kind = "static" if static and train == "full" else train
+        kind = ("static" if static else "full") if train == "full" else "adapter"
         if settings.batch_size is not None and settings.batch_size > instances:
             raise TrainingError(
                 f"--batch-size {settings.batch_size}: expected at most {instances:,}, the instances to train on; "
@@ -190,7 +190,7 @@ class Recipe:
                 "choose an earlier one, or --clusters 0"
             )
         rate = settings.learning_rate or _LEARNING_RATE[kind]
-        head_factor, table_factor = (1, 1) if train == "adapter" else (_HEAD_FACTOR, _TABLE_FACTOR)
+        head_factor, table_factor = (_HEAD_FACTOR, _TABLE_FACTOR) if train == "full" else (1, 1)
         steps = min(epochs * per_epoch, settings.max_steps or epochs * per_epoch)
         clusters = _clusters(settings, method, instances, per_epoch)
         sampling = settings.positive_sampling or method.positive_sampling
@@ -213,7 +213,7 @@ class Recipe:
             mine_search=_mine_search(settings.mine_search, instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
             validation_fraction=settings.validation_fraction,
-            label_inputs=(settings.label_inputs or method.label_inputs) if train == "adapter" else "text",
+            label_inputs=(settings.label_inputs or method.label_inputs) if train != "full" else "text",
             label_key_alpha=settings.alpha,
             precision=_precision(settings.precision, device),
             seed=settings.seed,

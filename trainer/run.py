@@ -84,10 +84,10 @@ def write_run(settings: TrainSettings) -> None:
             check_shared_folder(settings.out, ranks, device)
             if training is None:
                 _run_without_training(run)
-            elif settings.trained == "adapter":
-                _train_adapter(run, *training)
-            else:
+            elif settings.trained == "full":
                 _train_encoder(run, *training)
+            else:
+                _train_above(run, *training)
             if training is not None and ranks.first:
                 run.folder.remove_unfinished()
             if settings.query_encoder == STATIC and ranks.first:
@@ -155,6 +155,8 @@ def _check_head(run: Run, recipe: Recipe) -> None:
     """
     with torch.device("meta"):  # on `meta`, tensors have a size but no storage
         head = _create_head(run, recipe)
+        if head is not None and head.table is not None:
+            head.table.divide(run.ranks)
     if head is not None:
         what = f"--method {recipe.method}: {len(run.dataset.labels):,} labels of {head.dim} dimensions"
         require_memory(head, what, run.encoder.device)
@@ -197,8 +199,8 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     run.write_memory(run.plan(best, run.settings.key_dtype), run.texts(best))
 
 
-def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
-    """Train an adapter on the vectors of the frozen encoder, then write the memory with the adapter.
+def _train_above(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
+    """Train an adapter, a head or both on the vectors of the frozen encoder, then write the memory with them.
 
     The frozen encoder encodes each text once.
     """
@@ -212,7 +214,12 @@ def _train_adapter(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         vectors = run.frozen_vectors(frozen)
     label_inputs = _label_inputs(run, recipe, vectors, held_out)
     if must_train:
-        adapter = run.encoder.model.adapter or _create_adapter(run, frozen.dim)
+        adapter = run.encoder.model.adapter
+        if recipe.train == "head":
+            if adapter is not None:
+                adapter.freeze()
+        elif adapter is None:
+            adapter = _create_adapter(run, frozen.dim)
         encoder = frozen.with_adapter(adapter, _create_head(run, recipe))
         task = Task(
             encoder.vector_model(),

@@ -24,9 +24,11 @@ Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce"]
+MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
 TripletKind = Literal["weighted", "sum"]
+ClassifierKeys = Literal["alone", "joined"]
+TrainedPart = Literal["adapter", "head", "full"]
 
 # Value of --encoder that makes a static encoder.
 STATIC = "static"
@@ -86,10 +88,10 @@ LabelMaxLength = Annotated[
     int, Field(ge=3, le=8192, description="maximum number of tokens of a label text; longer texts are cut")
 ]
 Trained = Annotated[
-    Literal["adapter", "full"] | None,
+    TrainedPart | None,
     Field(
-        description="adapter: a small network on a frozen encoder; full: the whole encoder; "
-        "unset: full for static, else adapter"
+        description="adapter: a small network on a frozen encoder; head: only the method's head; full: the whole "
+        "encoder; unset: full for static, else adapter"
     ),
 ]
 MaxSteps = Annotated[
@@ -132,7 +134,7 @@ RankChoice = Annotated[
 ]
 
 
-def trained_part(train: Trained, encoder: str) -> Literal["adapter", "full"]:
+def trained_part(train: Trained, encoder: str) -> TrainedPart:
     """The part of the encoder that training changes, if `--train` and `--encoder` have these values."""
     return train or ("full" if encoder == STATIC else "adapter")
 
@@ -231,7 +233,7 @@ class SharedTrainSettings(Settings):
     hard_negatives: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         None,
         description="mined negatives of a query, or all: every label; unset: the method's default "
-        "(all for dexml, softtopk and bce)",
+        "(all for dexml, softtopk, bce and ova)",
     )
     mine_from: int = Field(0, ge=0, description="first epoch with hard negatives")
     mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")
@@ -311,7 +313,7 @@ class SharedTrainSettings(Settings):
     overwrite: CliImplicitFlag[bool] = Field(False, description="replace the contents of the run folder")
 
     @property
-    def trained(self) -> Literal["adapter", "full"]:
+    def trained(self) -> TrainedPart:
         """The trained part of the encoder."""
         return trained_part(self.train, self.encoder)
 

@@ -10,8 +10,8 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS
-from recollect.trainer.methods.bce import BceOptions
 from recollect.trainer.methods.infonce import InfoNceOptions
+from recollect.trainer.methods.ova import OvaOptions
 from recollect.trainer.methods.prime import PrimeOptions
 from recollect.trainer.methods.rae import RaeOptions
 from recollect.trainer.methods.softtopk import SoftTopKOptions
@@ -37,7 +37,7 @@ _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "mi
 
 
 class TrainSettings(
-    PrimeOptions, UnidecOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, BceOptions, SharedTrainSettings
+    PrimeOptions, UnidecOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
 ):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 
@@ -93,7 +93,7 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
                 f"{flag} {path}: expected a folder outside --out {settings.out}, which this command writes, "
                 "found a folder inside; choose another --out"
             )
-    if settings.vectors is not None and settings.trained != "adapter" and settings.epochs != 0:
+    if settings.vectors is not None and settings.trained == "full" and settings.epochs != 0:
         found = _trained_flag(settings)
         yield f"--vectors: expected --train adapter or --epochs 0, because all vectors change otherwise, found {found}"
     if "label_inputs" in given and settings.trained == "full":
@@ -172,6 +172,8 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
     if "temperature" in given and method.temperature is None:
         yield f"--temperature: expected a method with a softmax, found --method {settings.method}; omit the flag"
     if method.head is None:
+        if settings.train == "head":
+            yield f"--train head: expected a method with a head, found --method {settings.method}; train an adapter"
         for name in sorted(given & {"head_learning_rate", "table_learning_rate"}):
             yield f"{_flag(name)}: expected a method with a head, found --method {settings.method}; omit the flag"
     yield from method.options.contradictions(settings)

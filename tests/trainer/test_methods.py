@@ -106,13 +106,14 @@ def test_loss_of_a_method_with_one_view_equals_the_formula_of_its_paper(name: st
     torch.testing.assert_close(found, torch.stack(written), rtol=1e-6, atol=1e-7)
 
 
-def test_loss_of_bce_is_the_binary_cross_entropy_of_every_label() -> None:
-    (pool,) = pools = drawn("bce", dense=0.4)
-    found, gradient = loss_and_gradient("bce", pools, options("bce"))
+@pytest.mark.parametrize("method", ["bce", "ova"])
+def test_loss_is_the_sum_of_the_binary_cross_entropies_of_all_labels(method: str) -> None:
+    (pool,) = pools = drawn(method, dense=0.4)
+    found, gradient = loss_and_gradient(method, pools, options(method))
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(
         pool.labels.detach(), pool.relevant.double(), reduction="none"
     )
-    written = torch.where(pool.relevant.any(dim=1), entropy.mean(dim=1), 0)
+    written = torch.where(pool.relevant.any(dim=1), entropy.sum(dim=1), 0)
     torch.testing.assert_close(found, written, rtol=1e-9, atol=1e-12)
     assert gradient.any()
 

@@ -69,14 +69,13 @@ class Problem:
     def backward(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, Tensor]:
         """Return the objective's loss and gradient. The model stays unchanged."""
         loss, after = self.step(batch, ranks, cache)
-        return loss, gradient(after)
+        return loss, gradient(after, ranks)
 
     def step(self, batch: Batch, ranks: Ranks = ALONE, cache: bool = True) -> tuple[float, VectorDualEncoder]:
         """Return the objective's loss, and a copy of the model with its gradient."""
         model = copy.deepcopy(self.model)
-        if model.head is not None:
-            whole = model.head.training_arrays()
-            model.head.load_training_arrays({name: Sharded.of(array.own, ranks) for name, array in whole.items()})
+        if model.table is not None:
+            model.table.divide(ranks)
         return self.objective(model, ranks, cache).backward(batch), model
 
     def objective(self, model: VectorDualEncoder, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
@@ -113,12 +112,13 @@ class Problem:
         return float(loss.detach()), gradient(model)
 
 
-def gradient(model: VectorDualEncoder) -> Tensor:
-    """Return the gradients of all weights in one vector."""
-    weights = model.parameters()
-    return torch.cat(
-        [(torch.zeros_like(weight) if weight.grad is None else weight.grad).flatten() for weight in weights]
-    )
+def gradient(model: VectorDualEncoder, ranks: Ranks = ALONE) -> Tensor:
+    """Return the gradients of all weights in one vector. The rows of a divided table come last."""
+    gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in model.parameters()]
+    if model.table is not None and not isinstance(model.table.rows, nn.Parameter):
+        assert model.table.rows.grad is not None
+        gradients.append(ranks.all_gather(model.table.rows.grad, LABELS))
+    return torch.cat([each.flatten() for each in gradients])
 
 
 def _loss_of_queries(
@@ -140,6 +140,7 @@ def _loss_of_queries(
         "dexml": lambda: losses.decoupled_softmax(scores, *pairs),
         "softtopk": lambda: losses.soft_top_k_loss(scores, *pairs, 5),
         "bce": lambda: losses.binary_cross_entropy(scores, relevant),
+        "ova": lambda: losses.binary_cross_entropy(scores, relevant),
         "rae": lambda: losses.rae(scores, *pairs, *instances),
     }[name]()
 

@@ -32,6 +32,7 @@ def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
         ("dexml", 0.05, None, 0, False),
         ("softtopk", 0.05, None, 0, False),
         ("bce", 0.05, None, 0, False),
+        ("ova", 0.05, None, 0, False),
         ("infonce", 0.05, 0, 1, False),
         ("prime", 1.0, 0, 3, False),
         ("unidec", 1 / 18, 6, 3, True),

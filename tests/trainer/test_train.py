@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import recollect
+from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.tokens import TokenTable
@@ -341,7 +342,8 @@ class TestOptimizer:
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, 100.0)
         count = sum(weight.numel() for weight in model.parameters())
-        assert loop._take_step(learner, 0.25, 3.0) == pytest.approx(100 * math.sqrt(count))
+        assert loop._clip(model, 3.0, ALONE) == pytest.approx(100 * math.sqrt(count))
+        loop._take_step(learner.optimizer, 0.25)
         assert {(group["rate_factor"], group["lr"]) for group in learner.optimizer.param_groups} == {
             (1, 0.25),
             (2, 0.5),

@@ -200,15 +200,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
 
 
+@pytest.mark.parametrize(
+    "method", [["rae", "--mine-every", 5], ["ova", "--classifier-keys", "joined"]], ids=lambda m: m[0]
+)
 def test_training_with_two_ranks_gives_the_weights_of_one_process(
-    folder: Path, lesson: Path, steady_encoder: Path
+    folder: Path, lesson: Path, steady_encoder: Path, method: list[object]
 ) -> None:
-    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--train", "full", "--method", "rae"]
-    words += ["--mine-every", 5, "--learning-rate", 1e-3]
-    for ranks in (1, 2):
-        statuses = run_recollect([*words, "--out", folder / f"{ranks} ranks"], folder / "log", ranks=ranks)
+    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--train", "full", "--method", *method]
+    runs = [folder / f"{method[0]} {ranks}" for ranks in (1, 2)]
+    for ranks, run in enumerate(runs, start=1):
+        statuses = run_recollect([*words, "--learning-rate", 1e-3, "--out", run], folder / "log", ranks=ranks)
         assert statuses == [0] * ranks, (folder / "log").read_text()
-    assert_same(folder / "1 ranks", folder / "2 ranks")
+    assert_same(*runs)
 
 
 def assert_same(one: Path, two: Path) -> None:
@@ -224,13 +227,21 @@ def assert_same(one: Path, two: Path) -> None:
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
-def test_two_ranks_train_an_adapter_and_a_head_with_dropout_and_resume_after_a_kill(
-    folder: Path, lesson: Path, tiny_bert: Any
+# Each rank stores vectors of its share of the instances (prime), or of the labels with their moments (ova).
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2, "--tune", "no"],
+        ["ova", "--train", "head", "--hard-negatives", 3],
+    ],
+    ids=lambda method: method[0],
+)
+def test_two_ranks_resume_after_a_kill_with_the_same_result(
+    folder: Path, lesson: Path, tiny_bert: Any, method: list[object]
 ) -> None:
-    words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0]
-    # Each rank stores the vectors of its share of the instances.
-    words += ["--method", "prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2, "--tune", "no"]
-    never, again = ([*words, "--resume", "--out", folder / name] for name in ("never", "again"))
+    words = ["train", lesson, "--encoder", tiny_bert.folder, *USUAL, "--save-minutes", 0, "--method", *method]
+    names = [f"{method[0]} never", f"{method[0]} again"]
+    never, again = ([*words, "--resume", "--out", folder / name] for name in names)
     log = folder / "log"
     assert run_recollect(never, log, ranks=2) == [0, 0], log.read_text()
     moment = Moment("recollect.trainer.training.objective.Objective.backward", 9)
@@ -240,4 +251,4 @@ def test_two_ranks_train_an_adapter_and_a_head_with_dropout_and_resume_after_a_k
     assert run_recollect(again, folder / "alone") == [2]
     assert "found one that differs in ranks; continue with the same settings" in (folder / "alone").read_text()
     assert run_recollect(again, log, ranks=2) == [0, 0], log.read_text()
-    assert results(folder / "again") == results(folder / "never")
+    assert results(folder / names[1]) == results(folder / names[0])

@@ -39,6 +39,11 @@ class Adapter(nn.Module):
         self.queries = ResidualHead(dim, hidden, dropout)
         self.labels = ResidualHead(dim, hidden, dropout)
 
+    def freeze(self) -> None:
+        """Change neither weights nor, by dropout, vectors in a training."""
+        self.requires_grad_(False)
+        self.queries.dropout.p = self.labels.dropout.p = 0.0
+
     def forward(self, vectors: Float[Tensor, "batch dim"], side: Side = "queries") -> Float[Tensor, "batch dim"]:
         adapted: Tensor = self.labels(vectors) if side == "labels" else self.queries(vectors)
         return adapted

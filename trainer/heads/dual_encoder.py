@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from recollect.trainer.heads.adapter import Adapter, Side
 from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.label_table import LabelTable
 
 
 class DualEncoder(nn.Module):
@@ -42,6 +43,11 @@ class DualEncoder(nn.Module):
     @property
     def key_dim(self) -> int:
         return self.dim if self.head is None else self.head.key_dim
+
+    @property
+    def table(self) -> LabelTable | None:
+        """The vectors that the loss compares in the place of label texts; None if it compares texts."""
+        return None if self.head is None else self.head.table
 
     @property
     def view_dim(self) -> int:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from recollect.trainer.heads.label_table import LabelTable
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.batches import Batch
 
@@ -26,15 +27,18 @@ class Head(nn.Module, abc.ABC):
         label_views: Number of views of a label. The loss compares view number i of a label with view number i of a
             query, or with the query's only view.
         dim: Size of a view. The vectors below the head may have another size.
+        table: The vectors of labels that the loss compares in the place of label texts. None: it compares texts.
     """
 
     kind: ClassVar[str]
     query_views: ClassVar[int]
     label_views: ClassVar[int]
+    table: LabelTable | None
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, table: LabelTable | None = None) -> None:
         super().__init__()
         self.dim = dim
+        self.table = table
 
     @property
     @abc.abstractmethod
@@ -48,6 +52,10 @@ class Head(nn.Module, abc.ABC):
     @abc.abstractmethod
     def labels(self, vectors: Float[Tensor, "row below"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row view dim"]:
         """Return the views of labels, given their text vectors and their label positions."""
+
+    def table_views(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "row view dim"]:
+        """Return the views of labels in the loss, for a head with a table."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
@@ -79,13 +87,6 @@ class Head(nn.Module, abc.ABC):
 
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
         """Update the head with the vectors of the batch's queries, at the end of a step."""
-
-    def training_arrays(self) -> dict[str, Sharded]:
-        """Return the arrays, by file name, that training needs to resume in addition to the weights."""
-        return {}
-
-    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:  # noqa: B027
-        """Restore the arrays that `training_arrays` returned."""
 
     @abc.abstractmethod
     def lookups(self) -> list[nn.Parameter]:

@@ -75,19 +75,18 @@ def decoupled_softmax(
 def binary_cross_entropy(
     scores: Float[Tensor, "query key"], relevant: Bool[Tensor, "query key"], ranks: Ranks = ALONE
 ) -> Float[Tensor, " query"]:
-    """Binary cross-entropy of each key, one versus all (the baseline OvA-BCE of DEXML).
+    """Binary cross-entropy of each key, one versus all (OvA-BCE: DEXML, Eq. 2).
 
-    mean over all keys l of  log(1 + e^{s_il}) - [l in P_i] s_il
+    sum over all keys l of  log(1 + e^{s_il}) - [l in P_i] s_il
 
     Args:
         scores: Similarities divided by tau.
         relevant: P_i.
         ranks: The processes that share the pool.
     """
-    keys = ranks.all_reduce_sum(scores.new_tensor(scores.shape[1])).clamp_min(1)
     has_positives = ranks.all_reduce_sum(relevant.sum(dim=1)) > 0
     entropies = torch.nn.functional.softplus(scores) - scores.masked_fill(~relevant, 0)
-    return entropies.masked_fill(~has_positives[:, None], 0).sum(dim=1) / keys
+    return entropies.masked_fill(~has_positives[:, None], 0).sum(dim=1)
 
 
 def rae(

@@ -83,7 +83,7 @@ class Embedder:
         leaves = [torch.zeros(self._shape(part), device=self.device) for part in parts]
         # All views are in one tensor, because many small tensors would fragment the heap.
         states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}
-        graphs: list[Tensor] = []
+        graphs: list[tuple[Tensor, int, Int[np.ndarray, " micro"]]] = []
         with torch.set_grad_enabled(not self.cache):
             for number, (n, places) in enumerate(chunks):
                 if self.cache:
@@ -91,13 +91,14 @@ class Embedder:
                         states[name][number] = state
                 views = self.views(parts[n], places)
                 leaves[n][places] = views.detach()
-                if not self.cache:
-                    graphs.append(views)
+                if views.requires_grad:  # a frozen encoder without a network above has no graph
+                    graphs.append((views, n, places))
         loss_value = loss([leaf.requires_grad_() for leaf in leaves])
         if self.cache:
             self._backward_cached(parts, chunks, states, leaves)
         elif graphs:
-            torch.autograd.backward(graphs, [_gradient(leaves[n])[places] for n, places in chunks])
+            gradients = [_gradient(leaves[n])[places] for _, n, places in graphs]
+            torch.autograd.backward([views for views, *_ in graphs], gradients)
         return loss_value
 
     def _shape(self, part: Part) -> tuple[int, int, int]:
@@ -110,7 +111,9 @@ class Embedder:
         after = random_state(self.device)
         for number, (n, places) in enumerate(chunks):
             restore_random_state({name: state[number] for name, state in states.items()})
-            self.views(parts[n], places).backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
+            views = self.views(parts[n], places)
+            if views.requires_grad:
+                views.backward(_gradient(leaves[n])[places])  # type: ignore[no-untyped-call]
         restore_random_state(after)
 
 

@@ -46,8 +46,8 @@ def require_memory(module: nn.Module, name: str, device: str) -> None:
 
 def training_bytes(module: nn.Module) -> int:
     """Return the size of a module's weights with gradients and AdamW's moments, and of its buffers."""
-    trained = sum(weight.numel() * weight.element_size() for weight in module.parameters())
-    return _COPIES * trained + sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum((_COPIES if each.requires_grad else 1) * each.numel() * each.element_size() for each in tensors)
 
 
 def kept_tokens(embedder: Embedder, part: Part) -> int:

@@ -53,12 +53,16 @@ class Objective:
             The mean loss of the queries that have a positive; with a symmetric method, plus the mean loss of the labels
             that have a positive.
         """
-        labels = self.labels.excluding(batch.rows)
-        parts = [Part(self.queries, self.ranks.share(batch.rows)), Part(labels, self.ranks.share(batch.pool))]
-        head, step = self.embedder.model.head, _Step(self, batch)
-        loss = self.embedder.backward(parts, lambda leaves: step.backward(*leaves))
+        model, parts = self.embedder.model, [Part(self.queries, self.ranks.share(batch.rows))]
+        if model.table is None:
+            pool = self.ranks.bounds(len(batch.pool))
+            parts.append(Part(self.labels.excluding(batch.rows), batch.pool[slice(*pool)]))
+        else:
+            pool = model.table.find_own(batch.pool)
+        head, step = model.head, _Step(self, batch, pool)
+        loss = self.embedder.backward(parts, step.backward)
         tables = [] if head is None else head.label_tables()
-        self.ranks.all_reduce_gradients(self.embedder.model, tables, batch.pool)
+        self.ranks.all_reduce_gradients(model, tables, batch.pool)
         if head is not None:
             head.follow(batch, step.queries[:, 0])
         return loss
@@ -71,15 +75,27 @@ class _Step:
     and keys are added in place, as ds/dk = q / tau: autograd would allocate a gradient of all keys for every block.
     """
 
-    def __init__(self, objective: Objective, batch: Batch) -> None:
+    def __init__(self, objective: Objective, batch: Batch, pool: tuple[int, int]) -> None:
+        self._head = objective.embedder.model.head
         self._method, self._options, self._ranks = objective.method, objective.options, objective.ranks
         self._temperature = objective.temperature
         self._batch = batch
         self._positives = batch.relevant if self._method.pulls_pool else batch.positives
-        self._pool = self._ranks.bounds(len(batch.pool))
+        self._pool = pool
 
-    def backward(self, own: Float[Tensor, "own _ dim"], keys: Float[Tensor, "key view dim"]) -> float:
-        """Back-propagate to this rank's queries and labels."""
+    def backward(self, leaves: list[Float[Tensor, "_ _ _"]]) -> float:
+        """Back-propagate to this rank's queries, and to its label texts or its vectors in the table of the head."""
+        if len(leaves) > 1:
+            return self._backward(*leaves)
+        assert self._head is not None
+        labels = torch.from_numpy(self._batch.pool[slice(*self._pool)]).to(leaves[0].device)
+        views = self._head.table_views(labels)
+        keys = views.detach().requires_grad_()
+        loss = self._backward(leaves[0], keys)
+        views.backward(keys.grad)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _backward(self, own: Float[Tensor, "own _ dim"], keys: Float[Tensor, "key view dim"]) -> float:
         count, views = len(self._batch.rows), keys.shape[1]
         self.queries = self._ranks.all_gather(own.detach(), count)
         self._scaled, self._own, self._keys = self.queries / self._temperature, own.detach(), keys.detach()

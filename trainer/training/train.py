@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import nn
+from torch import Tensor, nn
 
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.distributed import Ranks
@@ -102,6 +102,8 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
     model = task.model.to(device).train()
     model.dropout.p = recipe.embedding_dropout
+    if (table := model.table) is not None:
+        table.divide(ranks)
     batches = Batches(
         task.label_sets,
         len(task.labels),
@@ -150,7 +152,10 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                 loss = objective.backward(batch)
             with watch("optimizer"):
                 rate = recipe.rate(step, progress.seconds)
-                norm = _take_step(learner, rate, recipe.clip_norm or math.inf)
+                norm = _clip(model, recipe.clip_norm or math.inf, ranks)
+                _take_step(learner.optimizer, rate)
+                if table is not None:
+                    table.update(rate * recipe.table_learning_rate / recipe.learning_rate, step)
             if not math.isfinite(loss):
                 raise _divergence(f"a loss of {loss}", step, recipe, progress, folder)
             if not math.isfinite(norm):
@@ -241,18 +246,30 @@ def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log:
             return
         progress.best = score
     progress.best_step = progress.step
-    if ranks.first:
-        task.save_best()
+    with contextlib.nullcontext() if task.model.table is None else task.model.table.whole():
+        if ranks.first:
+            task.save_best()
 
 
-def _take_step(learner: Learner, rate: float, clip_norm: float) -> float:
-    """Clip the gradient and update the weights. Return the length of the gradient before clipping."""
-    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), clip_norm)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = rate * group["rate_factor"]
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
+def _clip(model: DualEncoder, longest: float, ranks: Ranks) -> float:
+    """Shorten the gradient to the given length. Return its length before."""
+    weights: list[Tensor] = list(model.parameters())
+    norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+    if model.table is not None:
+        own = model.table.rows
+        assert own.grad is not None
+        weights.append(own)
+        norm = torch.hypot(norm, ranks.all_reduce_sum(own.grad.norm() ** 2).sqrt())
+    nn.utils.clip_grads_with_norm_(weights, longest, norm)
     return float(norm)
+
+
+def _take_step(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Update the weights, and remove their gradients."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_factor"]
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
@@ -299,7 +316,7 @@ def _embedder(model: DualEncoder, task: Task, recipe: Recipe, machine: Machine) 
 
 def _batch_tokens(task: Task, recipe: Recipe) -> float:
     """Return the tokens of an average batch, including its pool of labels."""
-    labels = len(task.labels)
+    labels = len(task.labels) if task.model.table is None else 0  # a table has no tokens
     if recipe.hard_negatives is not None:
         own = len(task.label_sets.indices) / len(task.label_sets)
         drawn = min(recipe.positives or own, own)
