@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from recollect.trainer.errors import TrainingError
@@ -43,6 +43,8 @@ class Recipe:
 
     A training with `max_seconds` is an exception: the number of its steps depends on the speed of the machine.
 
+    A field that is not listed here has the value and the meaning of the flag with its name.
+
     Attributes:
         encoder: Name, pooling and lengths of the encoder.
         encoder_sha256: Digest of the weights at the start of the training.
@@ -55,38 +57,24 @@ class Recipe:
         learning_rate: Peak learning rate, reached after the warm-up. Then the rate falls linearly to 0.
         head_learning_rate: Peak learning rate of the networks of a head.
         table_learning_rate: Peak learning rate of the lookup tables of a head.
-        warmup: Share of the steps in which the rate rises, or their number if it is at least 1.
-        weight_decay: Weight decay of matrices, but not of lookup tables.
-        clip_norm: Maximum length of the gradient; 0: no limit.
         temperature: Tau of the loss; 1 if the method has none.
         hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
         mine_from: First step with mined negatives.
         mine_every: Steps between two minings of negatives.
-        mine_top: Number of nearest labels of an instance from which its negatives are drawn.
         mine_search: `exact` or `approximate`.
         positives: Number of true labels drawn for a query; 0: all true labels.
-        validation_fraction: Share of the instances that is held out.
         label_inputs: Input of an adapter for a label: `text` or `enriched`.
         label_key_alpha: Weight of the instances in the label keys that validation searches.
         precision: `fp32`, `tf32` or `bf16`.
-        seed: Seed of all random draws.
         micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
         device: `cpu` or `cuda`, whose random numbers differ.
-        max_seconds: Seconds after which training ends, unless all steps are done earlier; 0: no limit.
         positive_sampling: `uniform`, or `propensity` to draw with inverse propensities as weights.
         propensity: A and B of the propensity model, for `positive_sampling`.
         clusters: Number of clusters of queries at the first clustering; 0: random batches.
-        cluster_from: First epoch with clustered batches.
         cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
-        lora: Rank of the LoRA matrices, which alone are trained; 0: all weights are trained.
-        normalise: Whether all vectors are unit vectors.
-        embedding_dropout: Probability of dropout on the vectors below the head.
-        validate_every: Steps between two validations; 0: one epoch.
         validate_lambda: Values of lambda at which checkpoints are compared.
-        preset: Name of the preset that gives the values without a flag; None: no preset.
-        scale: Factor on the values of the preset.
         options: The options of the method.
     """
 
@@ -194,7 +182,7 @@ class Recipe:
         steps = min(epochs * per_epoch, settings.max_steps or epochs * per_epoch)
         clusters = _clusters(settings, method, instances, per_epoch)
         sampling = settings.positive_sampling or method.positive_sampling
-        return cls(
+        chosen = dict[str, Any](
             encoder=encoder,
             encoder_sha256=encoder_sha256,
             dataset_sha256=dataset_sha256,
@@ -209,37 +197,24 @@ class Recipe:
             temperature=settings.tau(method.temperature),
             hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or per_epoch,
-            mine_top=settings.mine_top,
             mine_search=_mine_search(settings.mine_search, instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
-            validation_fraction=settings.validation_fraction,
             label_inputs=(settings.label_inputs or method.label_inputs) if train != "full" else "text",
             label_key_alpha=settings.alpha,
             precision=_precision(settings.precision, device),
-            seed=settings.seed,
-            micro_batch=settings.micro_batch,
             ranks=ranks,
             device=device,
-            max_seconds=settings.max_seconds,
             positive_sampling=sampling,
             propensity=settings.propensity if sampling == "propensity" else PROPENSITY,
             clusters=clusters,
-            cluster_from=settings.cluster_from,
             cluster_every=_cluster_every(settings, epochs) if clusters else 1,
             cluster_double_at=tuple(settings.cluster_double_at) if clusters else (),
             mine_from=settings.mine_from * per_epoch,
-            lora=settings.lora,
-            normalise=settings.normalise,
-            warmup=settings.warmup,
-            weight_decay=settings.weight_decay,
-            clip_norm=settings.clip_norm,
-            embedding_dropout=settings.embedding_dropout,
-            validate_every=settings.validate_every,
             validate_lambda=tuple(settings.validate_lambda),
-            preset=settings.preset,
-            scale=settings.scale,
             options=_options(settings, method).with_defaults(labels),
         )
+        as_given = {each.name: getattr(settings, each.name) for each in fields(cls) if each.name not in chosen}
+        return cls(**chosen, **as_given)
 
     @property
     def mines(self) -> bool:
