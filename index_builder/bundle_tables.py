@@ -39,7 +39,7 @@ def write_label_tables(memory: Memory, folder: Path) -> None:
         BuildError: If the memory's texts are damaged.
     """
     labels = memory.plan.labels
-    save_array(folder / "label_counts.npy", np.bincount(memory.value_indices, minlength=labels).astype(np.int32))
+    save_array(folder / "label_counts.npy", memory.label_counts.astype(np.int32))
     save_array(folder / "label_order.npy", _write_strings(memory, "label", "uid", labels, folder).sorted_rows())
     _write_strings(memory, "label", "text", labels, folder)
 

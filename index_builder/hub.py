@@ -116,7 +116,7 @@ def _model_card(settings: PushSettings, memory: Memory, training: dict[str, Any]
     encoder, recipe = memory.plan.encoder, training.get("recipe", {})
     name = Path(str(encoder["name"]))
     labels_of_text = np.diff(memory.value_indptr)
-    texts_of_label = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    texts_of_label = memory.label_counts
     facts = {
         "encoder": f"`{name.name if name.is_absolute() else name}`",  # without the folders of the author's machine
         "method": f"`{recipe['method']}`, {recipe['train']}" if "method" in recipe else "none (pretrained encoder)",

@@ -118,10 +118,9 @@ def measure(path: Path, queries: Queries, device: str, with_ranker: bool = True)
     run, memory = RunFolder(path), open_memory(path / "memory")
     ranker = read_ranker(memory) if with_ranker and has_ranker(memory) else None
     vectors = queries.vectors(run, device)
-    label_counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
 
     def metrics(predictions: Int[np.ndarray, "query 100"]) -> Metrics:
-        return report(predictions, queries.truth, label_counts, memory.plan.instances, queries.propensity)
+        return report(predictions, queries.truth, memory.label_counts, memory.plan.instances, queries.propensity)
 
     views = {}
     head = load_checkpoint(run.checkpoint, device).model.head
@@ -147,7 +146,7 @@ def _predict(vectors: Vectors, memory: Memory, queries: Queries, device: str) ->
     """The best labels of each query with the tuned settings; -1 pads short lists."""
     defaults = memory.defaults
     setting = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
-    values, label_keys = memory.label_sets.to_csr(memory.plan.labels), memory.label_keys().filled()
+    values, label_keys = memory.relevance, memory.label_keys().filled()
     best = []
     for start in with_progress(range(0, len(queries), _BLOCK_QUERIES), "block", "measure"):
         rows = slice(start, start + _BLOCK_QUERIES)

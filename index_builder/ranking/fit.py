@@ -94,7 +94,7 @@ class ExampleSource:
 
     def __init__(self, memory: Memory, with_words: bool) -> None:
         self._memory, self._source = memory, CandidateSource(memory, with_words)
-        self._truth = memory.label_sets.to_csr(memory.plan.labels)
+        self._truth = memory.relevance
         self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
 
     def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:

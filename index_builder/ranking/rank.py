@@ -91,11 +91,11 @@ def rank_run(settings: RankSettings) -> Ranking:
     print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
     logits = cross_fitted_logits(examples, fold, threads)
     by_votes, by_ranker = (best_candidates(examples.query, each, len(rows)) for each in (examples.score, logits))
-    judge = _judge(settings, memory, rows)
+    truth = memory.relevance[rows]
+    judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
     votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
     gains = [judge.gain(name, votes, ranked) for name in METRICS]
     metric = judge.gain(settings.metric, votes, ranked)
-    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
     held_out = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
     ranker = fit_ranker(examples, threads) if metric.certain else None
     result = Ranking(
@@ -132,9 +132,3 @@ def _choose_queries(settings: RankSettings, memory: Memory) -> tuple[Int[np.ndar
         )
     chosen = generator(settings.seed, Purpose.TUNING).permutation(rows)[: settings.queries]
     return np.sort(chosen), held_out is not None and not enough
-
-
-def _judge(settings: RankSettings, memory: Memory, rows: Int[np.ndarray, " query"]) -> Judge:
-    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-    truth = memory.label_sets.to_csr(memory.plan.labels)[rows]
-    return Judge(truth, counts, memory.plan.instances, settings.propensity)

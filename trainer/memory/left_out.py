@@ -61,7 +61,7 @@ def label_neighbours(
     """The nearest labels of each query. The query is left out of the means of its labels."""
     keys = memory.label_keys(alpha)
     queries = memory.queries(rows)
-    own = memory.label_sets.to_csr(len(keys))[rows]
+    own = memory.relevance[rows]
     # A label may lose its rank when the query is left out of the label's mean: search for more labels.
     extra = int(np.diff(own.indptr).max()) if alpha else 0
     similarities, found = nearest(queries, keys.filled(), top_b + extra, device)

@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
 from recollect.service.files import write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
@@ -100,8 +101,18 @@ class Memory:
 
     @property
     def label_sets(self) -> LabelSets:
-        """The labels of each instance (the relevance matrix Y)."""
+        """The labels of each instance, the rows of the relevance matrix Y."""
         return LabelSets(self.value_indptr, self.value_indices)
+
+    @property
+    def relevance(self) -> sparse.csr_matrix:
+        """The relevance matrix Y, with the axes (instance, label)."""
+        return self.label_sets.to_csr(self.plan.labels)
+
+    @property
+    def label_counts(self) -> Int[np.ndarray, " label"]:
+        """Number of instances of each label."""
+        return np.bincount(self.value_indices, minlength=self.plan.labels)
 
     @property
     def instance_keys(self) -> Float[np.ndarray, "instance dim"]:

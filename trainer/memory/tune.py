@@ -115,9 +115,8 @@ def tune(settings: TuneSettings) -> Tuning:
     top_b = max(setting.top_b for setting in grid)
     instances = instance_neighbours(memory, rows, top_b, device)
     filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
-    relevance, depth = memory.label_sets.to_csr(memory.plan.labels), int(settings.metric.partition("@")[2])
-    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-    weights = propensity_weights(counts, memory.plan.instances, *settings.propensity)
+    relevance, depth = memory.relevance, int(settings.metric.partition("@")[2])
+    weights = propensity_weights(memory.label_counts, memory.plan.instances, *settings.propensity)
     measured: dict[Trial, Float[np.ndarray, " query"]] = {}
     for alpha in with_progress(alphas, "alpha", "tune"):
         labels = label_neighbours(memory, rows, alpha, top_b, device)
