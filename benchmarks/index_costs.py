@@ -41,6 +41,7 @@ from recollect.service.predictor.scoring import cast_votes, rank
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
+from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.pretrained import PACKAGED, load_pretrained
 from recollect.trainer.memory.memory import open_memory
 
@@ -173,7 +174,7 @@ def _encoder(dim: int) -> Encoder:
         num_attention_heads=heads,
         intermediate_size=4 * dim,
     )
-    model = UnitVectorModel(BertModel(shape, add_pooling_layer=False), "mean")
+    model = UnitVectorModel(BertModel(shape, add_pooling_layer=False), Pooler("mean"))
     config = dataclasses.replace(packaged.config, name="random weights", pooling="mean")
     return Encoder(config, model, packaged.tokenizer, packaged.pad_id, "cpu")
 

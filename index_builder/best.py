@@ -186,7 +186,10 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contest
     """The contestants that fit into the time limit."""
     train = open_named(settings).read_split("train")
     device = choose_device(settings.device)
-    encoder = load_encoder(settings.encoder, settings.pooling, settings.max_length, settings.label_max_length, device)
+    lengths = settings.max_length, settings.label_max_length
+    encoder = load_encoder(
+        settings.encoder, settings.pooling, *lengths, device, "--encoder", settings.query_prompt, settings.label_prompt
+    )
     encoding = estimate_seconds(encoder, train.entries.texts, settings.max_length)
     contestants = choose_contestants(runs, settings.encoder, encoding, seconds)
     if len(contestants) == 1:

@@ -55,7 +55,7 @@ UNTRAINED = "untrained"
 # last two.
 _ENCODER_FLAGS = (
     *("format", "text_fields", "empty_texts", "label_language", "unknown_labels", "propensity", "encoder"),
-    *("static_from", "pooling", "max_length", "label_max_length", "device"),
+    *("static_from", "pooling", "query_prompt", "label_prompt", "max_length", "label_max_length", "device"),
 )
 _BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
 SHARED_FLAGS = (*_ENCODER_FLAGS, *_BUDGET_FLAGS, "batch_size", "learning_rate")

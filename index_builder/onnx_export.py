@@ -98,7 +98,7 @@ def with_table(model: UnitVectorModel, precision: Precision) -> UnitVectorModel:
         case "int8":
             scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / _MAX_INT8
             table = _Table(config, (rows / scales).round().to(torch.int8), positions, scales)
-    return UnitVectorModel(table, model.pooling, model.adapter, model.head, model.normalised).eval()
+    return UnitVectorModel(table, model.pooler, model.adapter, model.head, model.normalised).eval()
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None
         kind="static" if encoder.model.is_static else "transformer",
         teacher=teacher,
         normalised=encoder.config.normalised,
+        query_prompt=encoder.config.query_prompt,
+        label_prompt=encoder.config.label_prompt,
     )
 
 
@@ -179,7 +181,7 @@ def _in_half(model: UnitVectorModel) -> UnitVectorModel:
     for weights in half.parameters():
         weights.data = weights.data.half()
     half.register_forward_hook(lambda _, inputs, output: BaseModelOutput(output.last_hidden_state.float()))
-    return UnitVectorModel(half, model.pooling, model.adapter, model.head, model.normalised).eval()
+    return UnitVectorModel(half, model.pooler, model.adapter, model.head, model.normalised).eval()
 
 
 def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, sample: Sample) -> None:

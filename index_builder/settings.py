@@ -18,6 +18,7 @@ from recollect.trainer.settings import (
     EncoderName,
     LabelLanguage,
     LabelMaxLength,
+    LabelPrompt,
     Layout,
     LearningRate,
     Listed,
@@ -29,6 +30,7 @@ from recollect.trainer.settings import (
     NotEmpty,
     Pooling,
     Propensity,
+    QueryPrompt,
     RankChoice,
     StaticFrom,
     TextFields,
@@ -307,6 +309,8 @@ class CompareSettings(Settings):
     encoder: EncoderName = "minilm"
     static_from: StaticFrom = "minilm"
     pooling: Pooling = "auto"
+    query_prompt: QueryPrompt = None
+    label_prompt: LabelPrompt = None
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
     train: Trained = None

@@ -45,7 +45,7 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.resolve(settings.version))
     no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
-    log = MemoryLog.of(store, bundle.manifest, lambda texts: np.tile(no_vectors, (len(texts), 1)))
+    log = MemoryLog.of(store, bundle.manifest, lambda *texts: np.tile(no_vectors, (sum(map(len, texts)), 1)))
     with contextlib.ExitStack() as stack:
         instances: Instances
         if bundle.manifest.engine is None:

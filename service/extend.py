@@ -169,7 +169,8 @@ def _additions(additions: dict[Subject, Line[Addition]], encoder: QueryEncoder) 
     contents = [line.content for line in additions.values()]
     for kind in (NewLabel, NewInstance):
         for block in _blocks([each for each in contents if isinstance(each, kind)]):
-            vectors = encoder.encode_texts([each.text for each in block])
+            texts = [each.text for each in block]
+            vectors = encoder.encode_texts([], texts) if kind is NewLabel else encoder.encode_texts(texts)
             yield [
                 PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, each.weight)
                 if isinstance(each, NewInstance)

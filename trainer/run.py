@@ -105,7 +105,8 @@ def _load_encoder(settings: TrainSettings, dataset: Dataset, instances: Split, d
         texts = [instances.entries.texts, dataset.labels.texts]
         encoder = make_static(source, f"{STATIC}:{settings.static_from}", *lengths, texts)
     else:
-        encoder = load_encoder(settings.encoder, settings.pooling, *lengths, device)
+        prompts = settings.query_prompt, settings.label_prompt
+        encoder = load_encoder(settings.encoder, settings.pooling, *lengths, device, "--encoder", *prompts)
     return encoder if settings.normalise else encoder.without_normalisation()
 
 
@@ -184,6 +185,7 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
         model = encoder.model.trainable()
         if recipe.lora:
+            model.pooler.requires_grad_(False)
             add_lora(model.transformer, recipe.lora, recipe.seed)
         task = Task(
             model,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg, NoDecode
 
 from recollect.service.settings import Settings
@@ -18,6 +18,12 @@ from recollect.service.settings import Settings
 def _split(value: object) -> object:
     """Split a comma-separated list in a flag or an environment variable: 0,.1,.5."""
     return value.split(",") if isinstance(value, str) else value
+
+
+def _check_pooling(pooling: str) -> str:
+    if pooling != "auto" and not {*pooling.split("+")} <= {*POOLINGS}:
+        raise ValueError(f"auto, {', '.join(POOLINGS)}, or several, joined by +")
+    return pooling
 
 
 Listed = (NoDecode, BeforeValidator(_split))
@@ -29,6 +35,9 @@ PrototypeToken = Literal["text", "free", "centroid"]
 TripletKind = Literal["weighted", "sum"]
 ClassifierKeys = Literal["alone", "joined"]
 TrainedPart = Literal["adapter", "head", "full"]
+
+# Kinds of pooling, in the order in which sentence-transformers concatenates them.
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last")
 
 # Value of --encoder that makes a static encoder.
 STATIC = "static"
@@ -75,11 +84,19 @@ QueryEncoder = Annotated[
     Field(description="encoder of queries: same: the run's encoder; static: token vectors distilled from it"),
 ]
 Pooling = Annotated[
-    Literal["auto", "mean", "cls", "last"],
+    str,
+    AfterValidator(_check_pooling),
     Field(
-        description="combination of token vectors into one vector; last: the last token, for decoders; "
-        "auto: as declared, else mean"
+        description="combination of token vectors into one vector: mean, cls, max, mean_sqrt_len_tokens, weightedmean, "
+        "last (the last token, for decoders), or several, such as cls+mean; auto: as declared, else mean"
     ),
+]
+QueryPrompt = Annotated[
+    str | None,
+    Field(description="text that the encoder reads before each instance and query; unset: as declared, else none"),
+]
+LabelPrompt = Annotated[
+    str | None, Field(description="text that the encoder reads before each label; unset: as declared, else none")
 ]
 MaxLength = Annotated[
     int, Field(ge=3, le=8192, description="maximum number of tokens of an instance or query; longer texts are cut")
@@ -176,6 +193,8 @@ class SharedTrainSettings(Settings):
     static_from: StaticFrom = "minilm"
     query_encoder: QueryEncoder = "same"
     pooling: Pooling = "auto"
+    query_prompt: QueryPrompt = None
+    label_prompt: LabelPrompt = None
     max_length: MaxLength = 128
     label_max_length: LabelMaxLength = 32
     train: Trained = None

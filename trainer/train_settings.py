@@ -32,7 +32,8 @@ _DATASET_FLAGS = {
     "validation_fraction",
     "seed",
 }
-_ENCODER_FLAGS = {"encoder", "pooling", "max_length", "label_max_length", "device", "precision", "key_dtype"}
+_PROMPTS = ("query_prompt", "label_prompt")
+_ENCODER_FLAGS = {"encoder", "pooling", *_PROMPTS, "max_length", "label_max_length", "device", "precision", "key_dtype"}
 _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "minutes"}
 
 
@@ -101,6 +102,10 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         yield f"--label-inputs: expected --train adapter, because an encoder reads label texts, found {found}"
     if "static_from" in given and settings.encoder != STATIC:
         yield f"--static-from: expected --encoder {STATIC}, found --encoder {settings.encoder}; omit the flag"
+    if settings.encoder == STATIC:
+        for name in _PROMPTS:
+            if getattr(settings, name):
+                yield f"{_flag(name)}: expected an encoder with a transformer, found --encoder {STATIC}; omit the flag"
     if settings.static_from == STATIC:
         yield f"--static-from {STATIC}: expected a pretrained encoder, found no name of one; name one, such as minilm"
     if settings.query_encoder == STATIC and settings.encoder == STATIC:

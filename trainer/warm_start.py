@@ -14,7 +14,7 @@ from typing import Any
 from recollect.trainer.errors import TrainingError
 
 # Settings that the checkpoint fixes: it was trained with them.
-_FIXED = ("pooling", "max_length", "label_max_length")
+_FIXED = ("pooling", "max_length", "label_max_length", "query_prompt", "label_prompt")
 
 
 def start_from(run: Path, given: Mapping[str, Any]) -> dict[str, Any]:

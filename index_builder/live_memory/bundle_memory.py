@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class _Part:
             BuildError: If it does not, or if the codes of the index are too coarse for the check.
         """
         rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
-        vectors = encoder.encode_texts([self.texts[row] for row in rows.tolist()])
+        vectors = self._encode(encoder, rows.tolist())
         found = [
             similarities_to_keys(self.index, vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)
         ]
@@ -85,8 +85,12 @@ class _Part:
         with progress_bar(len(self.texts), "text", f"encode {self.name}s") as bar:
             for start in range(0, len(self.texts), _BLOCK_TEXTS):
                 block = range(start, min(start + _BLOCK_TEXTS, len(self.texts)))
-                yield encoder.encode_texts([self.texts[row] for row in block])
+                yield self._encode(encoder, block)
                 bar.update(len(block))
+
+    def _encode(self, encoder: QueryEncoder, rows: Sequence[int]) -> Float[np.ndarray, "row dim"]:
+        texts = [self.texts[row] for row in rows]
+        return encoder.encode_texts([], texts) if self.name == "label" else encoder.encode_texts(texts)
 
 
 class BundleMemory:

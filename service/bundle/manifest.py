@@ -54,16 +54,20 @@ class EncoderInfo(_Section):
         teacher: Name of the encoder of the keys, if this encoder was distilled from it. Otherwise one encoder gives
             the vectors of queries and keys.
         normalised: Whether vectors are unit vectors. Otherwise they keep their lengths.
+        query_prompt: Text that the encoder reads before each query and instance.
+        label_prompt: Text that the encoder reads before each label.
     """
 
     name: str
-    pooling: Literal["mean", "cls", "last"]
+    pooling: str = Field(min_length=1)
     precision: Precision
     max_length: int = Field(ge=1)
     pad_id: int = Field(ge=0)
     kind: Literal["transformer", "static"] = "transformer"
     teacher: str | None = None
     normalised: bool = True
+    query_prompt: str = ""
+    label_prompt: str = ""
 
 
 class IndexInfo(_Section):

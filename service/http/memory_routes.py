@@ -272,9 +272,9 @@ class MemoryRoutes:
 
     def _write(self, make: Change) -> dict[str, Any]:
         def limited(view: View, encode: Encode) -> list[Entry]:
-            def encode_few(texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-                self._require_room(view, len(texts))
-                return encode(texts)
+            def encode_few(queries: Sequence[str], labels: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+                self._require_room(view, len(queries) + len(labels))
+                return encode(queries, labels)
 
             return make(view, encode_few)
 

@@ -34,8 +34,8 @@ FEEDBACK = "feedback-"
 # Number of uids that an error message names.
 _NAMED = 5
 
-# Encodes texts as unit vectors.
-Encode = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
+# Encodes queries or instances, then labels, as unit vectors.
+Encode = Callable[[Sequence[str], Sequence[str]], Float[np.ndarray, "text dim"]]
 
 
 def _limit(kind: str, most: int) -> Callable[[str], str]:
@@ -137,12 +137,12 @@ def added(
             "add these labels first, or set create_labels"
         )
     rows = [*labels, *(NewLabel(uid=uid, text=uid) for uid in unknown)]
-    vectors = iter(encode([each.text for each in (*rows, *instances)]))
+    vectors = encode([each.text for each in instances], [each.text for each in rows])
     return [
-        *(PutLabel(each.uid, each.text, next(vectors)) for each in rows),
+        *(PutLabel(each.uid, each.text, vector) for each, vector in zip(rows, vectors[len(instances) :], strict=True)),
         *(
-            PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], next(vectors), each.weight)
-            for each in instances
+            PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, each.weight)
+            for each, vector in zip(instances, vectors, strict=False)
         ),
     ]
 
@@ -189,7 +189,7 @@ def learned(view: View, encode: Encode, uid: str, query: str, label: str, releva
     text = check_query(query)
     if view.labels.position(label) is None:
         raise ChangeError(f"label: expected a label of the memory, found {label[:80]!r}; add the label first")
-    (vector,) = encode([text])
+    (vector,) = encode([text], [])
     return [PutInstance(uid, text, [label], vector) if relevant else PutCorrection(uid, text, label, vector)]
 
 

@@ -18,15 +18,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import MemoryLogError
+from recollect.service.memory.changes import Encode
 from recollect.service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
 from recollect.service.memory_log.entry_encoding import decode_entries, encode_entry
 from recollect.service.memory_log.group_log import GroupLog
@@ -34,8 +36,6 @@ from recollect.service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, 
 from recollect.service.memory_log.segments import Segments
 from recollect.service.memory_log.store_segments import segments_of
 from recollect.service.store.store import Store
-
-EncodeTexts = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
 
 
 def number(entries: Sequence[Entry], first: int) -> list[LoggedEntry]:
@@ -85,7 +85,7 @@ class MemoryLog:
         self,
         segments: Segments,
         encoder: EncoderOfGroup,
-        encode: EncodeTexts | None = None,
+        encode: Encode | None = None,
         after: int = 0,
     ) -> None:
         self._groups = GroupLog(segments, after)
@@ -94,7 +94,7 @@ class MemoryLog:
         self._mutex = threading.Lock()
 
     @classmethod
-    def of(cls, store: Store, manifest: Manifest, encode: EncodeTexts | None = None) -> MemoryLog:
+    def of(cls, store: Store, manifest: Manifest, encode: Encode | None = None) -> MemoryLog:
         """The log of a store for a process that serves a version.
 
         Args:
@@ -180,16 +180,21 @@ class MemoryLog:
 
     def _encode_again(self, entries: list[LoggedEntry]) -> list[LoggedEntry]:
         """Replace the vectors of another encoder."""
-        texts = [encoded_text(each.entry) for each in entries]
-        wanted = [text for text in texts if text is not None]
-        if self._encode is None or not wanted:
-            vectors = np.empty((len(wanted), 0), dtype=np.float32)
+        labels = [each for each in entries if isinstance(each.entry, PutLabel)]
+        others = [
+            each for each in entries if not isinstance(each.entry, PutLabel) and encoded_text(each.entry) is not None
+        ]
+        texts = ([encoded_text(each.entry) or "" for each in part] for part in (others, labels))
+        if self._encode is None or not (others or labels):
+            vectors = np.empty((len(others) + len(labels), 0), dtype=np.float32)
         else:
-            vectors = self._encode(wanted)
-        own = iter(vectors)
+            vectors = self._encode(*texts)
+        own = {each.sequence: vector for each, vector in zip([*others, *labels], vectors, strict=True)}
         return [
-            each if text is None else LoggedEntry(each.sequence, each.seconds, _with_vector(each.entry, next(own)))
-            for each, text in zip(entries, texts, strict=True)
+            LoggedEntry(each.sequence, each.seconds, _with_vector(each.entry, own[each.sequence]))
+            if each.sequence in own
+            else each
+            for each in entries
         ]
 
     def _append(self, entries: Sequence[LoggedEntry]) -> None:
@@ -206,9 +211,11 @@ class MemoryLog:
 
 
 def encoder_of(manifest: Manifest) -> EncoderOfGroup:
-    """The encoder of a version: the digest of its files, and of the length at which it truncates texts."""
+    """The encoder of a version: the digest of its files, its prompts, and the length at which it truncates texts."""
     files = manifest.files["encoder.onnx"].sha256, manifest.files["tokenizer.json"].sha256
-    facts = (*files, str(manifest.encoder.max_length))
+    info = manifest.encoder
+    prompts = [json.dumps([info.query_prompt, info.label_prompt])] if info.query_prompt or info.label_prompt else []
+    facts = (*files, str(info.max_length), *prompts)
     return EncoderOfGroup(hashlib.sha256("\n".join(facts).encode()).digest(), manifest.dim)
 
 

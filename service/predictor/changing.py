@@ -39,12 +39,17 @@ def change(predictor: Predictor, make: Change) -> int:
         ChangeError: If the change is wrong. Then nothing has changed.
         MemoryLogError, StoreError, OSError: If the log cannot be read or written. Then nothing has changed.
     """
-    vectors: dict[str, Float[np.ndarray, " dim"]] = {}
+    queries_known: dict[str, Float[np.ndarray, " dim"]] = {}
+    labels_known: dict[str, Float[np.ndarray, " dim"]] = {}
 
-    def encode(texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-        if new := [text for text in dict.fromkeys(texts) if text not in vectors]:
-            vectors.update(zip(new, predictor.encode(new), strict=True))
-        return np.array([vectors[text] for text in texts])
+    def encode(queries: Sequence[str], labels: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        new_queries = [text for text in dict.fromkeys(queries) if text not in queries_known]
+        new_labels = [text for text in dict.fromkeys(labels) if text not in labels_known]
+        if new_queries or new_labels:
+            vectors = predictor.encode(new_queries, new_labels)
+            queries_known.update(zip(new_queries, vectors, strict=False))
+            labels_known.update(zip(new_labels, vectors[len(new_queries) :], strict=True))
+        return np.array([*map(queries_known.get, queries), *map(labels_known.get, labels)])
 
     def entries() -> list[Entry]:
         return make(present_view(predictor), encode)

@@ -77,6 +77,7 @@ class QueryEncoder:
     ) -> None:
         self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
         self._parallel = parallel
+        self._prompts = info.query_prompt, info.label_prompt
         self._words = WordPieces(tokenizer, info.max_length) if treats_words_alone(tokenizer) else None
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
@@ -102,7 +103,9 @@ class QueryEncoder:
         tokenizer = open_tokenizer(folder / TOKENIZER, info.max_length)
         return cls(tokenizer, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
 
-    def tokenise(self, texts: Sequence[str]) -> Tokens:
+    def tokenise(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Tokens:
+        """Tokenise queries, then labels, each with the prompt of its side."""
+        texts = [prompt + text for prompt, side in zip(self._prompts, (queries, labels), strict=True) for text in side]
         found = [self._words and self._words.encode(text) for text in texts]
         others = [text for text, each in zip(texts, found, strict=True) if each is None]
         encodings: Iterator[Encoding] = iter(self._tokenizer.encode_batch_fast(others) if others else [])
@@ -129,12 +132,12 @@ class QueryEncoder:
                     pass
         return vectors
 
-    def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-        """Encode texts as unit vectors."""
-        return self.encode(self.tokenise(texts))
+    def encode_texts(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Float[np.ndarray, "text dim"]:
+        """Encode queries or instances, then labels, as unit vectors."""
+        return self.encode(self.tokenise(queries, labels))
 
     def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
-        """Encode a text that the next version is likely to encode too, for example a golden query. Keep its vector."""
+        """Encode a query that the next version is likely to encode too, for example a golden query. Keep its vector."""
         vector = self._known.get(text)
         if vector is None:
             vector = self.encode_texts([text])

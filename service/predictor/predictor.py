@@ -187,9 +187,9 @@ class Predictor:
             if pause is not None:
                 pause()
 
-    def encode(self, queries: Sequence[str]) -> Float[np.ndarray, "query dim"]:
-        """Encode queries as unit vectors."""
-        return self.encoder.encode_texts(queries)
+    def encode(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Float[np.ndarray, "text dim"]:
+        """Encode queries or instances, then labels, as unit vectors."""
+        return self.encoder.encode_texts(queries, labels)
 
     def answer(
         self,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import T5Config, T5Model
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, T5Config, T5Model
 
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.pretrained import _packaged_folder, load_pretrained
 from recollect.trainer.errors import EncoderError
 from tests.trainer.conftest import load
@@ -79,37 +80,53 @@ def test_largest_max_length_is_accepted_and_a_larger_one_is_refused(kind: str, r
         load(folder, max_length=limit + 1)
 
 
-class TestDeclaredPooling:
-    def declare(self, folder: Path, declared: Any) -> Path:
-        (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(
-            declared if isinstance(declared, str) else json.dumps(declared)
-        )
-        return folder
+@pytest.mark.parametrize(
+    ("declared", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls+mean"),
+        ({"pooling_mode": "mean", "embedding_dimension": 32}, "mean"),
+        ({"pooling_mode": "lasttoken", "embedding_dimension": 32}, "last"),
+    ],
+)
+def test_pooling_that_a_model_without_modules_declares_is_used(
+    encoder_folder: Path, declared: Any, pooling: str
+) -> None:
+    (encoder_folder / "1_Pooling").mkdir()
+    (encoder_folder / "1_Pooling" / "config.json").write_text(json.dumps(declared))
+    assert load(encoder_folder).config.pooling == pooling
 
-    @pytest.mark.parametrize(
-        ("declared", "pooling"),
-        [
-            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-            ({"pooling_mode": "mean", "embedding_dimension": 32}, "mean"),
-            ({"pooling_mode": "lasttoken", "embedding_dimension": 32}, "last"),
-        ],
-    )
-    def test_pooling_that_a_model_declares_is_used(self, encoder_folder: Path, declared: Any, pooling: str) -> None:
-        assert load(self.declare(encoder_folder, declared)).config.pooling == pooling
 
-    @pytest.mark.parametrize(
-        "declared",
-        [
-            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-            {"pooling_mode": "weightedmean"},
-            "not JSON",
-        ],
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "complaint"),
+    [
+        ("fnet", _SMALL | {"initializer_range": 0.5}, "leaves out the padding of a batch, found FNetModel"),
+        ("longformer", _SMALL | {"attention_window": 4}, "can export, found LongformerModel; .* ModernBERT"),
+        ("xlnet", {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64}, "can export, found XLNetModel"),
+    ],
+)
+def test_architecture_that_cannot_be_served_is_refused_in_one_line(
+    kind: str, size: dict[str, Any], complaint: str, encoder_folder: Path
+) -> None:
+    torch.manual_seed(5)
+    AutoModel.from_config(AutoConfig.for_model(kind, vocab_size=128, **size)).save_pretrained(encoder_folder)
+    with pytest.raises(EncoderError, match=complaint) as refusal:
+        load(encoder_folder)
+    assert "\n" not in str(refusal.value)
+
+
+def test_tokenizer_without_a_padding_token_pads_with_its_end_token_and_is_saved_unchanged(
+    encoder_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(encoder_folder / "tokenizer.json"), unk_token="[UNK]", eos_token="[SEP]"
     )
-    def test_declared_pooling_of_an_unknown_kind_is_refused_unless_the_flag_pooling_is_given(
-        self, encoder_folder: Path, declared: Any
-    ) -> None:
-        folder = self.declare(encoder_folder, declared)
-        with pytest.raises(EncoderError, match=r"1_Pooling/config\.json: expected .* --pooling"):
-            load(folder)
-        assert load(folder, "cls").config.pooling == "cls"
+    tokenizer.save_pretrained(encoder_folder)
+    encoder = load(encoder_folder)
+    assert encoder.tokenizer.id_to_token(encoder.pad_id) == "[SEP]"
+    before = encoder_digest(encoder)
+    save_checkpoint(encoder, tmp_path / "checkpoint")
+    assert encoder_digest(load_checkpoint(tmp_path / "checkpoint", "cpu")) == before

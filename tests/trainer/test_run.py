@@ -203,7 +203,10 @@ BAD_SETTINGS: dict[str, tuple[list[object], str]] = {
     "unknown encoder": (["--encoder", "no-such/encoder"], "--encoder no-such/encoder: expected a Hugging Face"),
     "limit beyond positions": (["--max-length", 65], "--max-length 65: expected at most 64"),
     "limit no number": (["--max-length", "long"], "--max-length: expected a valid integer"),
-    "unknown pooling": (["--pooling", "max"], "--pooling: expected 'auto', 'mean', 'cls' or 'last'; found 'max'"),
+    "unknown pooling": (
+        ["--pooling", "cls+top"],
+        "--pooling: expected auto, cls, max, mean, mean_sqrt_len_tokens, weightedmean, last",
+    ),
     "format of other files": (["--format", "pecos"], "expected Y.txt or label_map.txt or output-items.txt"),
 }
 

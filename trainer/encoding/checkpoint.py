@@ -1,19 +1,20 @@
 """The checkpoint folder: an encoder in the Hugging Face layout, with its adapter, head and settings.
 
     checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
-                  [adapter.safetensors]  [head.safetensors]
+                  [layers.safetensors]  [adapter.safetensors]  [head.safetensors]
 
-`recollect.json` contains the pooling, the length limits, and the shapes of the adapter and the head, if the encoder has
-them.
+`recollect.json` contains the pooling and the layers after it, the length limits, the prompts, and the shapes of the
+adapter and the head.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -23,9 +24,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from recollect.service.files import flush_files
-from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, Pooling, UnitVectorModel
+from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.lora import merged_weights
-from recollect.trainer.encoding.pretrained import check_lengths, load_pretrained, load_transformer
+from recollect.trainer.encoding.pooling import Pooler
+from recollect.trainer.encoding.pretrained import check_lengths, given_settings, load_pretrained, load_transformer
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
@@ -33,7 +35,8 @@ from recollect.trainer.heads.head import Head
 from recollect.trainer.heads.ova import OvaClassifier
 from recollect.trainer.heads.prototypes import Prototypes
 
-_CONFIG, _ADAPTER, _HEAD = "recollect.json", "adapter.safetensors", "head.safetensors"
+_CONFIG, _LAYERS = "recollect.json", "layers.safetensors"
+_ADAPTER, _HEAD = "adapter.safetensors", "head.safetensors"
 # The class of each head, by its name in `recollect.json`.
 _HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier, OvaClassifier)}
 _FORMAT_VERSION = 1
@@ -63,6 +66,8 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
             raise EncoderError(
                 f"{folder}: the tokenizer cannot be written ({error}); free disk space, or choose another --out"
             ) from None
+        if encoder.config.layers:
+            save_file(encoder.model.pooler.state_dict(), incoming / _LAYERS)
         adapter = encoder.model.adapter
         if adapter is not None:
             save_file(adapter.state_dict(), incoming / _ADAPTER)
@@ -107,11 +112,13 @@ def _previous_path(folder: Path) -> Path:
 
 def load_encoder(
     name: str,
-    pooling: Pooling | Literal["auto"],
+    pooling: str,
     max_length: int,
     label_max_length: int,
     device: str,
     flag: str = "--encoder",
+    query_prompt: str | None = None,
+    label_prompt: str | None = None,
 ) -> Encoder:
     """Load an encoder to start training from: a checkpoint folder, or a model that `load_pretrained` finds.
 
@@ -123,12 +130,19 @@ def load_encoder(
             limits.
     """
     if not (Path(name) / _CONFIG).is_file():
-        return load_pretrained(name, pooling, max_length, label_max_length, device, flag)
+        return load_pretrained(name, pooling, max_length, label_max_length, device, flag, query_prompt, label_prompt)
     saved = load_checkpoint(Path(name), device)
-    chosen = saved.config.pooling if pooling == "auto" else pooling
-    config = EncoderConfig(name, chosen, max_length, label_max_length)
+    config = dataclasses.replace(
+        saved.config,
+        name=name,
+        max_length=max_length,
+        label_max_length=label_max_length,
+        normalised=True,
+        **given_settings(pooling, query_prompt, label_prompt),
+    )
     check_lengths(config, saved.model.transformer)
-    model = UnitVectorModel(saved.model.transformer, chosen, saved.model.adapter)
+    saved.model.pooler.pooling = config.pooling
+    model = UnitVectorModel(saved.model.transformer, saved.model.pooler, saved.model.adapter)
     return Encoder(config, model, saved.tokenizer, saved.pad_id, device)
 
 
@@ -152,6 +166,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
             raise ValueError(f"adapter_hidden {hidden!r}")
         head = saved.pop("head")
         config = EncoderConfig(**saved)
+        pooler = Pooler(config.pooling, config.layers)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None
     transformer = load_transformer(str(folder), str(folder))
@@ -159,10 +174,10 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise EncoderError(f"{folder}/tokenizer.json: expected a tokenizer, found: {error}; train again") from None
-    dim = int(transformer.config.hidden_size)
+    dim = pooler.dim(int(transformer.config.hidden_size))
     model = UnitVectorModel(
         transformer,
-        config.pooling,
+        _load_weights(pooler, folder / _LAYERS) if config.layers else pooler,
         None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER),
         None if head is None else _load_weights(_create_head(path, dim, head), folder / _HEAD),
         config.normalised,

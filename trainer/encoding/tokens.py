@@ -42,12 +42,24 @@ class TokenTable:
     first: int = 0
 
     @classmethod
-    def of(cls, texts: Texts, tokenizer: Tokenizer, max_length: int, pad_id: int, side: Side = "queries") -> TokenTable:
-        """Tokenise texts. Each text is truncated to `max_length` tokens. A text without tokens gets a padding token."""
+    def of(
+        cls,
+        texts: Texts,
+        tokenizer: Tokenizer,
+        max_length: int,
+        pad_id: int,
+        side: Side = "queries",
+        prompt: str = "",
+    ) -> TokenTable:
+        """Tokenise texts, with a prompt before each.
+
+        A text is truncated to `max_length` tokens, with the prompt. A text without tokens gets a padding token.
+        """
         tokenizer.enable_truncation(max_length)
         ids, lengths = [np.empty(0, np.int32)], [0]
         for start in range(0, len(texts), _CHUNK_TEXTS):
-            encodings = tokenizer.encode_batch_fast(_to_list(texts[start : start + _CHUNK_TEXTS]))
+            chunk_texts = [prompt + text for text in _to_list(texts[start : start + _CHUNK_TEXTS])]
+            encodings = tokenizer.encode_batch_fast(chunk_texts)
             chunk = [encoding.ids or [pad_id] for encoding in encodings]
             ids.append(np.fromiter(itertools.chain.from_iterable(chunk), dtype=np.int32))
             lengths.extend(map(len, chunk))

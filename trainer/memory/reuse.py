@@ -22,7 +22,7 @@ from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.memory.memory import KeyDtype, Memory, MemoryPlan, open_memory
 
 # Settings of an encoder that determine the vector of a text, besides the weights. Its name does not.
-_ENCODER_SETTINGS = ("pooling", "max_length", "label_max_length")
+_ENCODER_SETTINGS = ("pooling", "max_length", "label_max_length", "layers", "query_prompt", "label_prompt")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def open_earlier(given: Path, encoder: Encoder, encoder_sha256: str, key_dtype: 
     memories = memories or [open_memory(given)]
     memory = next((each for each in memories if each.plan.encoder_sha256 == encoder_sha256), memories[0])
     saved = memory.plan
-    differs = [name for name in _ENCODER_SETTINGS if saved.encoder.get(name) != getattr(encoder.config, name)]
+    own = encoder.config.as_json()
+    differs = [name for name in _ENCODER_SETTINGS if saved.encoder.get(name) != own.get(name)]
     differs += ["encoder_sha256"] if saved.encoder_sha256 != encoder_sha256 else []
     differs += ["key_dtype"] if saved.key_dtype != "float32" and saved.key_dtype != key_dtype else []
     if differs:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
+from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.tokens import Texts, TokenTable
 from recollect.trainer.static.model import StaticModel
 
@@ -43,7 +44,7 @@ def make_static(source: Encoder, name: str, max_length: int, label_max_length: i
     weights = _weigh_tokens(_count_tokens(source, texts, max_length, len(vectors)))
     weights[special] = _SPECIAL_WEIGHT
     config = EncoderConfig(name, "mean", max_length, label_max_length)
-    model = UnitVectorModel(StaticModel.of(vectors, weights, max_length), config.pooling)
+    model = UnitVectorModel(StaticModel.of(vectors, weights, max_length), Pooler(config.pooling))
     return Encoder(config, model, source.tokenizer, source.pad_id, source.device)
 
 

@@ -151,10 +151,11 @@ def _distil(
 def _query_vectors(teacher: Encoder, memory: Memory, labels: Entries) -> Float[np.ndarray, "text dim"]:
     """The teacher's vectors of all instances and label texts as queries.
 
-    Without adapter and head, the keys are these vectors. Otherwise a label's key is not the vector of a query, and the
-    teacher encodes the label texts as queries.
+    Without adapter, head and prompts, the keys are these vectors. Otherwise a label's key is not the vector of a query,
+    and the teacher encodes the label texts as queries.
     """
-    if teacher.model.adapter is None and teacher.model.head is None:
+    same_prompt = teacher.config.query_prompt == teacher.config.label_prompt
+    if teacher.model.adapter is None and teacher.model.head is None and same_prompt:
         return memory.keys
     encoded = teacher.encode(labels.texts.to_pylist(), teacher.config.label_max_length)
     return np.concatenate([np.asarray(memory.instance_keys, dtype=np.float32), encoded])

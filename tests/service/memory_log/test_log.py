@@ -54,20 +54,22 @@ def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: P
 
 
 def test_entries_of_another_encoder_are_encoded_again(tmp_path: Path) -> None:
-    append(folder_log(tmp_path / "memory"), label("a"), RemoveInstance("b"), label("c"))
+    instance = PutInstance("d", "text of d", ["a"], np.float32([1, 0, 0, 0]))
+    append(folder_log(tmp_path / "memory"), label("a"), RemoveInstance("b"), instance, label("c"))
     other = EncoderOfGroup(bytes(32), 2)
-    encoded: list[Sequence[str]] = []
+    encoded: list[tuple[Sequence[str], Sequence[str]]] = []
 
-    def encode(texts: Sequence[str]) -> np.ndarray:
-        encoded.append(texts)
-        return np.tile(np.float32([0.6, 0.8]), (len(texts), 1))
+    def encode(queries: Sequence[str], labels: Sequence[str]) -> np.ndarray:
+        encoded.append((queries, labels))
+        return np.float32([*([[0, 1]] * len(queries)), *([[0.6, 0.8]] * len(labels))])
 
     log = MemoryLog(FolderSegments(tmp_path / "memory"), other, encode)
-    first, _, last = log.read()
-    assert encoded == [["text of a", "text of c"]]
-    assert [vars(each.entry)["vector"].tolist() for each in (first, last)] == [pytest.approx([0.6, 0.8])] * 2
+    first, _, third, last = log.read()
+    assert encoded == [(["text of d"], ["text of a", "text of c"])]
+    vectors = [vars(each.entry)["vector"].tolist() for each in (first, third, last)]
+    assert vectors == [pytest.approx([0.6, 0.8]), [0, 1], pytest.approx([0.6, 0.8])]
     append(log, PutInstance("new", "text", ["a"], np.float32([1, 0])))
-    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "b", "c", "new"]
+    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "b", "d", "c", "new"]
 
 
 def test_interrupted_write_is_ignored_by_readers_and_replaced_by_the_next_write(tmp_path: Path) -> None:
