@@ -6,7 +6,6 @@ of vectors) is split in two by 2-means with fixed sizes of both halves, until ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +19,6 @@ from recollect.trainer.sharded import Sharded
 # means of 2,000 vectors in each half are almost exact: a sample sixteen times as large gives clusters that are just as
 # tight.
 _CHUNK_ROWS = 4_096
-# Total number of vectors in the nodes that are split together. These vectors stay in the cache of one CPU core during
-# all rounds of 2-means.
-_CACHE_ROWS = 512
-# Up to this node size it is cheaper to store the inner products than to compute them in each round.
-_GRAM_ROWS = 128
 # A split ends when at most a hundredth of the vectors move to the other half.
 _ROUNDS, _CHANGED = 10, 0.01
 
@@ -172,12 +166,10 @@ def _split_to_leaves(
         start, cut, stop = bounds[first], bounds[middle], bounds[last]
         shapes, shape = np.unique([stop - start, cut - start], axis=1, return_inverse=True)
         for number, (size, left) in enumerate(shapes.T):
-            starts, together = start[shape == number], max(1, _CACHE_ROWS // size)
-            for piece in range(0, len(starts), together):
-                spans = starts[piece : piece + together, None] + np.arange(size)
-                places = order[spans]
-                in_left = _split(vectors[torch.from_numpy(places)], int(left), random)
-                order[spans] = np.take_along_axis(places, np.argsort(~in_left, axis=1, kind="stable"), axis=1)
+            spans = start[shape == number, None] + np.arange(size)
+            places = order[spans]
+            in_left = _split(vectors[torch.from_numpy(places)], int(left), random)
+            order[spans] = np.take_along_axis(places, np.argsort(~in_left, axis=1, kind="stable"), axis=1)
         first, last = np.concatenate([first, middle]), np.concatenate([middle, last])
 
 
@@ -189,7 +181,11 @@ def _split(
     A mean is the sum of its rows divided by the length of the sum, so a round needs only inner products with sums.
     """
     count, size, _ = nodes.shape
-    products = _products_with_sums(nodes)
+
+    def products(weights: Float[Tensor, "node row"]) -> Float[Tensor, "node row"]:
+        """Return each row's inner product with the weighted sum of its node's rows."""
+        return (nodes @ (nodes.mT @ weights[:, :, None]))[:, :, 0]
+
     with_all = products(torch.ones(count, size))
     # Two different rows are the first means.
     one = random.integers(size, size=count)
@@ -206,16 +202,6 @@ def _split(
         if np.count_nonzero(in_left != before) <= _CHANGED * in_left.size:
             break
     return in_left
-
-
-def _products_with_sums(
-    nodes: Float[Tensor, "node row dim"],
-) -> Callable[[Float[Tensor, "node row"]], Float[Tensor, "node row"]]:
-    """Return a function from weights of rows to each row's inner product with the weighted sum of its node's rows."""
-    if nodes.shape[1] > _GRAM_ROWS:
-        return lambda weights: (nodes @ (nodes.mT @ weights[:, :, None]))[:, :, 0]
-    gram = nodes @ nodes.mT
-    return lambda weights: (gram @ weights[:, :, None])[:, :, 0]
 
 
 def _length_of_sum(products: Float[Tensor, "node row"], side: Bool[np.ndarray, "node row"]) -> Float[Tensor, "node 1"]:
