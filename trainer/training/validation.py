@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import sparse
 
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
-from recollect.trainer.memory.label_keys import LabelKeys, mix
+from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.memory.memory import DEFAULTS
 from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among
 from recollect.trainer.metrics import hits, ndcg_at
@@ -19,8 +18,6 @@ from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.settings import VALIDATE_LAMBDA
 
 _MOST_QUERIES = 4_000
-# Number of labels whose keys are mixed at once.
-_CHUNK_LABELS = 4_096
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
 _K = 5
@@ -71,7 +68,7 @@ class Validation:
         ranks, values = keys.instances.ranks, self.label_sets.to_csr(self.labels)
         settings = [InferenceSetting(each, tau, _TOP_B) for tau in self.temperatures for each in self.lambdas]
         queries = keys.instances.gather(self.rows)
-        instances, labels = self._nearest_instances(queries, keys), self._nearest_labels(queries, keys, values)
+        instances, labels = self._nearest_instances(queries, keys), self._nearest_labels(queries, keys)
         share = slice(*ranks.bounds(len(queries)))
         truth, filtered = values[self.rows[share]], self.filtered.to_csr(self.labels)[self.rows[share]]
         sizes, sums = np.diff(truth.indptr), np.zeros(len(settings))
@@ -87,29 +84,12 @@ class Validation:
         top = min(_TOP_B, int(np.count_nonzero(~self.held_out)))
         return Neighbours(*merge_nearest(near, rows + start, top, keys.instances.ranks, self.device))
 
-    def _nearest_labels(
-        self, queries: Float[np.ndarray, "query dim"], keys: Keys, values: sparse.csr_matrix
-    ) -> Neighbours:
+    def _nearest_labels(self, queries: Float[np.ndarray, "query dim"], keys: Keys) -> Neighbours:
         ranks = keys.instances.ranks
-        near, rows = nearest(queries, self._label_keys(keys, values), _TOP_B, self.device)
-        top = min(_TOP_B, self.labels)
-        return Neighbours(*merge_nearest(near, rows + ranks.bounds(self.labels)[0], top, ranks, self.device))
-
-    def _label_keys(self, keys: Keys, values: sparse.csr_matrix) -> Float[np.ndarray, "share dim"]:
-        """Return this rank's share of the label keys. They are mixed chunk by chunk from the instances of all ranks."""
-        ranks, (start, stop) = keys.instances.ranks, keys.instances.bounds
         first, last = ranks.bounds(self.labels)
-        mixed = keys.labels[first:last]
-        if self.alpha == 0:
-            return mixed
-        voting = LabelSets.of(values[start:stop]).where(~self.held_out[start:stop])
-        own, mixed = LabelKeys(keys.labels, keys.instances.own, voting, self.alpha), mixed.copy()
-        for low in range(0, self.labels, _CHUNK_LABELS):
-            chunk = slice(low, min(low + _CHUNK_LABELS, self.labels))
-            sums = ranks.all_reduce_array(own.sums(chunk), self.device)
-            within = slice(max(first, chunk.start), max(first, min(last, chunk.stop)))
-            texts = keys.labels[within]
-            mixed[within.start - first : within.stop - first] = mix(
-                texts, sums[within.start - low : within.stop - low][: len(texts)], self.alpha
-            )
-        return mixed
+        own = keys.labels[first:last]
+        if self.alpha:
+            voting = self.label_sets.where(~self.held_out).to_csr(self.labels)
+            own = mix(own, keys.instances.label_sums(voting)[first:last], self.alpha)
+        near, rows = nearest(queries, own, _TOP_B, self.device)
+        return Neighbours(*merge_nearest(near, rows + first, min(_TOP_B, self.labels), ranks, self.device))
