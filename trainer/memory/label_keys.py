@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +22,7 @@ from torch import Tensor
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.tokens import VectorTable, row_numbers
 from recollect.trainer.heads.adapter import Side
+from recollect.trainer.sharded import Sharded
 
 # Number of labels that are mixed at once.
 _CHUNK_LABELS = 4_096
@@ -77,13 +77,11 @@ class LabelKeys:
         """Return all keys in one array, mixed chunk by chunk. With alpha 0 the text keys are not copied."""
         if self.alpha == 0:
             return self[:]
-        return self._fill_by_chunks(self.__getitem__)
-
-    def all_sums(self) -> Float[np.ndarray, "label dim"]:
-        """Return the sum of instance vectors of every label. With alpha 0, which needs no sums, return zeros."""
-        if self.alpha == 0:
-            return np.broadcast_to(np.float32(0), self.shape)
-        return self._fill_by_chunks(self.sums)
+        filled = np.empty(self.shape, dtype=np.float32)
+        for start in range(0, len(self), _CHUNK_LABELS):
+            chunk = slice(start, start + _CHUNK_LABELS)
+            filled[chunk] = self[chunk]
+        return filled
 
     def sums(self, rows: slice | Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         """Return the sum of each label's instance vectors."""
@@ -92,13 +90,6 @@ class LabelKeys:
         compact = sparse.csr_matrix((instances.data, columns, instances.indptr), shape=(instances.shape[0], len(used)))
         sums: np.ndarray = compact @ np.asarray(self._instance_keys[used], dtype=np.float32)
         return sums
-
-    def _fill_by_chunks(self, read: Callable[[slice], np.ndarray]) -> Float[np.ndarray, "label dim"]:
-        filled = np.empty(self.shape, dtype=np.float32)
-        for start in range(0, len(self), _CHUNK_LABELS):
-            chunk = slice(start, start + _CHUNK_LABELS)
-            filled[chunk] = read(chunk)
-        return filled
 
 
 @dataclass(frozen=True)
@@ -136,9 +127,10 @@ class LabelInputs:
         label_sets: LabelSets,
         alpha: float,
     ) -> LabelInputs:
-        """Sum each label's instances once, for all steps."""
-        keys = LabelKeys(texts, instances, label_sets, alpha)
-        return cls(texts, instances, label_sets.to_csr(len(texts)), alpha, keys.all_sums(), keys.counts)
+        """Sum each label's instances once, for all steps. With alpha 0, no sums are needed."""
+        values, counts = label_sets.to_csr(len(texts)), np.bincount(label_sets.indices, minlength=len(texts))
+        sums = Sharded.of(instances).label_sums(values) if alpha else np.broadcast_to(np.float32(0), texts.shape)
+        return cls(texts, instances, values, alpha, sums, counts)
 
     def __len__(self) -> int:
         return len(self.texts)
