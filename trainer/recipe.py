@@ -197,7 +197,7 @@ class Recipe:
             temperature=settings.tau(method.temperature),
             hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or per_epoch,
-            mine_search=_mine_search(settings.mine_search, instances * labels, device),
+            mine_search=_mine_search(instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
             label_inputs=(settings.label_inputs or method.label_inputs) if train != "full" else "text",
             label_key_alpha=settings.alpha,
@@ -290,10 +290,8 @@ def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
     return flat | options
 
 
-def _mine_search(search: str, pairs: int, device: str) -> MineSearch:
-    if search == "auto":
-        return "approximate" if device == "cpu" and pairs > _MOST_EXACT_PAIRS else "exact"
-    return "exact" if search == "exact" else "approximate"
+def _mine_search(pairs: int, device: str) -> MineSearch:
+    return "approximate" if device == "cpu" and pairs > _MOST_EXACT_PAIRS else "exact"
 
 
 def _precision(precision: str, device: str) -> str:

@@ -259,10 +259,6 @@ class SharedTrainSettings(Settings):
     mine_top: int = Field(
         50, ge=1, description="number of nearest labels of an instance from which its negatives are drawn"
     )
-    mine_search: Literal["auto", "exact", "approximate"] = Field(
-        "auto",
-        description="search for negatives: exact, or inverted lists; auto: inverted lists for many labels on a CPU",
-    )
     clusters: int | None = Field(
         None,
         ge=0,

@@ -189,7 +189,7 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
         )
     if not method.mined(settings.hard_negatives):
         yield from _ignored(
-            settings, ("mine_from", "mine_every", "mine_top", "mine_search"), "hard_negatives", "hard negatives to mine"
+            settings, ("mine_from", "mine_every", "mine_top"), "hard_negatives", "hard negatives to mine"
         )
 
 

@@ -110,17 +110,11 @@ def test_precision_auto_means_bf16_only_on_a_gpu(precision: str, device: str, ex
 
 
 @pytest.mark.parametrize(
-    ("given", "labels", "device", "expected"),
-    [
-        ("auto", 100, "cpu", "exact"),
-        ("auto", 10_000_000, "cpu", "approximate"),
-        ("auto", 10_000_000, "cuda", "exact"),
-    ],
+    ("labels", "device", "expected"),
+    [(100, "cpu", "exact"), (10_000_000, "cpu", "approximate"), (10_000_000, "cuda", "exact")],
 )
-def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(
-    given: str, labels: int, device: str, expected: str
-) -> None:
-    assert recipe(labels=labels, device=device, mine_search=given).mine_search == expected
+def test_negatives_of_many_labels_are_mined_by_inverted_lists_on_a_cpu(labels: int, device: str, expected: str) -> None:
+    assert recipe(labels=labels, device=device).mine_search == expected
 
 
 def test_learning_rate_rises_and_falls_linearly() -> None:

@@ -44,10 +44,7 @@ def own_products() -> list[list[int]]:
     return [[row, row] for row in range(len(PRODUCTS))]
 
 
-@pytest.mark.parametrize("search", ["exact", "approximate"])
-def test_filtered_labels_are_never_mined(
-    train: Train, products: Path, monkeypatch: pytest.MonkeyPatch, search: str
-) -> None:
+def test_filtered_labels_are_never_mined(train: Train, products: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mined: list[HardNegatives] = []
     mine = loop.mine
 
@@ -56,7 +53,7 @@ def test_filtered_labels_are_never_mined(
         return mined[-1]
 
     monkeypatch.setattr(loop, "mine", watched)
-    more = ["--mine-top", 3, "--mine-search", search, "--label-inputs", "text", "--epochs", 1]
+    more = ["--mine-top", 3, "--label-inputs", "text", "--epochs", 1]
     assert train(*more, dataset=products).status == 0
     assert mined
     for row, found in enumerate(mined[0].labels.own.tolist()):

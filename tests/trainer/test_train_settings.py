@@ -73,7 +73,7 @@ def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], compl
         {"epochs": 0, "overwrite": True},
         {"vectors": "zero/memory"},
         {"label_keys": "enriched", "label_key_alpha": 0.3},
-        {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20, "mine_search": "exact"},
+        {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20},
         {"method": "supcon", "cluster_from": 2, "cluster_every": 1, "symmetric": False},
         {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},
         {"method": "prime", "triplets": "sum", "text_loss": False, "regulariser_weight": 0},
