@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.mmap_dict import MmapedDict
 
 from recollect.service.memory_use import process_memory
 from recollect.service.settings import SHARED_METRICS
+from recollect.service.storage.bundle_folder import folder_lock
 from recollect.service.telemetry.engine_metrics import EngineMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,6 +29,8 @@ Combination = Literal["livesum", "livemin", "livemax"]
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STAGE_SECONDS = (0.0001, 0.0002, 0.0005, *_SECONDS[:-2])
 _SWAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+# Takes the place of the process id in the names of the files of exited workers.
+_EXITED = "exited"
 # How a request ends that a version has tried to answer.
 _OUTCOMES = ("answered", "deadline", "failed")
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -146,10 +150,12 @@ class Metrics:
         """Return all metrics in Prometheus's text format."""
         if not self._shared:
             return generate_latest(self._registry)
-        _forget_exited_workers()
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        folder = Path(os.environ[SHARED_METRICS])
+        with folder_lock(folder):  # another worker may merge files at the same time
+            _merge_exited_workers(folder)
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            return generate_latest(registry)
 
     def swapped(self, seconds: float) -> None:
         self._swaps.labels("swapped").inc()
@@ -195,11 +201,26 @@ class Metrics:
             self.redis_errors.inc()
 
 
-def _forget_exited_workers() -> None:
-    """Remove the values of exited workers from the gauges."""
-    for path in Path(os.environ[SHARED_METRICS]).glob("gauge_live*_*.db"):
-        process = int(path.stem.rpartition("_")[2])
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]
+def _merge_exited_workers(folder: Path) -> None:
+    """Add the counts of exited workers into one file for each kind of metric, and remove the files of these workers."""
+    for path in folder.glob("*_*.db"):
+        kind, _, process = path.stem.rpartition("_")
+        if process == _EXITED or _is_running(int(process)):
+            continue
+        if not kind.startswith("gauge"):
+            merged = MmapedDict(str(path.with_stem(f"{kind}_{_EXITED}")))  # type: ignore[no-untyped-call]
+            for key, value, timestamp, _ in MmapedDict.read_all_values_from_file(path):  # type: ignore[no-untyped-call]
+                before, _ = merged.read_value(key)  # type: ignore[no-untyped-call]
+                merged.write_value(key, before + value, timestamp)  # type: ignore[no-untyped-call]
+            merged.close()  # type: ignore[no-untyped-call]
+        path.unlink()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the number belongs to a process of another user now
+        return False
+    return True
