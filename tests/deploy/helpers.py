@@ -127,7 +127,7 @@ class FakeReplica:
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_POST = respond  # noqa: N815
+            do_GET = do_POST = do_DELETE = respond  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 pass

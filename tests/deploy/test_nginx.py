@@ -91,6 +91,30 @@ def test_post_request_that_one_replica_refuses_is_sent_to_the_other_replica(
     assert {request[2] for request in requests_to(replicas)} == {body}
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/memory/instances"),
+        ("POST", "/memory/labels"),
+        ("POST", "/feedback"),
+        ("POST", "/v1/projects/recollect/learn"),
+        ("DELETE", "/memory/instances/a/b"),
+        ("DELETE", "/memory/labels/a"),
+        ("DELETE", "/feedback/feedback-1"),
+    ],
+)
+def test_write_is_sent_to_one_replica_only(client: httpx.Client, replicas: Replicas, method: str, path: str) -> None:
+    replicas[0].answer = OVERLOADED
+    statuses = {client.request(method, path).status_code for _ in range(20)}
+    assert statuses == {200, 503}
+    assert len(requests_to(replicas)) == 20
+
+
+def test_post_request_that_writes_avoids_a_replica_that_is_down(tmp_path: Path) -> None:
+    with FakeReplica("first") as first, nginx_in_front_of(tmp_path, first.address, free_address()) as url:
+        assert {httpx.post(f"{url}/feedback", json={}).status_code for _ in range(10)} == {200}
+
+
 def test_status_503_of_overloaded_replicas_is_forwarded_and_excludes_no_replica(
     client: httpx.Client, replicas: Replicas
 ) -> None:
