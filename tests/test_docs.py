@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import recollect
+from recollect.trainer.methods import METHODS
 from tests.index_builder.conftest import write_tiny_encoder
 from tests.service.http_helpers import serving
 
@@ -228,3 +229,12 @@ def test_site_builds_without_warnings_and_loads_nothing_from_other_servers(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "site" / "index.html").read_text("utf-8")
     assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?://", page)
+
+
+def test_numbers_of_training_methods_are_right() -> None:
+    numbers = ("six", "seven", "eight", "nine", "ten")
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    named = re.findall(rf"\b({'|'.join(numbers)}) methods", text)
+    assert named
+    assert {numbers.index(word) + 6 for word in named} == {len(METHODS)}
+    assert {name for name in METHODS if f"`{name}`" not in (DOCS / "methods.md").read_text("utf-8")} == set()

@@ -47,8 +47,6 @@ log = structlog.get_logger(__name__)
 MAX_ROWS = 1_000
 # Maximum number of new keys of a change, with the labels that it creates.
 _MAX_KEYS = 2 * MAX_ROWS
-# Maximum number of lists, objects and fields in the body of a change: 1,000 instances have 5,002.
-MAX_MEMBERS = 6_000
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
 
@@ -134,7 +132,7 @@ class ChangeRoute(JsonRoute):
     """A route whose body may be long: the checks of 1,000 texts would block the event loop for too long."""
 
     async def parse(self, model: type[_Model], body: bytes) -> _Model:
-        return await asyncio.to_thread(parse_body, model, body, MAX_MEMBERS)
+        return await asyncio.to_thread(parse_body, model, body)
 
 
 @dataclass(frozen=True)

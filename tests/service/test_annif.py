@@ -110,6 +110,17 @@ class TestLearning:
         assert client.get("/memory").json()["instances"] == before
         assert [*self.suggested(client, QUERY)][0] == WHALES["uri"]
 
+    def test_largest_bodies_that_the_documentation_promises_are_accepted(self, client: httpx.Client) -> None:
+        (known, *_) = self.suggested(client)
+        rows = [{"uid": f"i{n}", "text": f"text {n}", "labels": [known], "weight": 2.5} for n in range(1_001)]
+        for count, status in ((1_000, 200), (1_001, 422)):
+            body = {"instances": rows[:count], "create_labels": True}
+            assert client.post("/memory/instances", json=body).status_code == status
+        subjects = [{"uri": f"http://example.org/{n}", "label": f"label {n}"} for n in range(10)]
+        documents = [{"text": f"document {n}", "subjects": subjects} for n in range(1_000)]
+        assert self.learn(client, *documents).status_code == 204
+        assert client.get("/memory/instances/i999").json()["weight"] == 2.5
+
     def test_document_without_text_or_subjects_adds_nothing(self, client: httpx.Client) -> None:
         before = self.sequence(client)
         documents = ({"text": " " * 64 + "cut", "subjects": [WHALES]}, {"text": "x"}, {"subjects": [WHALES]})
