@@ -31,6 +31,8 @@ MAX_TOP_K = 1_000
 MOST_ASSIGNED = 100
 
 
+# Characters that no uid may contain, as a regular expression: uids are parts of paths and of lines.
+CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
 # Unicode categories of white space, control characters and format characters.
 _BLANK = ("Cc", "Cf", "Zs", "Zl", "Zp")
 # Number of characters that are checked together.

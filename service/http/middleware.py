@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from recollect.service.errors import DrainingError
 from recollect.service.http.api_keys import ApiKey, ApiKeys
 from recollect.service.http.problems import problem_response
+from recollect.service.options import CONTROL_CHARACTERS
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
+_CONTROL_CHARACTERS = re.compile(CONTROL_CHARACTERS)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 # The rest of a body over the limit is read up to this size, so that the client gets a response and not a broken
@@ -64,6 +66,8 @@ class RequestContext:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
+        # A pattern of a route ends before a newline, so `a%0A` would mean `a`. No path and no uid has such characters.
+        app = problem_response(404, "nothing is here") if _CONTROL_CHARACTERS.search(scope["path"]) else self._app
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -78,7 +82,7 @@ class RequestContext:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_headers)
+            await app(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
         except asyncio.CancelledError:  # uvicorn cancels the requests that are left at the end of the drain

@@ -6,6 +6,7 @@ made: if a part of it is wrong, there are no entries.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from recollect.service.memory.entries import (
     RemoveLabel,
 )
 from recollect.service.memory.view import View
-from recollect.service.options import UidText, check_query, first_problem, require_words
+from recollect.service.options import CONTROL_CHARACTERS, UidText, check_query, first_problem, require_words
 
 MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.
@@ -43,6 +44,8 @@ def _limit(kind: str, most: int) -> Callable[[str], str]:
         require_words(text, kind)
         if (size := len(text.encode())) > most:
             raise ValueError(f"the {kind} has {size:,} bytes of UTF-8; send at most {most:,}")
+        if kind == "uid" and (found := re.search(CONTROL_CHARACTERS, text)):
+            raise ValueError(f"the uid contains the control character {found[0]!r}; send a uid without it")
         return text
 
     return check

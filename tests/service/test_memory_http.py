@@ -125,6 +125,23 @@ def test_wrong_change_is_refused_and_changes_nothing(
     assert client.get("/memory").json()["sequence"] == before
 
 
+def test_uid_with_a_newline_is_refused_and_means_no_other_uid(client: httpx.Client) -> None:
+    for path, body in (
+        ("/memory/labels", {"labels": [{"uid": "Law\n", "text": TEXT}]}),
+        ("/memory/instances", {"instances": [{"uid": "x\ny", "text": TEXT, "labels": ["Law"]}]}),
+        ("/memory/instances", {"instances": [{"uid": "x", "text": TEXT, "labels": ["Law\n"]}], "create_labels": True}),
+        ("/feedback", {"query": TEXT, "label": "Law\n", "relevant": True}),
+    ):
+        problem = is_problem(client.post(path, json=body), 422, "invalid_request")
+        assert "the uid contains the control character '\\n'" in problem["errors"][0]["message"]
+    for path in ("/memory/labels/Law%0A", "/memory/instances/Law%2F0%0A", "/feedback/feedback-1%0A"):
+        is_problem(client.delete(path), 404, "not_found")
+    for path in ("/labels/Law%0A", "/memory/instances/Law%2F0%0A", "/metrics%0A"):
+        is_problem(client.get(path), 404, "not_found")
+    assert client.get("/labels/Law").json()["uid"] == "Law"
+    assert client.get("/memory/instances/Law%2F0").json()["uid"] == "Law/0"
+
+
 def test_labels_that_a_change_creates_and_corrections_are_live_keys(
     light_versions: Path, flags: tuple[str, ...], tmp_path: Path
 ) -> None:

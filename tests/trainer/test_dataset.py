@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect.trainer.data.dataset import check_unique
+from recollect.trainer.data.dataset import check_uids
 from recollect.trainer.data.split import Entries, Split, SplitBuilder, fingerprint
 from recollect.trainer.errors import DatasetError
 
@@ -67,18 +67,24 @@ def test_split_without_some_rows_and_labels_has_the_other_pairs_under_new_number
         assert named[: len(old_rows)] == [sorted(expected[row] & set(old_labels)) for row in old_rows]
 
 
+@pytest.mark.parametrize("uid", ["a\n", "x\ny", "\t", "\x7f", "a\x00"])
+def test_uid_with_a_control_character_is_refused(uid: str) -> None:
+    with pytest.raises(DatasetError, match="^file: expected uids without control characters, found .* in row 2; "):
+        check_uids(pa.array(["b", uid], pa.large_string()), Path("file"))
+
+
 @given(st.lists(st.sampled_from("abcdef"), max_size=12))
 def test_error_for_a_repeated_uid_names_its_first_two_rows(uids: list[str]) -> None:
     strings = pa.array(uids, pa.large_string())
     again = next((row for row, uid in enumerate(uids) if uid in uids[:row]), None)
     if again is None:
-        check_unique(strings, Path("file"))
+        check_uids(strings, Path("file"))
         return
     first = uids.index(uids[again])
     with pytest.raises(
         DatasetError, match=f"^file: uid '{uids[again]}' occurs twice, in rows {first + 1} and {again + 1};"
     ):
-        check_unique(strings, Path("file"))
+        check_uids(strings, Path("file"))
 
 
 class TestFingerprint:

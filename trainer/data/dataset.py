@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
+from recollect.service.options import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule, UnknownLabels, print_note
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
@@ -89,7 +90,7 @@ class Dataset:
         """
         path, split = self.format.read_split(self.folder, name, self._listed, self.rule)
         self.rule.require_seen(path)
-        check_unique(split.entries.uids, path)
+        check_uids(split.entries.uids, path)
         listed = read_filter(find_filter(self.folder, name), len(split), len(self._listed))
         filtered = np.unique(np.concatenate([split.filtered_pairs, listed]), axis=0)
         split = replace(split, filtered_pairs=filtered)
@@ -180,7 +181,7 @@ def open_dataset(
         note(f"{path}: this file is not used; filters are {', '.join(FILTERS['train'])}, or the same for test")
     rule = TextRule(tuple(text_fields), empty_texts != "refuse", label_language, unknown_labels, note)
     path, listed = dataset_format.read_labels(folder, rule)
-    check_unique(listed.uids, path)
+    check_uids(listed.uids, path)
     kept = _kept_rows(listed, path, empty_texts, note)
     labels = listed if kept.all() else listed.where(kept)
     if len(labels) == 0:
@@ -201,12 +202,17 @@ def _kept_rows(
     return ~blank if empty_texts == "drop" else np.ones(len(entries), dtype=bool)
 
 
-def check_unique(uids: pa.LargeStringArray, path: Path) -> None:
-    """Check that every uid occurs once.
+def check_uids(uids: pa.LargeStringArray, path: Path) -> None:
+    """Check that every uid occurs once, and that no uid contains a control character.
 
     Raises:
-        DatasetError: If a uid occurs twice. The message names the uid and its first two rows.
+        DatasetError: If a uid is wrong. The message names the uid and its row, or the first two rows with the uid.
     """
+    row = pc.index(pc.match_substring_regex(uids, CONTROL_CHARACTERS), True).as_py()
+    if row >= 0:
+        raise DatasetError(
+            f"{path}: expected uids without control characters, found {uids[row].as_py()!r} in row {row + 1}; change it"
+        )
     if pc.count_distinct(uids).as_py() == len(uids):
         return
     codes = uids.dictionary_encode().indices.to_numpy()
