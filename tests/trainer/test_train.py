@@ -87,10 +87,10 @@ class TestTraining:
         assert re.search(r"^train: .*optimizer \d+%.*; peak memory [\d,]{3,} MiB$", outcome.err, re.MULTILINE)
         assert list(metrics(run_folder, "loss"))[-1] == 18
 
-    def test_training_keeps_the_best_checkpoint_instead_of_the_last_checkpoint(
+    def test_training_keeps_the_best_checkpoint_and_the_later_one_of_two_with_equal_scores(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        scores: Iterator[float] = iter([5.0, 30.0, 10.0, 20.0])
+        scores: Iterator[float] = iter([30.0, 30.0, 10.0, 20.0])
         learnt: list[str] = []
 
         def score(*_: Any) -> float:
@@ -119,7 +119,7 @@ class TestTraining:
     def test_training_without_improvement_keeps_the_encoder_from_which_it_started(
         self, train: Train, run_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        scores: Iterator[float] = iter([50.0, 50.0, 49.0, 0.0])
+        scores: Iterator[float] = iter([50.0, 49.0, 49.0, 0.0])
         monkeypatch.setattr(Validation, "score", lambda *_: next(scores))
         assert "best after 0 of 18 steps" in train("--train", "full").err
         assert encoder_digest(load_checkpoint(run_folder / "checkpoint", "cpu")) == encoder_digest(
@@ -173,7 +173,8 @@ class TestTraining:
     ) -> None:
         train("--validation-fraction", 0, "--label-inputs", "text")
         second = run_folder.with_name("second")
-        monkeypatch.setattr(Validation, "score", lambda *_: 1.0)  # no checkpoint is better than the first
+        scores = iter([2.0, 1.0])  # no later checkpoint is as good as the first
+        monkeypatch.setattr(Validation, "score", lambda *_: next(scores))
         more = ["--encoder", run_folder / "checkpoint", "--out", second, "--max-steps", 1, "--label-inputs", "text"]
         assert train(*more).status == 0
         assert results(second)["adapter.safetensors"] == results(run_folder)["adapter.safetensors"]
