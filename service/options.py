@@ -50,6 +50,8 @@ def require_words(text: str, kind: str = "query") -> str:
     except UnicodeEncodeError:
         raise ValueError(f"the {kind} contains half of a surrogate pair, which is not a character; remove it") from None
     rest = text.strip()  # fast: a query of a megabyte of spaces must not take long
+    if rest[:1].isalnum():
+        return text
     # Sets, because the rest can be a megabyte of format characters.
     pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))
     if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):

@@ -10,43 +10,55 @@ from pathlib import Path
 
 from recollect.service.errors import InputError, RecollectError
 
-# A file has the line ends of its first bytes.
-_HEAD_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
 # The first bytes of files in other encodings. Text in UTF-16 begins with a byte order mark, or has a byte 0.
 _UTF_16, _GZIP = (b"\xff\xfe", b"\xfe\xff"), b"\x1f\x8b"
 
 
 def read_lines(path: Path, error: type[RecollectError] = InputError) -> Iterator[tuple[int, str]]:
-    r"""Yield each line number, from 1, with the line.
+    """Yield each line number of a file, from 1, with the line; see `read_stream`."""
+    with io.FileIO(path) as file:
+        lines = (line for line in read_stream(file, str(path), path.suffix == ".gz", error) if line is not None)
+        yield from enumerate(lines, start=1)
 
-    A line ends with \n or \r\n, or with \r in a file without \n. Its end and a byte order mark at its beginning are
-    removed.
+
+def read_stream(
+    file: io.FileIO, name: str, is_gzip: bool, error: type[RecollectError] = InputError
+) -> Iterator[str | None]:
+    r"""Yield the lines of an open file, and None after each read, because the next read of a pipe can wait.
+
+    A line ends with \n or \r\n, or with \r if the first read has no \n. The end of a line and a byte order mark at its
+    beginning are removed.
 
     Args:
-        path: The file; gzip if its name ends in .gz.
+        file: The file.
+        name: Its name in messages.
+        is_gzip: Whether it is a gzip file.
         error: Class of the errors.
 
     Raises:
         RecollectError: If the file is not UTF-8, or its gzip stream breaks.
     """
-    number = 0
+    read = gzip.GzipFile(fileobj=file).read1 if is_gzip else file.read
+    number, end, begun = 0, b"", list[bytes]()  # `begun` has the parts of a line whose end is not read yet
     try:
-        with _open(path) as file:
-            head = file.peek(_HEAD_BYTES)
-            if found := _other_encoding(head):
-                raise error(f"{path}: expected UTF-8, found {found}")
-            end = "\r" if b"\r" in head[:-1] and b"\n" not in head else "\n"
-            with io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline=end) as text:
-                for number, line in enumerate(text, start=1):
-                    if problem := _encoding_problem(line):
-                        raise error(f"{path}:{number}: {problem}; convert the file, for example with iconv")
-                    yield number, line.rstrip("\r\n").lstrip("\ufeff")
+        while chunk := read(_READ_BYTES):
+            if not end:
+                if found := _other_encoding(chunk):
+                    raise error(f"{name}: expected UTF-8, found {found}")
+                end = b"\r" if b"\r" in chunk[:-1] and b"\n" not in chunk else b"\n"
+            begun.append(chunk)
+            if end in chunk:
+                *lines, rest = b"".join(begun).split(end)
+                begun = [rest]
+                for line in lines:
+                    number += 1
+                    yield _decode(line, f"{name}:{number}", error)
+            yield None
     except (EOFError, gzip.BadGzipFile, zlib.error) as broken:
-        raise error(f"{path}: the gzip stream breaks after line {number} ({broken}); copy the file again") from None
-
-
-def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
-    return gzip.open(path) if path.suffix == ".gz" else io.BufferedReader(io.FileIO(path), _HEAD_BYTES)
+        raise error(f"{name}: the gzip stream breaks after line {number} ({broken}); copy the file again") from None
+    if last := b"".join(begun):
+        yield _decode(last, f"{name}:{number + 1}", error)
 
 
 def _other_encoding(head: bytes) -> str | None:
@@ -55,11 +67,11 @@ def _other_encoding(head: bytes) -> str | None:
     return "gzip; the name must end in .gz" if head.startswith(_GZIP) else None
 
 
-def _encoding_problem(line: str) -> str | None:
-    """The first byte of a line that is not UTF-8. The decoder has replaced it by half of a surrogate pair."""
+def _decode(line: bytes, where: str, error: type[RecollectError]) -> str:
     try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        column = len(line[: error.start].encode()) + 1
-        return f"expected UTF-8, found byte 0x{ord(line[error.start]) - 0xDC00:02x} at column {column}"
-    return None
+        return line.decode().rstrip("\r\n").lstrip("\ufeff")
+    except UnicodeDecodeError as wrong:
+        raise error(
+            f"{where}: expected UTF-8, found byte 0x{line[wrong.start]:02x} at column {wrong.start + 1}; "
+            "convert the file, for example with iconv"
+        ) from None

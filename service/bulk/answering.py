@@ -1,4 +1,4 @@
-"""The work on a block in a worker process or a task of Ray: parse its rows, answer them, and write the output's bytes.
+"""The work on a block in a worker process or a task of Ray: answer its texts, and make the bytes of the output.
 
 The modules of the model are imported after the libraries' threads are limited.
 """
@@ -10,23 +10,19 @@ import functools
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from recollect.service.bulk.reading import Block
-from recollect.service.errors import QueryError
-from recollect.service.options import check_query
+from recollect.service.bulk.reading import ANSWER_COLUMNS, Block
 from recollect.service.threads import ThreadBudget
 
 if TYPE_CHECKING:
     from recollect.service.model import Model
 
-# The fields of the answer in the output. No column that passes into the output may have one of these names.
-ANSWER_COLUMNS = ("labels", "truncated", "exhausted", "error")
 # Keys that are searched and ranked together. With the 16,384 of the service, which must not block for long, the
 # multiplications are smaller, and the search of a flat index takes a third longer.
 _BLOCK_KEYS = 65_536
@@ -39,8 +35,7 @@ class Task:
     """All that a worker must know to turn blocks of rows into output.
 
     `options` are the chosen keywords of `Model.answer`. `columns` are the columns that pass into the output; None means
-    all fields of each JSON line. With `mark_bad_rows`, a row without a usable text gets an error in the output, and
-    does not stop the task.
+    all fields of each JSON line.
     """
 
     store: str
@@ -48,13 +43,11 @@ class Task:
     verify_key: str | None
     bundle_cache: str | None
     options: dict[str, Any]
-    input_name: str
     input_format: str
     output_format: str
     output_gzip: bool
     text_column: str
     columns: list[str] | None
-    mark_bad_rows: bool
 
     def to_json(self) -> bytes:
         return json.dumps(vars(self)).encode()
@@ -66,11 +59,10 @@ class Task:
 
 
 class Answered(NamedTuple):
-    """The output of a block: its bytes, the number of input rows up to its end, and the error of the row after it."""
+    """The output of a block: its bytes, and the number of input rows up to its end."""
 
     content: bytes
     rows: int
-    error: str | None
 
 
 def open_version(task: bytes) -> list[str]:
@@ -89,28 +81,12 @@ def open_version(task: bytes) -> list[str]:
 
 
 def answer(task: bytes, block: Block) -> Answered:
-    """Answer a block of a task, up to a row that stops the task."""
+    """Answer a block of a task."""
     read, model = _opened(task)
-    texts, answers, kept, stop = list[str](), list[dict[str, Any]](), list[dict[str, Any]](), None
-    try:
-        for text, fields in _PARSERS[read.input_format](block.rows, read):
-            bad = {}
-            try:
-                texts.append(check_query(text))
-            except QueryError as error:
-                if not read.mark_bad_rows:
-                    raise _RowError(f"{error} (column {read.text_column})") from None
-                bad = {"labels": [], "error": str(error)}
-            kept.append(fields)
-            answers.append(bad)
-    except _RowError as error:
-        noun = "line" if read.input_format in ("text", "jsonl") else "row"
-        stop = f"{read.input_name}: {noun} {block.first + len(answers) + 1}: {error}"
+    texts = [text for text, error in zip(block.texts, block.errors, strict=True) if error is None]
     found = iter(model.predictor.predict(texts, model.resolve(**read.options)).answers if texts else ())
-    answers = [bad or next(found).to_dict() for bad in answers]
-    if read.input_format == "parquet":
-        kept = block.rows.select(read.columns)[: len(answers)]
-    return Answered(encode(kept, answers, read), block.first + len(answers), stop)
+    answers = [next(found).to_dict() if error is None else {"labels": [], "error": error} for error in block.errors]
+    return Answered(encode(block.kept, answers, read), block.first + len(block.texts))
 
 
 @functools.lru_cache(maxsize=1)
@@ -124,64 +100,6 @@ def _opened(task: bytes) -> tuple[Task, Model]:
     model.resolve(**read.options)
     model.predictor.block_keys = _BLOCK_KEYS
     return read, model
-
-
-# ---- Parsing ----
-
-
-class _RowError(Exception):
-    """A row that stops the task."""
-
-
-# The text of each row, and its fields that pass into the output. Those of a Parquet file stay in the record batch.
-_Parsed = Iterator[tuple[Any, dict[str, Any]]]
-
-
-def _parse_texts(lines: list[bytes], task: Task) -> _Parsed:
-    for line in lines:
-        try:
-            text = line.decode("utf-8-sig").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise _RowError(f"expected UTF-8, found {error}") from None
-        yield text, {"text": text}
-
-
-def _parse_json(lines: list[bytes], task: Task) -> _Parsed:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _RowError(f"expected a JSON object, found {line[:40]!r} ({error})") from None
-        if not isinstance(row, dict):
-            raise _RowError(f"expected a JSON object, found {line[:40]!r}")
-        if task.text_column not in row:
-            raise _RowError(
-                f"expected the field {task.text_column}, found {', '.join(row) or 'no field'}; use --text-column"
-            )
-        kept = row if task.columns is None else {name: row.get(name) for name in task.columns}
-        if taken := kept.keys() & set(ANSWER_COLUMNS):
-            raise _RowError(f"the answer has a field {taken.pop()} of its own; name the fields to keep with --columns")
-        yield row[task.text_column], kept
-
-
-def _parse_csv(rows: list[dict[str, str]], task: Task) -> _Parsed:
-    for row in rows:
-        yield row[task.text_column], {name: row[name] for name in task.columns or ()}
-
-
-def _parse_batch(batch: Any, task: Task) -> _Parsed:
-    for text in batch.column(task.text_column).to_pylist():
-        yield text, {}
-
-
-_PARSERS: dict[str, Callable[[Any, Task], _Parsed]] = {
-    "text": _parse_texts,
-    "jsonl": _parse_json,
-    "csv": _parse_csv,
-    "parquet": _parse_batch,
-}
-
-# ---- Writing ----
 
 
 def header(task: Task, empty: Any) -> bytes:

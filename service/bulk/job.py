@@ -1,7 +1,7 @@
 """Bulk answers: answers all rows of a file or a stream, with one process for each core, or with tasks of Ray.
 
-reader thread:  input -> blocks -> idle worker process           (reading, pool or ray_tasks)
-worker process: rows -> answers -> bytes of the output           (answering)
+reader thread:  input -> blocks of rows -> idle worker process   (reading, pool or ray_tasks)
+worker process: texts -> answers -> bytes of the output          (answering)
 main thread:    blocks in the order of the input -> output       (output)
 """
 
@@ -14,13 +14,22 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from recollect.service.bulk.answering import ANSWER_COLUMNS, Answered, Task, answer, header, open_version
+from recollect.service.bulk.answering import Answered, Task, answer, header, open_version
 from recollect.service.bulk.output import FileOutput, Output
 from recollect.service.bulk.pool import WorkerPool
-from recollect.service.bulk.reading import Block, Format, Input, local_input, open_input, recognise
+from recollect.service.bulk.reading import (
+    ANSWER_COLUMNS,
+    Block,
+    Format,
+    Input,
+    checked,
+    local_input,
+    open_input,
+    recognise,
+)
 from recollect.service.command_settings import PredictSettings
 from recollect.service.console import print_status, progress_bar
-from recollect.service.errors import InputError, SettingsError
+from recollect.service.errors import SettingsError
 from recollect.service.in_order import in_order
 from recollect.service.ray_tasks import RayTasks, check_address, cluster_resources, connected
 from recollect.service.store.locations import open_store
@@ -56,13 +65,11 @@ def predict_file(settings: PredictSettings) -> int:
             verify_key=None if settings.verify_key is None else _absolute(settings.verify_key),
             bundle_cache=None if settings.bundle_cache is None else _absolute(settings.bundle_cache),
             options=settings.answer_options(),
-            input_name=name,
             input_format=read.name,
             output_format=written.name,
             output_gzip=written.gzip,
             text_column=settings.text_column,
             columns=_kept_columns(settings, rows, written.name),
-            mark_bad_rows=settings.bad_rows == "mark",
         )
         facts = None if input_facts is None else task.facts() | input_facts
         output = (
@@ -70,10 +77,18 @@ def predict_file(settings: PredictSettings) -> int:
             if target is None or (is_stream and isinstance(target, Path))
             else FileOutput(target, facts, settings.overwrite, written.name == "parquet")
         )
+        where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
         with output:
-            with _workers(task, settings) as answers:
+            blocks = checked(
+                rows.groups(task.text_column, task.columns), where, task.text_column, settings.bad_rows == "mark"
+            )
+            with _workers(task, settings) as answers, progress_bar(None, "query", "predict", done=output.rows) as bar:
                 output.write_header(header(task, rows.empty))
-                _answer_all(rows, task, output, answers)
+                for answered in answers(_after(output.rows, blocks)):
+                    output.write(answered.content, answered.rows)
+                    share = rows.share_read()
+                    bar.total = round(output.rows / share) if share else None  # an estimate until all is read
+                    bar.update(answered.rows - bar.n)
             output.finish()
             return output.rows
 
@@ -106,25 +121,11 @@ def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
             yield lambda blocks: in_order(blocks, submit, tasks.result, count * _BLOCKS_PER_WORKER)
 
 
-def _answer_all(rows: Input, task: Task, output: Output, answers: _Answers) -> None:
-    """Write the answers of all rows after those that are written already."""
-    blocks = _after(output.rows, rows.blocks([task.text_column, *(task.columns or ())]))
-    with progress_bar(None, "query", "predict", done=output.rows) as bar:
-        for answered in answers(blocks):
-            output.write(answered.content, answered.rows)
-            share = rows.share_read()
-            bar.total = round(output.rows / share) if share else None  # an estimate until all is read
-            bar.update(answered.rows)
-            if answered.error is not None:
-                raise InputError(answered.error)
-
-
 def _after(rows: int, blocks: Iterator[Block]) -> Iterator[Block]:
     """The blocks after the first rows. They are those of a run from the beginning, so their answers are the same."""
     for block in blocks:
-        done = max(0, rows - block.first)
-        if done < len(block.rows):
-            yield Block(block.first + done, block.rows[done:])
+        if (rest := block.after(rows)).texts:
+            yield rest
 
 
 def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[str] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.service.bulk.reading import BLOCK_ROWS, Block, Input
+from recollect.service.bulk.reading import BLOCK_ROWS, Group, Input
 from recollect.service.errors import InputError
 
 # A row group of the output has at least so many rows or bytes, except the last one.
@@ -38,11 +38,11 @@ def open_parquet(path: Path, name: str) -> Iterator[Input]:
     """
     rows = 0
 
-    def blocks(columns: list[str]) -> Iterator[Block]:
+    def groups(text: str, kept: list[str] | None) -> Iterator[Group]:
         nonlocal rows
         with _errors(name):
-            for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
-                yield Block(rows, batch)
+            for batch in file.iter_batches(BLOCK_ROWS, columns=[text, *(kept or ())]):
+                yield batch.column(text).to_pylist(), batch.select(kept or [])
                 rows += len(batch)
 
     path.open("rb").close()  # for a missing file: the system's error instead of Arrow's
@@ -50,7 +50,7 @@ def open_parquet(path: Path, name: str) -> Iterator[Input]:
         file = pq.ParquetFile(path)
     with file:
         empty = pa.RecordBatch.from_pylist([], file.schema_arrow)
-        yield Input(empty.schema.names, blocks, lambda: rows / max(1, file.metadata.num_rows), empty)
+        yield Input(empty.schema.names, groups, lambda: rows / max(1, file.metadata.num_rows), empty)
 
 
 @contextlib.contextmanager

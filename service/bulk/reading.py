@@ -1,39 +1,36 @@
-"""The input of bulk answers: its format, and its rows in blocks. Only as many rows are in memory as the workers need.
-
-A reader finds where rows begin and end. The workers parse the rows, because this takes longer.
-"""
+"""The input of bulk answers: its format, and its rows in blocks. Only the blocks that workers need soon are read."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
 import hashlib
 import io
+import json
 import os
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recollect.service.errors import InputError, SettingsError
+from recollect.service.errors import InputError, QueryError, SettingsError
+from recollect.service.options import check_query
 from recollect.service.storage.connect import without_credentials
 from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.text_lines import read_stream
 
 # A block has at most so many rows. A worker orders the rows of its block by length, so that padding costs little; with
 # fewer rows, more tokens of a batch are padding (128 rows: 12%, 512 rows: 5% more time than 2,048 rows, on titles).
 BLOCK_ROWS = 1_024
-# A block of lines ends when it has so many bytes.
-_BLOCK_BYTES = 1 << 20
-# Maximum length of a line, and of a value in a CSV file.
-_MAX_LINE_BYTES = 64 << 20
+# A block ends when its texts have so many characters.
+_BLOCK_CHARACTERS = 1 << 20
+_MAX_VALUE_CHARACTERS = 64 << 20
+# The fields of the answer in the output. No column that passes into the output may have one of these names.
+ANSWER_COLUMNS = ("labels", "truncated", "exhausted", "error")
 
 _SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-_GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
-_CSV_ERRORS = (csv.Error, UnicodeDecodeError, *_GZIP_ERRORS)
 
 
 class Format(NamedTuple):
@@ -46,11 +43,27 @@ class Block(NamedTuple):
 
     Attributes:
         first: Number of rows before them.
-        rows: Lines (bytes) of texts or JSON, rows of CSV (dicts), or an Arrow record batch.
+        texts: Their texts.
+        errors: The reason why a text is not answered; None for a text that is.
+        kept: The columns that pass into the output: a dict for each row, or an Arrow record batch.
     """
 
     first: int
-    rows: Any
+    texts: list[Any]
+    errors: list[str | None]
+    kept: Any
+
+    def after(self, rows: int) -> Block:
+        """The part of the block after the first rows of the input."""
+        done = max(0, rows - self.first)
+        return Block(self.first + done, self.texts[done:], self.errors[done:], self.kept[done:])
+
+
+# The text of a row and its columns that pass into the output; None where the next read can wait. A QueryError in place
+# of a text states why there is none.
+_Row = tuple[Any, dict[str, Any]] | None
+# The texts and the kept columns of some rows.
+Group = tuple[list[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -59,14 +72,14 @@ class Input:
 
     Attributes:
         columns: Names of its columns; None if each row has its own fields.
-        blocks: Reads all rows. It may leave out columns that are not in its argument. It raises an InputError if the
-            input cannot be read, after the rows before the error.
+        groups: Reads all rows, given the column with the texts and the columns that pass into the output (None: all).
+            It raises an InputError after the rows before the error.
         share_read: The share of the input that has been read; None if its length is unknown.
         empty: An Arrow record batch with the types of the columns, but without rows; None if the input has no types.
     """
 
     columns: list[str] | None
-    blocks: Callable[[list[str]], Iterator[Block]]
+    groups: Callable[[str, list[str] | None], Iterator[Group]]
     share_read: Callable[[], float | None]
     empty: Any = None
 
@@ -145,80 +158,127 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
         InputError: If the input is not of this format.
         OSError: If the file does not open.
     """
-    # Unbuffered: a read returns as soon as a pipe has some bytes.
     with io.FileIO(0 if path is None else path, closefd=path is not None) as file:
         size = os.fstat(file.fileno()).st_size
-        content = gzip.GzipFile(fileobj=file) if format_.gzip else file
+        waits = path is None or not path.is_file()
+        lines = (line for line in read_stream(file, name, format_.gzip) if waits or line is not None)
 
         def share_read() -> float | None:
             return file.tell() / size if size else None
 
         if format_.name == "csv":
-            csv.field_size_limit(_MAX_LINE_BYTES)
-            buffered = io.BufferedReader(content, _BLOCK_BYTES) if isinstance(content, io.FileIO) else content
-            rows = csv.reader(io.TextIOWrapper(buffered, encoding="utf-8-sig", newline=""), strict=True)
+            csv.field_size_limit(_MAX_VALUE_CHARACTERS)
+            rows = csv.reader((f"{line}\n" for line in lines if line is not None), strict=True)
             header = _csv_header(rows, name)
-            yield Input(header, lambda _: _csv_blocks(rows, header, name), share_read)
+            yield Input(header, lambda text, kept: _grouped(_csv_rows(rows, header, name, text, kept)), share_read)
+        elif format_.name == "jsonl":
+            yield Input(None, lambda text, kept: _grouped(_json_rows(lines, name, text, kept)), share_read)
         else:
-            columns = ["text"] if format_.name == "text" else None
-            yield Input(columns, lambda _: _line_blocks(content, name), share_read)
+            texts = (line if line is None else (line, {"text": line}) for line in lines)
+            yield Input(["text"], lambda *_: _grouped(texts), share_read)
 
 
-def _line_blocks(content: io.FileIO | gzip.GzipFile, name: str) -> Iterator[Block]:
-    """Blocks of lines without their ends. A read of a pipe ends a block, so that its lines are answered at once."""
-    rest, row = b"", 0
-    try:
-        while chunk := content.read(_BLOCK_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for block in _cut(lines):
-                yield Block(row, block)
-                row += len(block)
-            if len(rest) > _MAX_LINE_BYTES:
-                raise InputError(f"{name}: line {row + 1}: expected at most {_MAX_LINE_BYTES:,} bytes, found more")
-    except _GZIP_ERRORS as error:
-        raise InputError(f"{name}: expected a complete gzip file, found: {error}") from None
-    if rest:
-        yield Block(row, [rest])
-
-
-def _cut(lines: list[bytes]) -> Iterator[list[bytes]]:
-    block, size = list[bytes](), 0
+def _json_rows(lines: Iterator[str | None], name: str, text: str, kept: Sequence[str] | None) -> Iterator[_Row]:
+    number = 0
     for line in lines:
-        if block and (len(block) == BLOCK_ROWS or size + len(line) > _BLOCK_BYTES):
-            yield block
-            block, size = [], 0
-        block.append(line)
-        size += len(line)
-    if block:
-        yield block
+        if line is None:
+            yield None
+            continue
+        number += 1
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name}: line {number}: expected a JSON object, found {line[:40]!r} ({error})") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{name}: line {number}: expected a JSON object, found {line[:40]!r}")
+        fields = row if kept is None else {column: row.get(column) for column in kept}
+        if taken := fields.keys() & set(ANSWER_COLUMNS):
+            raise InputError(
+                f"{name}: line {number}: the answer has a field {taken.pop()} of its own; name the fields to keep with "
+                "--columns"
+            )
+        if text in row:
+            yield row[text], fields
+        else:
+            found = ", ".join(row) or "no field"
+            yield QueryError(f"expected the field {text}, found {found}; use --text-column"), fields
 
 
 def _csv_header(rows: Iterator[list[str]], name: str) -> list[str]:
     try:
         columns = next(rows, [])
-    except _CSV_ERRORS as error:
-        raise InputError(f"{name}: expected CSV in UTF-8, found: {error}") from None
+    except csv.Error as error:
+        raise InputError(f"{name}: expected CSV, found: {error}") from None
     if not columns or len(set(columns)) < len(columns):
         found = ", ".join(columns) or "an empty file"
         raise InputError(f"{name}: expected a header with different names of columns, found {found}")
     return columns
 
 
-def _csv_blocks(rows: Iterator[list[str]], columns: list[str], name: str) -> Iterator[Block]:
-    first, block, size = 0, list[dict[str, str]](), 0
+def _csv_rows(
+    rows: Iterator[list[str]], columns: list[str], name: str, text: str, kept: Sequence[str] | None
+) -> Iterator[_Row]:
+    number = 0
     try:
-        for values in filter(None, rows):  # without empty lines
+        for number, values in enumerate(filter(None, rows), start=1):  # without empty lines
             if len(values) != len(columns):
+                number -= 1
                 raise csv.Error(f"{len(values)} values for {len(columns)} columns")
-            block.append(dict(zip(columns, values, strict=True)))
-            size += sum(map(len, values))
-            if len(block) == BLOCK_ROWS or size > _BLOCK_BYTES:
-                yield Block(first, block)
-                first, block, size = first + len(block), [], 0
-    except _CSV_ERRORS as error:
-        if block:
-            yield Block(first, block)
-        row = first + len(block) + 1
-        raise InputError(f"{name}: row {row}: expected CSV in UTF-8, found: {error}") from None
-    if block:
-        yield Block(first, block)
+            row = dict(zip(columns, values, strict=True))
+            yield row[text], {column: row[column] for column in kept or ()}
+    except csv.Error as error:
+        raise InputError(f"{name}: row {number + 1}: expected CSV, found: {error}") from None
+
+
+def _grouped(rows: Iterator[_Row]) -> Iterator[Group]:
+    """Groups of rows. A group ends where the next read can wait, so that its rows are answered at once."""
+    texts, kept, size, problem = list[Any](), list[dict[str, Any]](), 0, None
+    try:
+        for row in rows:
+            if row is not None:
+                texts.append(row[0])
+                kept.append(row[1])
+                size += len(row[0]) if isinstance(row[0], str) else 0
+            if texts and (row is None or len(texts) == BLOCK_ROWS or size > _BLOCK_CHARACTERS):
+                yield texts, kept
+                texts, kept, size = [], [], 0
+    except InputError as error:
+        problem = error
+    if texts:
+        yield texts, kept
+    if problem:
+        raise problem
+
+
+def checked(groups: Iterator[Group], where: str, text_column: str, mark_bad_rows: bool) -> Iterator[Block]:
+    """Blocks of rows whose texts are checked.
+
+    Args:
+        groups: The rows.
+        where: Name of the input, and of its rows.
+        text_column: The column with the texts.
+        mark_bad_rows: Whether a wrong text becomes an error of its row.
+
+    Raises:
+        InputError: After the rows before a wrong text, unless bad rows are marked.
+    """
+    first = 0
+    for texts, kept in groups:
+        errors, problem = list[str | None](), None
+        for text in texts:
+            try:
+                if isinstance(text, QueryError):
+                    raise text
+                check_query(text)
+                errors.append(None)
+            except QueryError as error:
+                if not mark_bad_rows:
+                    problem = InputError(f"{where} {first + len(errors) + 1}: {error} (column {text_column})")
+                    break
+                errors.append(str(error))
+        good = len(errors)
+        if good:
+            yield Block(first, texts[:good], errors, kept[:good])
+        if problem:
+            raise problem
+        first += good
