@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +28,40 @@ _CHUNK_TEXTS = 8_192
 _MAX_PADDING, _SMALL_BATCH_TOKENS = 0.1, 128
 
 
+class Inputs(abc.ABC):
+    """Inputs of a model: one row for each instance or label."""
+
+    @property
+    @abc.abstractmethod
+    def side(self) -> Side:
+        """Whether the rows are queries (instances count as queries) or labels."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, rows: slice) -> Inputs: ...
+
+    @abc.abstractmethod
+    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor | Side, ...]:
+        """Return the model's arguments for the given rows. The last two arguments are the side and the row numbers."""
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        """Number of tokens of each row; 1 for inputs that a batch does not pad."""
+        return np.ones(len(self), dtype=np.int64)
+
+    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
+        """`lengths[rows]`, without computing the other lengths."""
+        return np.ones(len(rows), dtype=np.int64)
+
+    def excluding(self, instances: Int[np.ndarray, " excluded"]) -> Inputs:
+        """Return the inputs of the same rows, computed without the given instances."""
+        return self
+
+
 @dataclass(frozen=True)
-class TokenTable:
+class TokenTable(Inputs):
     """The token ids of texts.
 
     Row i has the ids `ids[starts[i] : starts[i + 1]]`, including special tokens. Row i is the text of instance or label
@@ -85,12 +118,8 @@ class TokenTable:
         return np.diff(self.starts)
 
     def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-        """`lengths[rows]`, without computing the other lengths."""
         lengths: np.ndarray = self.starts[rows + 1] - self.starts[rows]
         return lengths
-
-    def excluding(self, instances: Int[np.ndarray, " excluded"]) -> TokenTable:
-        return self  # a row depends on its own text only
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Tensor, Side, Tensor]:
         """Return ids and attention mask of shape (row, token), padded to the longest row, then side and row numbers."""
@@ -110,16 +139,11 @@ class TokenBags(TokenTable):
     are large, and mix long and short texts.
     """
 
-    @property
-    def lengths(self) -> Int[np.ndarray, " row"]:
-        return np.ones(len(self), dtype=np.int64)
-
-    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-        return np.ones(len(rows), dtype=np.int64)
+    lengths, lengths_of = Inputs.lengths, Inputs.lengths_of
 
 
 @dataclass(frozen=True)
-class VectorTable:
+class VectorTable(Inputs):
     """Vectors as inputs of an adapter or head. Row i is the vector of instance or label `first` + i."""
 
     vectors: Tensor
@@ -132,47 +156,8 @@ class VectorTable:
     def __getitem__(self, rows: slice) -> VectorTable:
         return VectorTable(self.vectors[rows], self.side, self.first + rows.indices(len(self))[0])
 
-    @property
-    def lengths(self) -> Int[np.ndarray, " row"]:
-        return np.ones(len(self), dtype=np.int64)
-
-    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-        return np.ones(len(rows), dtype=np.int64)
-
-    def excluding(self, instances: Int[np.ndarray, " excluded"]) -> VectorTable:
-        return self  # a row depends on its own text only
-
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
         return self.vectors[torch.from_numpy(rows)].to(device), self.side, row_numbers(self.first, rows, device)
-
-
-@runtime_checkable
-class Inputs(Protocol):
-    """Inputs of a model: one row for each instance or label."""
-
-    @property
-    def side(self) -> Side: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice) -> Inputs: ...
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " row"]:
-        """Number of tokens of each row."""
-        ...
-
-    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-        """Number of tokens of the given rows."""
-        ...
-
-    def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor | Side, ...]:
-        """Return the model's arguments for the given rows. The last two arguments are the side and the row numbers."""
-        ...
-
-    def excluding(self, instances: Int[np.ndarray, " excluded"]) -> Inputs:
-        """Return the inputs of the same rows, computed without the given instances."""
-        ...
 
 
 def row_numbers(first: int, rows: Int[np.ndarray, " row"], device: str) -> Int[Tensor, " row"]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from scipy import sparse
 from torch import Tensor
 
 from recollect.trainer.data.split import LabelSets
-from recollect.trainer.encoding.tokens import VectorTable, row_numbers
+from recollect.trainer.encoding.tokens import Inputs, VectorTable, row_numbers
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.sharded import Sharded
 
@@ -93,7 +92,7 @@ class LabelKeys:
 
 
 @dataclass(frozen=True)
-class LabelInputs:
+class LabelInputs(Inputs):
     """An adapter's inputs for labels: text vectors mixed with instance vectors, without the queries of the step.
 
     If a query were part of the input of its own labels, the query would be near these labels for that reason alone. The
@@ -117,7 +116,7 @@ class LabelInputs:
     sums: Float[np.ndarray, "label dim"]
     counts: Int[np.ndarray, " label"]
     excluded: Int[np.ndarray, " excluded"] = dataclasses.field(default_factory=lambda: _NO_INSTANCES)
-    side: ClassVar[Side] = "labels"
+    side: Side = "labels"
 
     @classmethod
     def of(
@@ -137,13 +136,6 @@ class LabelInputs:
 
     def __getitem__(self, rows: slice) -> VectorTable:
         return VectorTable(torch.from_numpy(self.vectors(rows)), self.side, rows.indices(len(self))[0])
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " row"]:
-        return np.ones(len(self), dtype=np.int64)
-
-    def lengths_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-        return np.ones(len(rows), dtype=np.int64)
 
     def batch(self, rows: Int[np.ndarray, " row"], device: str) -> tuple[Tensor, Side, Tensor]:
         """Return the unit vectors of these labels, with the axes (row, dim), then the side and the label positions."""
