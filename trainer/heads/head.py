@@ -88,12 +88,12 @@ class Head(nn.Module, abc.ABC):
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
         """Update the head with the vectors of the batch's queries, at the end of a step."""
 
-    @abc.abstractmethod
     def lookups(self) -> list[nn.Parameter]:
         """Return the tables with one vector for each label or cluster.
 
         Training gives these tables a higher learning rate and no weight decay.
         """
+        return []
 
     def label_tables(self) -> list[nn.Parameter]:
         """Return the tables with one row for each label. A step has gradients for the rows of its pool only."""

@@ -79,6 +79,3 @@ class OvaClassifier(Head):
     ) -> None:
         """Initialise each label's vector between the label's text vector and the mean of its instances."""
         self.table.start(mix(texts, instances.label_sums(values), alpha=0.5))
-
-    def lookups(self) -> list[nn.Parameter]:
-        return []
