@@ -88,7 +88,7 @@ def test_unknown_labels_are_dropped_with_a_note(read: Read, tmp_path: Path) -> N
 INTEGERS = [{"uid": uid, "text": f"number {uid}"} for uid in (3, "1", 2, "red")]
 
 
-def test_integer_is_the_uid_with_its_digits_and_no_position_if_a_uid_is_an_integer(read: Read) -> None:
+def test_integer_is_the_uid_with_its_digits(read: Read) -> None:
     split = read({"uid": 100, "text": "t", "labels": ["3", 1], "exclude": [2]}, labels=INTEGERS)
     assert split.entries.uids.to_pylist() == ["100"]
     assert label_sets(split) == [[0, 1]]
@@ -103,11 +103,21 @@ def test_integer_is_the_uid_with_its_digits_and_no_position_if_a_uid_is_an_integ
         ({"labels": [4]}, "label uid '4' is unknown; expected one of the 4 uids"),
     ],
 )
-def test_position_is_refused_with_both_readings_if_a_uid_is_an_integer(
+def test_position_that_may_be_a_wrong_uid_is_refused_with_both_readings(
     read: Read, row: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(DatasetError, match=rf"train\.jsonl:1: {complaint}"):
         read({"text": "t"} | row, labels=INTEGERS)
+
+
+def test_position_is_read_if_uids_that_are_integers_are_no_positions(read: Read) -> None:
+    labels = [{"uid": uid, "text": uid} for uid in ("4027089-0", "1021591971")]
+    assert label_sets(read({"text": "t", "labels": [1]}, {"text": "u", "labels": [1021591971, 0]}, labels=labels)) == [
+        [1],
+        [0, 1],
+    ]
+    with pytest.raises(DatasetError, match="the label 0 is no uid; as a position, it is the label '1021591971'"):
+        read({"text": "t", "labels": [0]}, labels=labels[1:])
 
 
 @pytest.mark.parametrize("missing", [{}, {"uid": None}], ids=["absent", "null"])

@@ -16,7 +16,8 @@ from recollect.trainer.errors import DatasetError
 class LabelReferences:
     """Finds the positions of the labels that a file names.
 
-    An integer is the uid with its digits. Only if no uid is an integer, it is a position, from 0.
+    An integer is the uid with its digits. If there is no such uid, it is a position, from 0, unless it may be a wrong
+    uid: all uids are integers, or some uid is an integer below the number of labels.
 
     Args:
         labels: The labels of the dataset.
@@ -51,7 +52,7 @@ class LabelReferences:
 
     def _find(self, reference: object, where: str) -> int | None:
         uid = integer_as_uid(reference)
-        if not isinstance(uid, str) or (uid is not reference and not self._has_integer_uids):
+        if not isinstance(uid, str) or (uid is not reference and uid not in self._positions and self._reads_positions):
             return check_position(reference, len(self._labels), where)
         position = self._positions.get(uid)
         if position is None:
@@ -65,8 +66,7 @@ class LabelReferences:
         if isinstance(reference, int) and 0 <= reference < len(self._labels):
             return (
                 f"the label {reference} is no uid; as a position, it is the label "
-                f"{self._labels.uids[reference].as_py()!r}, but positions are read only if no uid is an integer: "
-                "write uids"
+                f"{self._labels.uids[reference].as_py()!r}, but uids of this dataset are integers too: write uids"
             )
         return (
             f"label uid {str(reference)!r} is unknown; expected one of the {len(self._labels):,} uids of the labels: "
@@ -78,5 +78,8 @@ class LabelReferences:
         return {uid: position for position, uid in enumerate(self._labels.uids.to_pylist())}
 
     @functools.cached_property
-    def _has_integer_uids(self) -> bool:
-        return bool(pc.any(pc.match_substring_regex(self._labels.uids, r"^[+-]?[0-9]+$")).as_py())
+    def _reads_positions(self) -> bool:
+        digits = pc.match_substring_regex(self._labels.uids, r"^[+-]?[0-9]{1,18}$")
+        integers = [int(uid) for uid in self._labels.uids.filter(digits).to_pylist()]
+        labels = len(self._labels)
+        return len(integers) < labels and not any(0 <= each < labels for each in integers)
