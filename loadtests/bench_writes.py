@@ -13,14 +13,13 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from loadtests.client import Address, Reply
-from loadtests.load import Exchange, Load, closed_loop, latency_percentiles, open_loop
-from loadtests.processes import cpu_model, steal_seconds
+from loadtests.load import Exchange, Load, closed_loop, count_errors, latency_percentiles, open_loop
+from loadtests.processes import cpu_model
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions
 from loadtests.workload import sample_texts
@@ -44,7 +43,6 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
     Raises:
         ServiceError, ReplicaError, TimeoutError: If the store cannot be served.
     """
-    steal_before = steal_seconds()
     ThreadBudget.of(1, threads).apply()
     with copied_versions(store, 1) as (copied, versions), tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
         keys.write(f"loadtest {_KEY} write\n")
@@ -56,25 +54,24 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
             queries = [json.dumps({"query": text}).encode() for text in texts]
             instances = itertools.count()
 
-            def query(number: int) -> tuple[str, bytes]:
-                return "/predict", queries[number % len(queries)]
-
             def instance(_: int) -> tuple[str, bytes]:
                 number = next(instances)  # each write has a new instance
                 row = {"uid": f"load-{number}", "text": texts[number % len(texts)], "labels": [label]}
                 return "/memory/instances", json.dumps({"instances": [row]}).encode()
 
-            _send(server.address, query, reads, min(2.0, seconds))  # the first requests are slower
+            reading = Load(server.address, lambda number: ("/predict", queries[number % len(queries)]), _KEY)
+            writing = Load(server.address, instance, _KEY)
+            open_loop(reading, reads, min(2.0, seconds), _CONNECTIONS)  # the first requests are slower
             alone, during, written = list[Exchange](), list[Exchange](), list[Exchange]()
             for _ in range(_TURNS):
-                alone += _send(server.address, query, reads, seconds)
+                alone += open_loop(reading, reads, seconds, _CONNECTIONS)
                 with ThreadPoolExecutor(1) as sender:
-                    sent = sender.submit(_send, server.address, instance, writes, seconds)
-                    during += _send(server.address, query, reads, seconds)
+                    sent = sender.submit(open_loop, writing, writes, seconds, _CONNECTIONS)
+                    during += open_loop(reading, reads, seconds, _CONNECTIONS)
                     written += sent.result()
-            fastest: list[Exchange] = []
-            load = Load(server.address, instance, _judge, fastest.append, _KEY)
-            duration = closed_loop(load, _CONNECTIONS, seconds)
+            start = time.perf_counter()
+            fastest = closed_loop(writing, _CONNECTIONS, seconds)
+            duration = time.perf_counter() - start
     (p50, p99), (during_p50, during_p99) = (latency_percentiles(each, 50, 99) for each in (alone, during))
     write_p50, write_p99 = latency_percentiles(written, 50, 99)
     return {
@@ -88,20 +85,9 @@ def measure(store: Path, seconds: float, reads: float, writes: float, threads: i
         "write_p50_ms": write_p50,
         "write_p99_ms": write_p99,
         "saturated_writes_per_second": round(len(fastest) / duration, 1),
-        "errors": sum(bool(exchange.error) for exchange in (*alone, *during, *written, *fastest)),
-        "steal_seconds": round(steal_seconds() - steal_before, 2),
-        "cpu": cpu_model()[0],
+        "errors": count_errors(alone, during, written, fastest),
+        "cpu": cpu_model(),
     }
-
-
-def _send(address: Address, request: Callable[[int], tuple[str, bytes]], rate: float, seconds: float) -> list[Exchange]:
-    exchanges: list[Exchange] = []
-    open_loop(Load(address, request, _judge, exchanges.append, _KEY), rate, seconds, _CONNECTIONS)
-    return exchanges
-
-
-def _judge(number: int, reply: Reply) -> str:
-    return "" if reply.status == 200 else f"{reply.status}: {reply.body[:200]!r}"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,17 +1,13 @@
-"""Compare replies of the service with expected answers, which are computed without the service."""
+"""Compare answers of the service with expected answers, which are computed without the service."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
-from loadtests.client import Reply
 from loadtests.workload import Request
-from recollect.service.options import resolve_options
-from recollect.service.predictor.answers import Answer
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.store.store import Store
+from recollect.service.model import open_model
 
 # Tolerance of scores. The rounding of a score depends on the other queries that are encoded in the same batch.
 _TOLERANCE = 1e-3
@@ -25,57 +21,46 @@ class ExpectedAnswers:
     Args:
         store: Store of the versions.
         versions: Versions that may answer.
-        requests: Requests that may be sent. Equal requests are answered once.
+        requests: Requests that may be sent.
 
     Raises:
         StoreError, BundleError: If a version does not open.
     """
 
-    def __init__(self, store: Store, versions: Sequence[str], requests: Sequence[Request]) -> None:
-        different = {request.body: request for request in requests}
-        self._answers: dict[str, dict[bytes, list[Labels]]] = {}
+    def __init__(self, store: Path, versions: Sequence[str], requests: Sequence[Request]) -> None:
+        self._answers: dict[str, dict[str, list[Labels]]] = {}
         for version in versions:
-            predictor = Predictor.open(store.open(version), threads=1)
-            self._answers[version] = {body: _labels(predictor, request) for body, request in different.items()}
+            model = open_model(store, version)
+            self._answers[version] = {
+                request.body: [
+                    [(label.uid, label.score) for label in labels]
+                    for labels in model.predict(request.queries, **request.options)
+                ]
+                for request in requests
+            }
 
-    def judge(self, request: Request, reply: Reply) -> str:
-        """Describe the error in the reply to a request. The description is empty if the reply is right."""
-        try:
-            return self._judge(request, reply)
-        except (ValueError, KeyError, TypeError):
-            return f"{reply.status} unreadable"
+    def judge(self, request: Request, status: int, version: str, content: bytes) -> str:
+        """Describe the error in an answer; empty if the answer is right.
 
-    def _judge(self, request: Request, reply: Reply) -> str:
-        if reply.status != 200:
-            return _describe_error(reply)
-        body: dict[str, Any] = json.loads(reply.body)
-        if reply.version != body["version"]:
+        Args:
+            request: The request.
+            status: Status of the answer.
+            version: Version that the header of the answer names.
+            content: Body of the answer.
+        """
+        if status != 200:
+            return f"{status}: {content[:200]!r}"
+        body = json.loads(content)
+        if version != body["version"]:
             return "version in header differs from body"
-        if (answers := self._answers.get(reply.version)) is None:
-            return f"unknown version {reply.version}"
-        results = body.get("results", [body])
-        expected = answers[request.body]
-        if len(results) != len(expected):
-            return "batch of another size"
-        for result, labels in zip(results, expected, strict=True):
-            found = [(label["uid"], label["score"]) for label in result["labels"]]
-            if not _agree(found, labels):
-                return "answer differs from the version's"
-            if "explain" in request.options and not all(map(_shares_add_up, result["labels"])):
-                return "explanation does not add up"
-        return ""
-
-
-def _labels(predictor: Predictor, request: Request) -> list[Labels]:
-    filters: dict[str, Any] = {
-        name: tuple(request.options[name]) for name in ("allow", "deny") if name in request.options
-    }
-    options = resolve_options(predictor.defaults, **filters)
-    return [_uids_and_scores(predictor.predict([query], options).answers[0]) for query in request.queries]
-
-
-def _uids_and_scores(answer: Answer) -> Labels:
-    return [(label.uid, label.score) for label in answer.labels]
+        if version not in self._answers:
+            return f"unknown version {version}"
+        found = [
+            [(label["uid"], label["score"]) for label in result["labels"]] for result in body.get("results", [body])
+        ]
+        expected = self._answers[version][request.body]
+        right = len(found) == len(expected) and all(map(_agree, found, expected))
+        return "" if right else "answer differs from the version's"
 
 
 def _agree(found: Labels, expected: Labels) -> bool:
@@ -86,16 +71,3 @@ def _agree(found: Labels, expected: Labels) -> bool:
         return False
     scores, last = dict(expected), expected[-1][1] if expected else 0.0
     return all(abs(scores.get(uid, last) - score) <= _TOLERANCE for uid, score in found)
-
-
-def _shares_add_up(label: dict[str, Any]) -> bool:
-    return bool(abs(sum(reason["share"] for reason in label["because"]) - label["score"]) <= _TOLERANCE)
-
-
-def _describe_error(reply: Reply) -> str:
-    """Describe an error reply by its status and code. A reply with 429 or 503 must have the header Retry-After."""
-    is_problem = reply.headers.get("content-type", "").startswith("application/problem+json")
-    words = [str(reply.status), *([json.loads(reply.body)["code"]] if is_problem else [])]
-    if reply.status in (429, 503) and "retry-after" not in reply.headers:
-        words.append("without Retry-After")
-    return " ".join(words)

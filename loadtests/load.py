@@ -13,14 +13,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
 
 import numpy as np
 
-from loadtests.client import Address, Connection, LostRequestError, Reply
-
 # A late request is still sent until this long after the last request was due.
 _GRACE_SECONDS = 1.0
+_TIMEOUT_SECONDS = 30.0
 NEVER_SENT = "never sent"
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -31,54 +37,62 @@ class Exchange:
         number: Number of the request within the load.
         seconds: Time from when the request was due until its answer.
         status: Status of the answer; 0 if there is no answer.
-        version: Version that the answer names.
-        error: Short description of the error; empty if the answer is right.
+        error: Short description of the error; empty if the status is 200.
     """
 
     number: int
     seconds: float
     status: int
-    version: str
     error: str
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests for a server, and a check of its answers.
+    """Requests for a server.
 
     Attributes:
         address: Address of the server.
         request: Returns the path and the body of a request by the request's number.
-        judge: Describes the error in an answer, from the request's number and the answer; empty if there is no error.
-        record: Receives every exchange; called from many threads.
         api_key: API key of the requests; empty without one.
     """
 
     address: Address
     request: Callable[[int], tuple[str, bytes]]
-    judge: Callable[[int, Reply], str]
-    record: Callable[[Exchange], None]
     api_key: str = ""
 
-    def send(self, connection: Connection, number: int, due: float) -> None:
-        """Send a request now and record the exchange."""
-        path, body = self.request(number)
+    def connect(self) -> HTTPConnection:
+        """A connection that opens on first use, and again if the server closed it."""
+        return HTTPConnection(*self.address, timeout=_TIMEOUT_SECONDS)
+
+    def send(self, connection: HTTPConnection, number: int, due: float) -> Exchange:
+        """Send a request now."""
         try:
-            reply = connection.post(path, body)
-        except LostRequestError as error:
-            self.record(Exchange(number, time.perf_counter() - due, 0, "", f"lost: {error}"))
-            return
+            try:
+                status, body = self._post(connection, number)
+            except (ConnectionResetError, BrokenPipeError):  # the server may have closed an idle connection
+                connection.close()
+                status, body = self._post(connection, number)
+        except (OSError, HTTPException) as error:
+            connection.close()
+            return Exchange(number, time.perf_counter() - due, 0, f"lost: {error or type(error).__name__}")
         seconds = time.perf_counter() - due
-        self.record(Exchange(number, seconds, reply.status, reply.version, self.judge(number, reply)))
+        return Exchange(number, seconds, status, "" if status == 200 else f"{status}: {body[:200]!r}")
+
+    def _post(self, connection: HTTPConnection, number: int) -> tuple[int, bytes]:
+        path, body = self.request(number)
+        key = {"X-API-Key": self.api_key} if self.api_key else {}
+        connection.request("POST", path, body, {"Content-Type": "application/json", **key})
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
-def open_loop(load: Load, rate: float, seconds: float, connections: int) -> None:
+def open_loop(load: Load, rate: float, seconds: float, connections: int) -> list[Exchange]:
     """Send requests at a constant rate over a bounded pool of connections, whether or not earlier ones are answered.
 
-    A request for which no connection is free in time is recorded with the error `NEVER_SENT`.
+    A request for which no connection is free in time gets the error `NEVER_SENT`.
 
     Args:
-        load: Requests and their check.
+        load: The requests.
         rate: Requests per second.
         seconds: Duration.
         connections: Number of connections. If all of them are busy, the next request is sent late.
@@ -86,40 +100,40 @@ def open_loop(load: Load, rate: float, seconds: float, connections: int) -> None
     numbers, count = itertools.count(), round(rate * seconds)
     first = time.perf_counter() + 0.01  # so that the threads have started when the first request is due
     last = first + seconds + _GRACE_SECONDS
+    exchanges: list[Exchange] = []
 
-    def work(connection: Connection) -> None:
+    def work(connection: HTTPConnection) -> None:
         while (number := next(numbers)) < count:
             due = first + number / rate
             if (early := due - time.perf_counter()) > 0:
                 time.sleep(early)
             elif time.perf_counter() > last:
-                load.record(Exchange(number, 0.0, 0, "", NEVER_SENT))
+                exchanges.append(Exchange(number, 0.0, 0, NEVER_SENT))
                 continue
-            load.send(connection, number, due)
+            exchanges.append(load.send(connection, number, due))
 
     _run_on_connections(work, load, connections)
+    return exchanges
 
 
-def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: float = math.inf) -> float:
+def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: float = math.inf) -> list[Exchange]:
     """Run several clients. Each client sends its next request as soon as its last request is answered.
 
     Args:
-        load: Requests and their check.
+        load: The requests.
         clients: Number of clients.
         seconds: Duration; unlimited by default.
         requests: Number of requests of all clients together; unlimited by default.
-
-    Returns:
-        The duration in seconds.
     """
     numbers, start = itertools.count(), time.perf_counter()
+    exchanges: list[Exchange] = []
 
-    def work(connection: Connection) -> None:
+    def work(connection: HTTPConnection) -> None:
         while (now := time.perf_counter()) - start < seconds and (number := next(numbers)) < requests:
-            load.send(connection, number, now)
+            exchanges.append(load.send(connection, number, now))
 
     _run_on_connections(work, load, clients)
-    return time.perf_counter() - start
+    return exchanges
 
 
 def latency_percentiles(exchanges: list[Exchange], *percents: float) -> list[float]:
@@ -128,11 +142,16 @@ def latency_percentiles(exchanges: list[Exchange], *percents: float) -> list[flo
     return [round(1e3 * float(np.percentile(answered or [0.0], percent)), 3) for percent in percents]
 
 
-def _run_on_connections(work: Callable[[Connection], None], load: Load, connections: int) -> None:
+def count_errors(*loads: list[Exchange]) -> int:
+    """Number of lost requests, of requests that were never sent, and of answers with another status than 200."""
+    return sum(bool(exchange.error) for exchanges in loads for exchange in exchanges)
+
+
+def _run_on_connections(work: Callable[[HTTPConnection], None], load: Load, connections: int) -> None:
     """Call `work` in one thread for each connection, and wait for all threads."""
 
     def run() -> None:
-        connection = Connection(load.address, api_key=load.api_key)
+        connection = load.connect()
         try:
             work(connection)
         finally:

@@ -21,11 +21,13 @@ from locust.env import Environment
 # Locust adds the folder of this file to the import path, but the package `loadtests` is in the folder above it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loadtests.client import Reply
 from loadtests.expected_answers import ExpectedAnswers
-from loadtests.workload import Request, draw_requests
+from loadtests.workload import Request, make_requests, sample_texts, zipf_ranks
 from recollect.service.errors import ServiceError
 from recollect.service.store.store import Store
+
+# Numbers of texts, of different requests, and of requests that are drawn from them.
+_TEXTS, _REQUESTS, _DRAWS, _SEED = 2_000, 200, 100_000, 7
 
 
 @events.init_command_line_parser.add_listener
@@ -46,8 +48,11 @@ def _prepare(environment: Environment, **_: Any) -> None:
         store = Store(options.store)
         current = store.require_current()
         others = [version for version in store.versions() if version != current][-1:]
-        ServiceUser.requests = draw_requests(store.open(current), queries)
-        ServiceUser.expected = ExpectedAnswers(store, [current, *others], ServiceUser.requests)
+        bundle = store.open(current)
+        texts = sample_texts(bundle.instances.texts if queries is None else queries, _TEXTS)
+        different = make_requests(texts, sample_texts(bundle.labels.uids, _TEXTS), _REQUESTS, _SEED)
+        ServiceUser.requests = [different[rank] for rank in zipf_ranks(_REQUESTS, _DRAWS, _SEED)]
+        ServiceUser.expected = ExpectedAnswers(options.store, [current, *others], different)
     except (ServiceError, OSError) as error:
         print(f"locustfile: {error}", file=sys.stderr)
         sys.exit(2)
@@ -69,11 +74,10 @@ class ServiceUser(FastHttpUser):
     def ask(self) -> None:
         request = self.requests[next(self.numbers) % len(self.requests)]
         with self.client.post(
-            request.path, data=request.body.decode(), headers=self.headers, name=request.kind, catch_response=True
+            request.path, data=request.body, headers=self.headers, name=request.kind, catch_response=True
         ) as response:
             if not response.status_code:  # Locust reports lost requests
                 return
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            reply = Reply(response.status_code, headers, response.content or b"")
-            if error := self.expected.judge(request, reply):
+            version = response.headers.get("X-Index-Version", "")
+            if error := self.expected.judge(request, response.status_code, version, response.content or b""):
                 response.failure(error)

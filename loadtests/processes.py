@@ -1,18 +1,14 @@
-"""CPU time and memory of a process and all its descendants, and the machine's CPU, from Linux's /proc."""
+"""CPU time and memory of a process and all its descendants, and the name of the CPU, from Linux's /proc."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
-
-# Instruction sets that change the speed of the encoder and of faiss.
-_VECTOR_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16")
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of a process and its descendants, in megabytes.
 
     Attributes:
@@ -61,15 +57,7 @@ def memory(process: int) -> Memory:
     return Memory(*(round(kilobytes / 1024, 1) for kilobytes in figures))
 
 
-def cpu_model(root: Path = Path("/proc")) -> tuple[str, list[str]]:
-    """The name of the machine's CPU, and those of its instruction sets that matter for speed."""
-    lines = [line.partition(":") for line in (root / "cpuinfo").read_text().splitlines()]
-    fields = {name.strip(): value.strip() for name, _, value in lines}
-    flags = fields.get("flags", "").split()
-    return fields.get("model name", "unknown"), [flag for flag in _VECTOR_FLAGS if flag in flags]
-
-
-def steal_seconds(root: Path = Path("/proc")) -> float:
-    """CPU time that the hypervisor has given to other virtual machines, over all cores, since the start."""
-    fields = (root / "stat").read_text().split(maxsplit=9)
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+def cpu_model() -> str:
+    """The name of the machine's CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -8,17 +8,17 @@ know are passed to `recollect serve`.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtests.load import Exchange, Load, closed_loop
+from loadtests.load import Load, closed_loop, count_errors
 from loadtests.processes import Memory, memory
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_to
@@ -35,8 +35,20 @@ _SAMPLES, _ROWS = 200, 10
 _WARMUP_SHARE = 0.2
 _POLL_SECONDS = 0.1
 
-# Each sample is the number of finished swaps or requests, and the memory at that time.
-Samples = list[tuple[int, Memory]]
+
+@dataclass(frozen=True)
+class Sample:
+    """A measurement.
+
+    Attributes:
+        done: Number of swaps or requests that are finished.
+        memory: Memory of the server now.
+        errors: Number of errors since the last sample.
+    """
+
+    done: int
+    memory: Memory
+    errors: int = 0
 
 
 def main(arguments: list[str]) -> int:
@@ -45,14 +57,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--swaps", type=int, default=200, help="number of swaps; default: 200")
     parser.add_argument("--requests", type=int, default=1_000_000, help="number of requests; default: 1000000")
     options, serve_flags = parser.parse_known_args(arguments)
-    errors: list[str] = []
     try:
         with (
             copied_versions(options.store, 3) as (store, versions),
             replica(store.root, serve_flags, poll_seconds=_POLL_SECONDS) as server,
         ):
-            load = _load(server, store, versions, errors)
-            closed_loop(load, _CLIENTS, requests=_WARMUP_REQUESTS)
+            load = _load(server, store, versions)
+            first_errors = count_errors(closed_loop(load, _CLIENTS, requests=_WARMUP_REQUESTS))
             swap_samples = list(_sample_swaps(server, store, versions, load, options.swaps))
             request_samples = list(_sample_requests(server, load, options.requests))
     except (ServiceError, ReplicaError, TimeoutError) as error:
@@ -60,70 +71,58 @@ def main(arguments: list[str]) -> int:
     _print_table("swaps", swap_samples)
     _print_table("requests", request_samples)
     figures = {"swaps": _figures(swap_samples, 100), "requests": _figures(request_samples, 100_000)}
-    print(json.dumps(figures | {"errors": len(errors)}))
+    errors = first_errors + sum(sample.errors for sample in (*swap_samples, *request_samples))
+    print(json.dumps(figures | {"errors": errors}))
     return int(bool(errors))
 
 
-def _load(server: Replica, store: Store, versions: list[str], errors: list[str]) -> Load:
+def _load(server: Replica, store: Store, versions: list[str]) -> Load:
     texts = sample_texts(store.open(versions[0]).instances.texts, _QUERIES)
     bodies = [json.dumps({"query": text}).encode() for text in texts]
     ranks = zipf_ranks(len(bodies), _DRAWS, 0)
     numbers = itertools.count()  # shared by all loops, so that each loop continues with new requests
-
-    def request(_: int) -> tuple[str, bytes]:
-        return "/predict", bodies[ranks[next(numbers) % len(ranks)]]
-
-    def record(exchange: Exchange) -> None:
-        if exchange.status != 200:
-            errors.append(exchange.error or str(exchange.status))
-
-    return Load(server.address, request, lambda number, reply: "", record)
+    return Load(server.address, lambda _: ("/predict", bodies[ranks[next(numbers) % len(ranks)]]))
 
 
-def _sample_swaps(
-    server: Replica, store: Store, versions: list[str], load: Load, swaps: int
-) -> Iterator[tuple[int, Memory]]:
+def _sample_swaps(server: Replica, store: Store, versions: list[str], load: Load, swaps: int) -> Iterator[Sample]:
     """Measure memory before the first swap, and after each swap and the requests that follow it."""
-    yield 0, memory(server.process)
+    yield Sample(0, memory(server.process))
     for done, version in zip(range(1, swaps + 1), itertools.cycle(reversed(versions)), strict=False):
         swap_to(store, version, server.address)
-        closed_loop(load, _CLIENTS, requests=_REQUESTS_PER_SWAP)
-        yield done, memory(server.process)
+        exchanges = closed_loop(load, _CLIENTS, requests=_REQUESTS_PER_SWAP)
+        yield Sample(done, memory(server.process), count_errors(exchanges))
 
 
-def _sample_requests(server: Replica, load: Load, requests: int) -> Iterator[tuple[int, Memory]]:
+def _sample_requests(server: Replica, load: Load, requests: int) -> Iterator[Sample]:
     """Measure memory before the first request, and then at equal distances until the last request."""
-    yield 0, memory(server.process)
-    done = 0
-    for end in np.linspace(0, requests, num=_SAMPLES + 1, dtype=int)[1:].tolist():
-        if end > done:
-            closed_loop(load, _CLIENTS, requests=end - done)
-            done = end
-            yield done, memory(server.process)
+    ends = np.unique(np.linspace(0, requests, num=_SAMPLES + 1, dtype=int)).tolist()
+    yield Sample(0, memory(server.process))
+    for start, end in itertools.pairwise(ends):
+        exchanges = closed_loop(load, _CLIENTS, requests=end - start)
+        yield Sample(end, memory(server.process), count_errors(exchanges))
 
 
-def _figures(samples: Samples, per: int) -> dict[str, Any]:
+def _figures(samples: list[Sample], per: int) -> dict[str, Any]:
     """First memory, memory after the warm-up, last memory, and growth.
 
     The growth is the slope after the warm-up, in megabytes for every `per` swaps or requests.
     """
     settled = samples[int(_WARMUP_SHARE * len(samples)) :]
-    done = np.array([count for count, _ in settled], dtype=float)
+    done = np.array([sample.done for sample in settled], dtype=float)
     slopes = {}
     for name in ("rss_mb", "anonymous_mb"):
-        megabytes = [getattr(sample, name) for _, sample in settled]
+        megabytes = [getattr(sample.memory, name) for sample in settled]
         slopes[f"{name}_per_{per}"] = round(per * float(np.polyfit(done, megabytes, 1)[0]), 3)
-    first, after_warmup, last = (dataclasses.asdict(sample) for _, sample in (samples[0], settled[0], settled[-1]))
-    return {"count": samples[-1][0], "first": first, "settled": after_warmup, "last": last} | slopes
+    first, after_warmup, last = (each.memory._asdict() for each in (samples[0], settled[0], settled[-1]))
+    return {"count": samples[-1].done, "first": first, "settled": after_warmup, "last": last} | slopes
 
 
-def _print_table(name: str, samples: Samples) -> None:
+def _print_table(name: str, samples: list[Sample]) -> None:
     """Print samples at equal distances to standard error, in megabytes."""
-    columns = [field.name for field in dataclasses.fields(Memory)]
-    print(f"{name:>12}" + "".join(f"{column:>14}" for column in columns), file=sys.stderr)
+    print(f"{name:>12}" + "".join(f"{column:>14}" for column in Memory._fields), file=sys.stderr)
     for row in np.unique(np.linspace(0, len(samples) - 1, num=_ROWS, dtype=int)).tolist():
-        done, sample = samples[row]
-        print(f"{done:12,}" + "".join(f"{getattr(sample, column):14,.1f}" for column in columns), file=sys.stderr)
+        sample = samples[row]
+        print(f"{sample.done:12,}" + "".join(f"{megabytes:14,.1f}" for megabytes in sample.memory), file=sys.stderr)
 
 
 if __name__ == "__main__":

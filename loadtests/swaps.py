@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import urlopen
 
-from loadtests.client import Address, Connection, LostRequestError
+from loadtests.load import Address
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.store.store import Store
@@ -29,7 +30,7 @@ _ENDINGS = {".onnx": b"\x32\x00", ".json": b" ", ".faiss": b"\0", ".npy": b"\0"}
 def copied_versions(store: Path, count: int) -> Iterator[tuple[Store, list[str]]]:
     """Make a temporary store with copies of a store's current version. The first copy is the current version.
 
-    Each further copy returns one label fewer by default, so that the answers of the versions differ.
+    No two copies have an equal file, so that they share no component in the server. All give the same answers.
 
     Raises:
         StoreError: If the store has no current version.
@@ -37,48 +38,21 @@ def copied_versions(store: Path, count: int) -> Iterator[tuple[Store, list[str]]
     """
     source = Store(store)
     version = source.require_current()
-    manifest = source.manifest(version)
-    most = min(manifest.defaults.top_k, manifest.counts.labels)
+    files = source.manifest(version).files
     names = [f"{version[:56]}-copy{number}" for number in range(count)]
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Store(Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Store(Path(temporary))
         for number, name in enumerate(names):
-            _copy_version(source.path(version), copy.bundles / name, max(1, most - number))
+            folder = copy.bundles / name
+            shutil.copytree(source.path(version), folder, ignore=shutil.ignore_patterns(SIGNATURE))
+            for file in files:
+                with (folder / file).open("ab") as opened:
+                    opened.write(number * _ENDINGS[Path(file).suffix])
+            described = {file: info.model_dump() for file, info in describe_files(folder).items()}
+            manifest = json.loads((folder / MANIFEST).read_bytes()) | {"version": name, "files": described}
+            (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         copy.activate(names[0])
         yield copy, names
-
-
-def add_changed_version(store: Store, version: str, number: int) -> str:
-    """Copy a version within its store and change every file of the copy, so that the versions share no component.
-
-    Args:
-        store: The store.
-        version: The version to copy.
-        number: Copies with different numbers, at least 1, have no equal files either.
-
-    Returns:
-        The name of the copy. The copy gives the same answers.
-    """
-    name = f"{version[:55]}-change{number}"
-    folder = store.bundles / name
-    _copy_version(store.path(version), folder, store.manifest(version).defaults.top_k)
-    for file in store.manifest(version).files:
-        with (folder / file).open("ab") as opened:
-            opened.write(number * _ENDINGS[Path(file).suffix])
-    files = {file: info.model_dump() for file, info in describe_files(folder).items()}
-    _change_manifest(folder, files=files)
-    return name
-
-
-def _copy_version(source: Path, target: Path, top_k: int) -> None:
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(SIGNATURE))
-    defaults = json.loads((target / MANIFEST).read_bytes())["defaults"]
-    _change_manifest(target, version=target.name, defaults=defaults | {"top_k": top_k})
-
-
-def _change_manifest(folder: Path, **fields: object) -> None:
-    content = json.loads((folder / MANIFEST).read_bytes()) | fields
-    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
 
 
 def swap_to(store: Store, version: str, address: Address) -> None:
@@ -89,13 +63,10 @@ def swap_to(store: Store, version: str, address: Address) -> None:
     """
     store.activate(version)
     until = time.monotonic() + _TIMEOUT_SECONDS
-    with contextlib.closing(Connection(address)) as connection:
-        while _served_version(connection) != version:
-            if time.monotonic() > until:
-                raise TimeoutError(
-                    f"{version}: expected a server that serves it {_TIMEOUT_SECONDS:.0f} s after activation"
-                )
-            time.sleep(_POLL_SECONDS)
+    while _served_version(address) != version:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{version}: expected a server that serves it {_TIMEOUT_SECONDS:.0f} s after activation")
+        time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -128,8 +99,8 @@ def swap_storm(store: Store, versions: list[str], address: Address) -> Iterator[
         storm.result()
 
 
-def _served_version(connection: Connection) -> str:
+def _served_version(address: Address) -> str:
     """The version that the server serves; empty if the server does not answer."""
-    with contextlib.suppress(LostRequestError):
-        return connection.get("/version").version
+    with contextlib.suppress(OSError), urlopen(f"http://{address.host}:{address.port}/version", timeout=30) as answer:
+        return str(answer.headers["X-Index-Version"])
     return ""

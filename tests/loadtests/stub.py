@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from loadtests.client import Address
+from loadtests.load import Address
 
 
 class StubAnswer(NamedTuple):

@@ -21,19 +21,11 @@ def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures.pop("errors") == 0
-    machine = {name: figures.pop(name) for name in ("cpu", "cpu_flags", "steal_seconds")}
-    assert machine["cpu"]
-    assert machine["steal_seconds"] >= 0
-    for kind in ("shared_swaps", "changed_swaps"):
-        swaps = figures.pop(kind)
-        assert swaps["errors"] == 0
-        assert swaps["count"] > 0
-        assert 0 < swaps["median_seconds"] <= swaps["max_seconds"]
-        assert abs(swaps["ratio"] - swaps["p99_ms"] / figures["steady_p99_ms"]) < 0.01
+    assert figures.pop("cpu")
     assert set(figures) == {
         *("raw_cpu_ms", "served_cpu_ms", "cpu_ratio"),
         *("raw_p50_ms", "light_p50_ms", "light_p99_ms"),
-        *("saturated_qps", "steady_p99_ms", "swap_p99_ms", "swaps"),
+        *("saturated_qps", "steady_p99_ms", "swap_p99_ms", "swaps", "swap_seconds"),
     }
     assert all(figure > 0 for figure in figures.values())
     assert figures["light_p50_ms"] <= figures["light_p99_ms"]

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from loadtests import load as load_module
-from loadtests.client import Address
-from loadtests.load import NEVER_SENT, Exchange, Load, closed_loop, open_loop
+from loadtests.load import NEVER_SENT, Address, Load, closed_loop, open_loop
 from tests.loadtests.stub import StubAnswer, stub
 
-FINE = StubAnswer(200, {}, {"X-Index-Version": "v1"})
+FINE = StubAnswer(200, {})
 
 
-def make_load(
-    address: Address, record: Callable[[Exchange], Any], judge: Callable[..., str] = lambda number, reply: ""
-) -> Load:
-    return Load(address, lambda number: ("/predict", b'{"number": %d}' % number), judge, record)
+def make_load(address: Address) -> Load:
+    return Load(address, lambda number: ("/predict", b'{"number": %d}' % number))
 
 
 class Clock:
@@ -46,7 +42,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_open_loop_sends_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "_GRACE_SECONDS", 60.0)  # even a slow machine then sends all requests
-    exchanges: list[Exchange] = []
     received: list[int] = []
 
     def answer(body: dict[str, Any]) -> StubAnswer:
@@ -54,20 +49,19 @@ def test_open_loop_sends_every_request_once(monkeypatch: pytest.MonkeyPatch) -> 
         return FINE
 
     with stub(answer) as address:
-        open_loop(make_load(address, exchanges.append), rate=200, seconds=0.2, connections=4)
+        exchanges = open_loop(make_load(address), rate=200, seconds=0.2, connections=4)
     assert sorted(received) == list(range(40)) == sorted(exchange.number for exchange in exchanges)
-    assert {(exchange.status, exchange.version, exchange.error) for exchange in exchanges} == {(200, "v1", "")}
+    assert {(exchange.status, exchange.error) for exchange in exchanges} == {(200, "")}
 
 
 def test_latency_counts_from_the_time_when_the_request_was_due(clock: Clock) -> None:
-    exchanges: list[Exchange] = []
 
     def answer(body: dict[str, Any]) -> StubAnswer:
         clock.sleep(0.5 if body["number"] == 0 else 0.01)
         return FINE
 
     with stub(answer) as address:
-        open_loop(make_load(address, exchanges.append), rate=20, seconds=0.5, connections=1)
+        exchanges = open_loop(make_load(address), rate=20, seconds=0.5, connections=1)
     by_number = sorted(exchanges, key=lambda exchange: exchange.number)
     assert len(by_number) == 10
     # The first answer stalls the only connection while all other requests are due. So the latency of each request
@@ -77,7 +71,6 @@ def test_latency_counts_from_the_time_when_the_request_was_due(clock: Clock) -> 
 
 
 def test_requests_that_find_no_free_connection_in_time_count_as_never_sent(clock: Clock) -> None:
-    exchanges: list[Exchange] = []
     both = threading.Barrier(2)
 
     def answer(body: dict[str, Any]) -> StubAnswer:
@@ -86,15 +79,14 @@ def test_requests_that_find_no_free_connection_in_time_count_as_never_sent(clock
         return FINE
 
     with stub(answer) as address:
-        open_loop(make_load(address, exchanges.append), rate=100, seconds=0.1, connections=2)
+        exchanges = open_loop(make_load(address), rate=100, seconds=0.1, connections=2)
     assert len(exchanges) == 10
     assert [exchange.error for exchange in exchanges].count(NEVER_SENT) == 8
 
 
 def test_load_continues_after_a_lost_request() -> None:
-    exchanges: list[Exchange] = []
     with stub(lambda body: StubAnswer(0, None) if body["number"] == 3 else FINE) as address:
-        closed_loop(make_load(address, exchanges.append), clients=1, requests=6)
+        exchanges = closed_loop(make_load(address), clients=1, requests=6)
     assert [exchange.number for exchange in exchanges if exchange.error] == [3]
     assert exchanges[3].error.startswith("lost: ")
     assert exchanges[3].status == 0
