@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 import torch
 
-from recollect.index_builder.bundle_tables import write_bundle_tables, write_label_tables
+from recollect.index_builder.bundle_tables import read_field, write_bundle_tables, write_label_tables
 from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
@@ -59,6 +59,7 @@ from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.label_texts import describe_unclear_labels
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.static.query_encoder import load_query_encoder
 
@@ -90,6 +91,8 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
+    for line in describe_unclear_labels(encoder, read_field(memory.folder / "labels.jsonl", "text")):
+        print_status(line)
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import EncoderInfo, Precision
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
@@ -135,6 +136,9 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
             precision, for GPUs) or `int8` (weights and activations in eight bits). Of a static encoder, only the
             table of token vectors has this precision.
         sample: Texts and vectors that decide how finely `int8` quantises.
+
+    Raises:
+        BuildError: If a number of the encoder is too large for `fp16`.
     """
     encoder.tokenizer.enable_truncation(info.max_length)
     encoder.tokenizer.save(str(folder / "tokenizer.json"))
@@ -146,6 +150,7 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
             _export_graph(model, path)
         case "fp16":
             _export_graph(_in_half(model), path)
+            _check_range(folder, info, sample)
         case "int8":
             _export_quantised(model, folder, info, sample)
 
@@ -182,6 +187,16 @@ def _in_half(model: UnitVectorModel) -> UnitVectorModel:
         weights.data = weights.data.half()
     half.register_forward_hook(lambda _, inputs, output: BaseModelOutput(output.last_hidden_state.float()))
     return UnitVectorModel(half, model.pooler, model.adapter, model.head, model.normalised).eval()
+
+
+def _check_range(folder: Path, info: EncoderInfo, sample: Sample) -> None:
+    """Refuse an encoder whose numbers exceed half precision, because its vectors would be NaN."""
+    vectors = QueryEncoder.open(folder, info, torch.get_num_threads()).encode_texts(sample.texts)
+    if wrong := np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
+        raise BuildError(
+            f"--precision fp16: expected numbers up to 65,504 in {info.name}, found larger ones for "
+            f"{sample.texts[wrong[0]][:60]!r}; use --precision fp32, also on GPUs"
+        )
 
 
 def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, sample: Sample) -> None:

@@ -21,6 +21,7 @@ from recollect.trainer.distributed import (
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, choose_device
 from recollect.trainer.encoding.keys import AdaptedKeys
+from recollect.trainer.encoding.label_texts import describe_unclear_labels
 from recollect.trainer.encoding.lora import add_lora, require_linear_layers, require_peft
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import TrainingError
@@ -77,6 +78,8 @@ def write_run(settings: TrainSettings) -> None:
         if ranks.size > 1:
             check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
+        for line in describe_unclear_labels(encoder, map(str, dataset.labels.texts)) if ranks.first else ():
+            print_note(line)
         if settings.preset is not None:
             run.report(find_preset(settings.preset).describe_variant(len(instances), len(dataset.labels)))
         training = None if settings.epochs == 0 else _plan_training(run)

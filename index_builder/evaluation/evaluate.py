@@ -12,6 +12,7 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
+from recollect.service.console import print_status
 from recollect.service.model import open_model
 from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.dataset import open_dataset, open_named
@@ -69,6 +70,8 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
             f"{settings.dataset}: expected test texts with labels, found {len(test):,} texts without any; "
             "add the true labels to the test split"
         )
+    if without := int((truth.relevance.getnnz(axis=1) == 0).sum()):
+        print_status(f"{settings.dataset}: {without:,} of {len(test):,} test texts have no true label and score 0")
     grid = _grid(settings, predictor)
     sweep = [dataclasses.replace(grid[0], lambda_=each) for each in _LAMBDAS] if settings.report else []
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)

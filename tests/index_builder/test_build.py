@@ -150,6 +150,7 @@ def test_bundle_below_the_recall_target_is_not_published_and_the_table_shows_its
     assert recollect.main(["build", str(small_top_b), "--store", str(store), "--index", HOPELESS]) == 1
     out, err = capsys.readouterr()
     assert (out, contents(store), list((store / "bundles").iterdir())) == ("", {}, [])
+    assert "labels: 1 of 8 texts have characters that the tokenizer cannot read ([UNK]); for example '音楽'\n" in err
     rows = {line.split("  ")[0]: line.split() for line in err.splitlines()}
     for part in ("labels", "instances"):
         *_, found, sign, least, verdict = rows[f"recall at 5, {part} ({HOPELESS})"]

@@ -123,6 +123,15 @@ def test_dataset_without_a_label_of_the_bundle_is_rejected(
     assert "expected at least one label of the bundle, found none" in err
 
 
+def test_test_texts_without_a_true_label_are_counted(
+    built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = read(dataset / "test.jsonl")
+    write(dataset / "test.jsonl", [row | {"labels": []} for row in rows[:2]] + rows[2:])
+    assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 0
+    assert f"{dataset}: 2 of 7 test texts have no true label and score 0\n" in capsys.readouterr().err
+
+
 def test_test_split_without_labels_is_rejected(built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(dataset / "test.jsonl", [row | {"labels": []} for row in read(dataset / "test.jsonl")])
     assert recollect.main(["evaluate", str(dataset), "--store", str(built.store)]) == 2

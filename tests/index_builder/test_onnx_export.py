@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from recollect.index_builder import onnx_export
+from recollect.index_builder.errors import BuildError
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
 from recollect.service.bundle.manifest import EncoderInfo, Precision
 from recollect.service.predictor.encoder import QueryEncoder
@@ -21,6 +22,7 @@ from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import load_pretrained
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
+from recollect.trainer.settings import POOLINGS
 from tests.index_builder.conftest import write_tiny_encoder
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
@@ -53,7 +55,7 @@ def compare(encoder: Encoder, graph: Path, lengths: list[int]) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("distilbert", "mean")])
+@pytest.mark.parametrize(("kind", "pooling"), [("bert", "+".join(POOLINGS)), ("distilbert", "mean")])
 def test_exported_tiny_encoders_agree_with_pytorch_for_every_length_and_batch_size(
     tmp_path: Path, kind: str, pooling: Any
 ) -> None:
@@ -157,3 +159,13 @@ def test_classifier_vector_is_exported_next_to_the_dual_encoder_vector(
     np.testing.assert_allclose(np.linalg.norm(vectors[:, : bare.dim], axis=1), np.sqrt(0.5), atol=1e-3)
     assert cosines(vectors[:, : bare.dim], bare.encode(TEXTS, 128)).min() >= WORST_COSINE[precision]
     assert cosines(vectors[:, bare.dim :], bare.encode(TEXTS, 128)).min() < 0.9
+
+
+def test_encoder_whose_numbers_exceed_half_precision_is_refused_and_the_error_names_the_next_step(
+    tmp_path: Path,
+) -> None:
+    encoder = load_pretrained(str(write_tiny_encoder(tmp_path / "encoder", "bert")), "mean", 128, 32, "cpu")
+    encoder.model.transformer.encoder.layer[0].intermediate.dense.weight.data *= 1e4
+    encoder.model.transformer.encoder.layer[0].output.dense.weight.data *= 1e4
+    with pytest.raises(BuildError, match=r"--precision fp16: .* larger ones for 'a'; use --precision fp32"):
+        export(encoder, tmp_path, "fp16")
