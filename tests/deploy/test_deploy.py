@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import recollect
+from recollect.index_builder.settings import CompactSettings
 from recollect.service.command_settings import ActivateSettings
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.settings import ENV_PREFIX
@@ -56,13 +57,15 @@ def commands() -> list[list[str]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_setting_named_in_a_deploy_file_exists(path: Path) -> None:
     named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", path.read_text(encoding="utf-8")))
-    assert named <= {f"{ENV_PREFIX}{name}".upper() for name in ServeSettings.model_fields}
+    assert named <= {
+        f"{ENV_PREFIX}{name}".upper() for name in ServeSettings.model_fields | CompactSettings.model_fields
+    }
 
 
 def test_every_flag_named_in_the_runbook_exists() -> None:
     flags = set(re.findall(r"`--([a-z-]+)", RUNBOOK))
     assert flags
-    known = ServeSettings.model_fields | ActivateSettings.model_fields
+    known = ServeSettings.model_fields | ActivateSettings.model_fields | CompactSettings.model_fields
     assert flags <= {name.replace("_", "-") for name in known}
 
 
