@@ -206,6 +206,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit(folder / "1_Pooling/config.json", pooling_mode="median"),
         "1_Pooling/config.json: pooling_mode: found 'median'",
     ),
+    "pooling of another type": (
+        lambda folder: edit(folder / "1_Pooling/config.json", pooling_mode=3),
+        "1_Pooling/config.json: pooling_mode: found 3",
+    ),
+    "prompts of another type": (
+        lambda folder: edit(folder / "config_sentence_transformers.json", prompts=["query: "]),
+        "config_sentence_transformers.json: prompts: found",
+    ),
+    "chat messages": (
+        lambda folder: edit(folder / "sentence_bert_config.json", modality_config={"message": {}}),
+        "sentence_bert_config.json: modality_config: found",
+    ),
     "another activation": (
         lambda folder: edit(folder / "2_Dense/config.json", activation_function="os.system"),
         "2_Dense/config.json: activation_function: found 'os.system'",

@@ -39,6 +39,7 @@ _TRANSFORMER = {
     "module_output_name": "token_embeddings",
     "unpad_inputs": None,
 }
+_TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _POOLING = {"word_embedding_dimension": None, "embedding_dimension": None, "pooling_mode": None, "include_prompt": None}
 _ON_VECTORS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 _DENSE = {"in_features": None, "out_features": None, "bias": None, "activation_function": None, **_ON_VECTORS}
@@ -123,11 +124,11 @@ def read_declared(source: str) -> Declared:
     while kinds[-1] == "Normalize":
         kinds.pop()
     folders = [folder for _, folder in modules[: len(kinds)]]
-    transformer = _settings(source, _path(folders[0], "sentence_bert_config.json"), _TRANSFORMER)
-    modality = transformer.get("modality_config", {}).get("text", {"method_output_name": "last_hidden_state"})
-    if modality.get("method", "forward") != "forward" or modality["method_output_name"] != "last_hidden_state":
-        raise _unsupported(source, "sentence_bert_config.json", "modality_config", transformer["modality_config"])
-    pooling = _path(folders[1], "config.json")
+    transformer = _settings(source, f"{folders[0]}/sentence_bert_config.json".lstrip("/"), _TRANSFORMER)
+    modality = transformer.get("modality_config", _TEXT)
+    if not isinstance(modality, dict) or modality.get("text") != _TEXT["text"]:
+        raise _unsupported(source, "sentence_bert_config.json", "modality_config", modality)
+    pooling = f"{folders[1]}/config.json"
     legacy = {_legacy(kind): None for kind in POOLINGS}
     declared = _settings(source, pooling, _POOLING | legacy)
     layers = [_layer(source, kind, folder) for kind, folder in zip(kinds[2:], folders[2:], strict=True)]
@@ -165,8 +166,9 @@ def _pooling(source: str, name: str, declared: Mapping[str, Any]) -> str:
     kinds = declared.get("pooling_mode")
     if kinds is None:  # before sentence-transformers 6, one flag for each kind: {"pooling_mode_cls_token": true, ...}
         kinds = [kind for kind in POOLINGS if declared.get(_legacy(kind)) is True]
-    kinds = ["last" if kind == _LAST else kind for kind in ([kinds] if isinstance(kinds, str) else kinds)]
-    if not set(kinds) <= set(POOLINGS):
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    kinds = ["last" if kind == _LAST else kind for kind in kinds]
+    if not all(kind in POOLINGS for kind in kinds):
         raise _unsupported(source, name, "pooling_mode", declared["pooling_mode"])
     return "+".join(kinds) or "mean"
 
@@ -177,7 +179,7 @@ def _legacy(kind: str) -> str:
 
 
 def _layer(source: str, kind: str, folder: str) -> Layer:
-    name = _path(folder, "config.json")
+    name = f"{folder}/config.json"
     settings = _settings(source, name, _LAYERS[kind])
     if kind == "Normalize":
         return {"kind": kind}
@@ -197,9 +199,10 @@ def _layer(source: str, kind: str, folder: str) -> Layer:
 
 def _prompts(source: str, model: Mapping[str, Any]) -> tuple[str, str]:
     """The prompts of queries and of documents; without these names, both have the default prompt of the model."""
-    prompts = {name: prompt or "" for name, prompt in (model.get("prompts") or {}).items()}
-    if not all(isinstance(prompt, str) for prompt in prompts.values()):
+    prompts = model.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise _unsupported(source, "config_sentence_transformers.json", "prompts", prompts)
+    prompts = {name: prompt or "" for name, prompt in prompts.items()}
     document = next((name for name in _DOCUMENT if name in prompts), "")
     if "query" in prompts or document:
         return prompts.get("query", ""), prompts.get(document, "")
@@ -232,10 +235,6 @@ def _read(source: str, name: str, kind: type) -> Any:
 def _find(source: str, name: str) -> Path | None:
     path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     return None if path is None else Path(path)
-
-
-def _path(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
 
 
 def _unsupported(source: str, name: str, key: str, value: object) -> EncoderError:
