@@ -118,9 +118,7 @@ def build(settings: BuildSettings) -> str:
         sample = encode_sample(memory, encoder, query_encoder)
         manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, collections)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        verification = verify(
-            folder, memory, before, sample, points, settings, threads, device, engine=patient(settings)
-        )
+        verification = verify(folder, before, sample, points, settings, threads, device, engine=patient(settings))
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         manifest = manifest.model_copy(update=checked)
         require_passed(verification.checks, settings.force)

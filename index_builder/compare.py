@@ -38,7 +38,7 @@ from scipy.stats import t as student
 from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.run_quality import Quality, Queries, measure
 from recollect.index_builder.settings import METHODS, CompareSettings
-from recollect.service.console import print_status
+from recollect.service.console import aligned, print_status
 from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
@@ -51,14 +51,14 @@ from recollect.trainer.train_settings import TrainSettings
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
 UNTRAINED = "untrained"
-# Flags that are equal for all contestants, first those that the untrained encoder has too. A variant may override the
-# last two.
-_ENCODER_FLAGS = (
-    *("format", "text_fields", "empty_texts", "label_language", "unknown_labels", "propensity", "encoder"),
-    *("static_from", "pooling", "query_prompt", "label_prompt", "max_length", "label_max_length", "device"),
-)
-_BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision")
-SHARED_FLAGS = (*_ENCODER_FLAGS, *_BUDGET_FLAGS, "batch_size", "learning_rate")
+# Flags of training that a comparison has, too. They are equal for all contestants.
+_SHARED_FLAGS = [
+    name
+    for name in CompareSettings.model_fields
+    if name in TrainSettings.model_fields and name not in ("dataset", "out")
+]
+# Shared flags that the untrained encoder does not have. A variant may override the last two.
+_BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision", "batch_size", "learning_rate")
 # Flags that the comparison sets itself for each run.
 _RUN_FLAGS = (
     *("dataset", "out", "preset", "scale", "seed", "vectors"),
@@ -66,7 +66,6 @@ _RUN_FLAGS = (
 )
 # A variant is also a run folder. `rae-seed1` would be the folder of the method `rae` with seed 1.
 _VARIANT_NAME = re.compile(r"(?!.*-seed\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
-_KNOWN_FILES = {UNTRAINED, "runs", "report.md", "report.json"}
 _METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
 # For each heading: the part of `Quality`, the name of the figure, the format and the unit.
 _COSTS_AND_SETTINGS: dict[str, tuple[str, str, str, float]] = {
@@ -86,13 +85,11 @@ class Contestant:
 
     Attributes:
         name: Name of its row in the table.
-        own: The flags of `recollect train` in which it differs from the other contestants.
         flags: All flags of `recollect train`, except those that differ between seeds.
         seeds: One run for each seed.
     """
 
     name: str
-    own: list[str]
     flags: list[str]
     seeds: list[int]
 
@@ -118,6 +115,13 @@ class Results:
         """The score of each query, averaged over the runs."""
         return np.asarray(np.mean([run.scores[metric] for run in self.runs], axis=0))
 
+    def as_json(self) -> dict[str, Any]:
+        runs = [
+            {"seed": seed} | {name: value for name, value in vars(run).items() if name != "scores"}
+            for seed, run in zip(self.contestant.seeds, self.runs, strict=True)
+        ]
+        return {"name": self.contestant.name, "flags": self.contestant.flags, "runs": runs}
+
 
 def compare(settings: CompareSettings) -> str:
     """Compare methods, or continue an interrupted comparison.
@@ -126,7 +130,7 @@ def compare(settings: CompareSettings) -> str:
         The table in Markdown; all figures as JSON with `--json`.
 
     Raises:
-        BuildError: If the flags of a variant are invalid, or the output folder holds files of something else.
+        BuildError: If the flags of a variant are invalid.
         DatasetError: If the dataset is invalid or has no test split.
         TrainingError: If torchrun started several processes.
         EncoderError: If the requested device is absent.
@@ -137,12 +141,6 @@ def compare(settings: CompareSettings) -> str:
     dataset = open_named(settings)
     train, test = dataset.read_split("train"), dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
-    unknown = sorted({path.name for path in out.glob("*")} - _KNOWN_FILES)
-    if unknown:
-        raise BuildError(
-            f"{out}: expected an absent folder, an empty folder or a comparison, found {unknown[0]} in it; "
-            "choose another --out"
-        )
     (out / "runs").mkdir(parents=True, exist_ok=True)
     queries = Queries(test, len(dataset.labels), settings.propensity, frozen=settings.trained != "full")
     data = {"dataset": fingerprint(dataset.labels, train), "queries": fingerprint(dataset.labels, test)}
@@ -152,19 +150,9 @@ def compare(settings: CompareSettings) -> str:
     best = sorted(results, key=lambda each: -statistics.fmean(each.figures("tuned", settings.metric) or [0]))[:2]
     report = {
         "format_version": 1,
-        "title": f"Methods compared: {settings.dataset.resolve().name}, {_without_folder(settings.encoder)}",
+        "title": f"Methods compared: {settings.dataset.resolve().name}, {Path(settings.encoder).name}",
         "metric": settings.metric,
-        "contestants": [
-            {
-                "name": each.contestant.name,
-                "flags": each.contestant.own,
-                "runs": [
-                    {"seed": seed} | {name: value for name, value in vars(run).items() if name != "scores"}
-                    for seed, run in zip(each.contestant.seeds, each.runs, strict=True)
-                ],
-            }
-            for each in results
-        ],
+        "contestants": [each.as_json() for each in results],
         "significance": {
             "best": [each.contestant.name for each in best],
             "tests": [
@@ -172,11 +160,8 @@ def compare(settings: CompareSettings) -> str:
                 for metric in best[0].runs[0].scores
             ],
         },
-        "made": {
-            "dataset": f"{len(train):,} instances, {len(dataset.labels):,} labels, {len(test):,} test texts",
-            "command": _command(settings),
-            "versions": f"recollect {importlib.metadata.version('recollect-xmc')}, torch {torch.__version__}",
-        },
+        "dataset": f"{len(train):,} instances, {len(dataset.labels):,} labels, {len(test):,} test texts",
+        "versions": f"recollect {importlib.metadata.version('recollect-xmc')}, torch {torch.__version__}",
     }
     write_json(out / "report.json", report)
     write_text(out / "report.md", "\n".join(_markdown(report, results)))
@@ -193,19 +178,18 @@ def contestants(settings: CompareSettings) -> list[Contestant]:
     Raises:
         BuildError: If there are no methods and no variants, or the file of variants is invalid.
     """
-    given = {name: getattr(settings, name) for name in SHARED_FLAGS if name in settings.model_fields_set}
-    trained: dict[str, dict[str, Any]] = {method: {} for method in settings.methods}
+    given = {name: getattr(settings, name) for name in _SHARED_FLAGS if name in settings.model_fields_set}
+    trained: dict[str, dict[str, Any]] = {method: {"method": method} for method in settings.methods}
     if settings.variants is not None:
         trained |= _read_variants(settings.variants, settings, given)
     if not trained:
         raise BuildError("--methods: expected at least one method, or a file with --variants, found neither; name one")
     # The untrained encoder is first, because the other runs may train on its vectors.
-    encoder = {name: value for name, value in given.items() if name in _ENCODER_FLAGS}
-    found = [Contestant(UNTRAINED, [], _as_flags(encoder | {"epochs": 0}), [0])]
-    for name, own in trained.items():
-        flags = _as_flags(given | {"method": name} | own)
-        found.append(Contestant(name, _as_flags(own), flags, settings.seeds))
-    return found
+    encoder = {name: value for name, value in given.items() if name not in _BUDGET_FLAGS}
+    return [
+        Contestant(UNTRAINED, _as_flags(encoder | {"epochs": 0}), [0]),
+        *(Contestant(name, _as_flags(given | own), settings.seeds) for name, own in trained.items()),
+    ]
 
 
 def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -218,6 +202,7 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BuildError(f"{path}: expected TOML with one table for each variant, found: {error}") from None
+    fixed_flags = {*_SHARED_FLAGS, *_RUN_FLAGS} - set(_BUDGET_FLAGS[-2:])
     for name, table in tables.items():
         where = f"{path}: [{name}]"
         if not isinstance(table, dict) or "method" not in table:
@@ -227,7 +212,7 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
                 f"{where}: expected a name of letters, digits, '.', '_' and '-' that no method has and that does not "
                 "end in -seed and a number; rename the variant"
             )
-        if fixed := [key for key in table if key in (*_ENCODER_FLAGS, *_BUDGET_FLAGS, *_RUN_FLAGS)]:
+        if fixed := [key for key in table if key in fixed_flags]:
             raise BuildError(
                 f"{where} {fixed[0]}: expected a flag that may differ between variants, found a flag that the "
                 "comparison sets; remove it"
@@ -270,7 +255,7 @@ def _run(
     """
     path = contestant.run(settings.out, seed)
     print_status(f"compare: {path.name}")
-    tuning = _as_flags({"metric": settings.metric, "propensity": settings.propensity, "rank": settings.rank})
+    tuning = _as_flags({"metric": settings.metric, "propensity": settings.propensity})
     holds_for = data | {"train": contestant.flags, "tune": tuning}
     if (path / "quality.json").exists():
         found = json.loads((path / "quality.json").read_text(encoding="utf-8"))
@@ -286,7 +271,7 @@ def _run(
     run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
     run_recollect(path.name, "tune", str(path), *tuning)
     print_status(f"compare: measure {path.name} on {len(queries):,} test texts")
-    quality = measure(path, queries, device, with_ranker=settings.rank != "no")
+    quality = measure(path, queries, device)
     write_json(path / "quality.json", {"holds_for": holds_for, "quality": vars(quality)})
     return quality
 
@@ -307,15 +292,11 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
     ) as process:
         assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                sys.stderr.write(line)
-                sys.stderr.flush()
-                reason = line.strip().removeprefix(f"recollect {verb}: ") or reason
-            status = process.wait()
-        except BaseException:  # after Ctrl-C, the process of the training must end too
-            process.terminate()
-            raise
+        for line in process.stderr:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            reason = line.strip().removeprefix(f"recollect {verb}: ") or reason
+        status = process.wait()
     if status < 0:
         reason = f"`recollect {verb}` was killed by {signal.Signals(-status).name}; memory may have run out"
     if status:
@@ -329,16 +310,16 @@ def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None
     """Test whether the scores of two contestants for the same queries differ: a paired t-test (RAE-XMC, B.3).
 
     Returns:
-        The difference of the means in percentage points, and p, the probability of at least this difference by chance;
-        p is None if there is only one query.
+        The difference of the means, and p, the probability of at least this difference by chance; p is None if there is
+        only one query.
     """
-    differences = np.round(first - second, 12)  # the means over seeds have rounding errors
+    differences = np.round(first - second, 10)  # the means over seeds have rounding errors
     mean, queries = float(differences.mean()), len(differences)
     if queries == 1:
-        return {"difference": 100 * mean, "p": None}
+        return {"difference": mean, "p": None}
     error = differences.std(ddof=1) / math.sqrt(queries)
     p = 2 * float(student.sf(abs(mean) / error, queries - 1)) if error else float(mean == 0)
-    return {"difference": 100 * mean, "p": p}
+    return {"difference": mean, "p": p}
 
 
 def _column(
@@ -369,23 +350,20 @@ def quality_table(results: Sequence[Results]) -> str:
 
 def _table(results: Sequence[Results], columns: dict[str, list[str]]) -> str:
     rows = zip((each.contestant.name for each in results), *columns.values(), strict=True)
-    return _aligned([["method", *columns], *map(list, rows)])
+    return _in_markdown([["method", *columns], *map(list, rows)])
 
 
-def _aligned(rows: list[list[str]]) -> str:
-    """A Markdown table. The first column is aligned to the left, all others to the right."""
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])])
-    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _in_markdown(rows: list[list[str]]) -> str:
+    """A Markdown table whose columns are also aligned in a terminal."""
+    head, *body = rows
+    rule = [":---", *["---:"] * (len(head) - 1)]
+    return "\n".join(aligned([[*(f"| {cell}" for cell in row), "|"] for row in (head, rule, *body)]))
 
 
 def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
     best, metric = report["significance"]["best"], report["metric"]
     yield f"# {report['title']}\n\nPercent on the test split. With several seeds, a cell is mean ± standard deviation."
     yield f"\n## Quality and cost\n\nTuned by {metric} on held-out instances.\n\n{quality_table(results)}"
-    if any(run.ranked for each in results for run in each.runs):
-        yield f"\n## In the order of the rankers\n\n{_table(results, _metrics(results, 'ranked'))}"
     plain = _metrics(results, "plain")
     for view in sorted({view for each in results for run in each.runs for view in run.views}):
         plain[f"nDCG@5, {view} alone"] = _column(results, "views", view)
@@ -396,22 +374,7 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
         [test["metric"], f"{test['difference']:+.2f}", "-" if test["p"] is None else f"{test['p']:.2g}"]
         for test in report["significance"]["tests"]
     ]
-    yield _aligned([["metric", "difference", "p"], *tests])
-    yield "\n## How to repeat this comparison\n"
-    yield from (f"- {name}: {fact}" for name, fact in report["made"].items())
-    variants = (each.contestant for each in results if each.contestant.own)
-    yield from (f"- variant {variant.name}: {' '.join(variant.own)}" for variant in variants)
+    yield _in_markdown([["metric", "difference", "p"], *tests])
+    yield f"\n## Flags of `recollect train`\n\n{report['dataset']}; {report['versions']}\n"
+    yield from (f"- {each.contestant.name}: `{shlex.join(each.contestant.flags)}`" for each in results)
     yield ""
-
-
-def _command(settings: CompareSettings) -> str:
-    """The command of the comparison, without the folders of this machine."""
-    names = [name for name in CompareSettings.model_fields if name in settings.model_fields_set]
-    given = {name: getattr(settings, name) for name in names if name not in ("dataset", "out", "json_")}
-    shown = {name: _without_folder(value) if isinstance(value, (str, Path)) else value for name, value in given.items()}
-    return shlex.join(["recollect", "compare", settings.dataset.resolve().name, *_as_flags(shown)])
-
-
-def _without_folder(value: str | Path) -> str:
-    """The name of a file or folder without its path; any other value is unchanged."""
-    return Path(value).resolve().name if Path(value).exists() else str(value)

@@ -1,7 +1,7 @@
 """Quality of a run on the test queries, by exact search over its memory, without a bundle.
 
-A run is measured with its tuned settings, then with its label keys alone (lambda = 0 and alpha = 0), which makes it a
-plain dual encoder, then in the order of its ranker, if it has one.
+A run is measured with its tuned settings, and with its label keys alone (lambda = 0 and alpha = 0), which makes it a
+plain dual encoder.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.index_builder.evaluation.predictions import pick
-from recollect.index_builder.ranking.artefact import has_ranker, read_ranker
-from recollect.index_builder.ranking.bundle_ranker import needs_words
-from recollect.index_builder.ranking.candidate_source import CandidateSource
-from recollect.index_builder.ranking.gains import best_candidates
 from recollect.service.console import progress_bar, with_progress
-from recollect.service.ranking.model import RankerFile, RankerModel
 from recollect.trainer.data.split import Split
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.search import nearest
-from recollect.trainer.metrics import hits, ndcg_at, precision_at, report
+from recollect.trainer.metrics import propensity_weights, query_scores, report
 from recollect.trainer.run_folder import RunFolder
 
 # Number of labels to predict for each query, for R@100.
 DEPTH = 100
 _BLOCK_QUERIES = 8_192
+# Metrics whose scores of single queries are kept, for the paired t-test.
+_TESTED = ("P@1", "P@3", "P@5", "nDCG@5")
 
 Vectors = Float[np.ndarray, "query width"]
 Metrics = dict[str, float | None]
@@ -88,8 +84,7 @@ class Quality:
         plain: Every metric, with the label keys alone.
         views: nDCG@5 with one view of the label keys alone: `dual encoder` and `classifier` for `unidec`, empty for a
             method whose keys have one view.
-        ranked: Every metric, in the order of the run's ranker; None if the run has no ranker.
-        scores: P@1, P@3, P@5 and nDCG@5 of each query with the tuned settings, as fractions.
+        scores: P@1, P@3, P@5 and nDCG@5 of each query with the tuned settings.
         measured: The seconds, the peak memory and the trainable parameters of the training; empty without training.
     """
 
@@ -97,91 +92,64 @@ class Quality:
     tuned: Metrics
     plain: Metrics
     views: Metrics
-    ranked: Metrics | None
     scores: dict[str, list[float]]
     measured: dict[str, float]
 
 
-def measure(path: Path, queries: Queries, device: str, with_ranker: bool = True) -> Quality:
+def measure(path: Path, queries: Queries, device: str) -> Quality:
     """Measure a run on the test queries.
 
     Args:
         path: The run folder, with checkpoint and memory.
         queries: The test queries.
-        device: Device that encodes and searches.
-        with_ranker: Whether to measure the order of the run's ranker too, if it has one.
+        device: Device for encoding and searching.
 
     Raises:
         MemoryFolderError, EncoderError: If the run cannot be opened.
-        BuildError: If the ranker is damaged, or was fitted for another memory.
     """
     run, memory = RunFolder(path), open_memory(path / "memory")
-    ranker = read_ranker(memory) if with_ranker and has_ranker(memory) else None
-    vectors = queries.vectors(run, device)
+    vectors, defaults = queries.vectors(run, device), memory.defaults
+    label_counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
 
     def metrics(predictions: Int[np.ndarray, "query 100"]) -> Metrics:
-        return report(predictions, queries.truth, memory.label_counts, memory.plan.instances, queries.propensity)
+        return report(predictions, queries.truth, label_counts, memory.plan.instances, queries.propensity)
+
+    most_filtered = int(np.diff(queries.filtered.indptr).max(initial=0))
+    label_keys_alone = InferenceSetting(0.0, 1.0, DEPTH + most_filtered)  # tau does not change the order of labels
+
+    def plain(vectors: Vectors) -> Metrics:
+        return metrics(_best_labels(vectors, memory, label_keys_alone, 0.0, queries, device))
 
     views = {}
     head = load_checkpoint(run.checkpoint, device).model.head
     for view, part in (head.key_views() if head else {}).items():
         alone = np.zeros_like(vectors)  # inner products with the keys are then those of this view
         alone[:, part] = vectors[:, part]
-        views[view] = metrics(_rank_labels(alone, memory, queries, device))["nDCG@5"]
-    tuned = _predict(vectors, memory, queries, device)
-    hit, sizes = hits(tuned, queries.truth), np.diff(queries.truth.indptr)
-    scores = {f"P@{k}": precision_at(hit, k) for k in (1, 3, 5)} | {"nDCG@5": ndcg_at(hit, sizes, 5)}
+        views[view] = plain(alone)["nDCG@5"]
+    setting = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
+    best = _best_labels(vectors, memory, setting, defaults["label_key_alpha"], queries, device)
+    weights = propensity_weights(label_counts, memory.plan.instances, *queries.propensity)
     return Quality(
-        answering=dict(memory.defaults),
-        tuned=metrics(tuned),
-        plain=metrics(_rank_labels(vectors, memory, queries, device)),
+        answering=dict(defaults),
+        tuned=metrics(best),
+        plain=plain(vectors),
         views=views,
-        ranked=None if ranker is None else metrics(_in_order_of_ranker(ranker, vectors, memory, queries)),
-        scores={metric: of_queries.tolist() for metric, of_queries in scores.items()},
+        scores={metric: query_scores(metric, best, queries.truth, weights).tolist() for metric in _TESTED},
         measured=(run.training() or {}).get("measured") or {},
     )
 
 
-def _predict(vectors: Vectors, memory: Memory, queries: Queries, device: str) -> Int[np.ndarray, "query 100"]:
-    """The best labels of each query with the tuned settings; -1 pads short lists."""
-    defaults = memory.defaults
-    setting = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
-    values, label_keys = memory.relevance, memory.label_keys().filled()
+def _best_labels(
+    vectors: Vectors, memory: Memory, setting: InferenceSetting, alpha: float, queries: Queries, device: str
+) -> Int[np.ndarray, "query 100"]:
+    """The best labels of each query with a setting and label keys of weight alpha; -1 pads short lists."""
+    values, label_keys = memory.label_sets.to_csr(memory.plan.labels), memory.label_keys(alpha).filled()
+    instance_keys = memory.instance_keys if setting.lambda_ else memory.instance_keys[:0]
     best = []
     for start in with_progress(range(0, len(queries), _BLOCK_QUERIES), "block", "measure"):
         rows = slice(start, start + _BLOCK_QUERIES)
         instances, labels = (
-            Neighbours(*nearest(vectors[rows], keys, setting.top_b, device))
-            for keys in (memory.instance_keys, label_keys)
+            Neighbours(*nearest(vectors[rows], keys, setting.top_b, device)) for keys in (instance_keys, label_keys)
         )
         best += [found for _, found in predict(instances, labels, values, [setting], DEPTH, queries.filtered[rows])]
-    return np.concatenate(best)
-
-
-def _rank_labels(vectors: Vectors, memory: Memory, queries: Queries, device: str) -> Int[np.ndarray, "query 100"]:
-    """The best labels of each query by the keys of the label texts alone; -1 pads short lists."""
-    best = np.full((len(queries), DEPTH), -1, dtype=np.int64)
-    most_filtered = int(np.diff(queries.filtered.indptr).max(initial=0))
-    _, found = nearest(vectors, memory.label_keys(0.0).filled(), DEPTH + most_filtered, device)
-    kept = ~hits(found, queries.filtered)
-    place = np.cumsum(kept, axis=1) - 1
-    query, column = np.nonzero(kept & (place < DEPTH))
-    best[query, place[query, column]] = found[query, column]
-    return best
-
-
-def _in_order_of_ranker(
-    ranker: RankerFile, vectors: Vectors, memory: Memory, queries: Queries
-) -> Int[np.ndarray, "query 100"]:
-    """The best labels of each query in the order of the memory's ranker; -1 pads short lists."""
-    model, source = RankerModel(ranker), CandidateSource(memory, needs_words(ranker))
-    columns = [source.features.index(name) for name in model.features]
-    best = []
-    with progress_bar(len(queries), "query", "rank") as bar:
-        for block in source.find(queries.texts, vectors, np.empty(0, dtype=np.int64)):
-            query, label = block.candidates.query, block.candidates.label
-            kept = np.asarray(queries.filtered[query + block.first, label]).ravel() == 0
-            logits = model.logits(block.features[kept][:, columns])
-            best.append(pick(label[kept], best_candidates(query[kept], logits, block.queries), -1))
-            bar.update(block.queries)
     return np.concatenate(best)

@@ -31,7 +31,6 @@ from recollect.trainer.settings import (
     Pooling,
     Propensity,
     QueryPrompt,
-    RankChoice,
     StaticFrom,
     TextFields,
     Trained,
@@ -330,7 +329,6 @@ class CompareSettings(Settings):
         "nDCG@5", description="metric that tuning maximises and that decides the best two contestants"
     )
     propensity: Propensity = (0.55, 1.5)
-    rank: RankChoice = "auto"
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 

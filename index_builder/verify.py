@@ -15,8 +15,7 @@ from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import default_metrics
-from recollect.index_builder.evaluation.predictions import best_rows, pick
-from recollect.index_builder.left_out_votes import leave_out, remove_filtered, texts_of
+from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
@@ -32,10 +31,7 @@ from recollect.service.settings import Device, EngineSettings
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory
-from recollect.trainer.metrics import hits, precision_at, recall_at
 
-METRICS = ("P@1", "P@5", "R@100")
-_MOST_QUERIES = 512
 # Number of texts on which the exported and the trained encoder are compared, number of golden queries among these
 # texts, and number of golden labels for each query.
 _SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
@@ -121,7 +117,6 @@ def current_metrics(
 
 def verify(
     folder: Path,
-    memory: Memory,
     before: dict[str, float],
     sample: Sample,
     points: dict[str, Point],
@@ -134,7 +129,6 @@ def verify(
 
     Args:
         folder: The bundle, not yet published.
-        memory: The memory of the bundle.
         before: Metrics of the current version on the gate dataset.
         sample: Texts, and their vectors from the trained encoder.
         points: The chosen measurement of the index, by `labels` and `instances`.
@@ -169,14 +163,9 @@ def verify(
         check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
     )
     checks.append(check("open, seconds", opened))
-    changes = quality_changes(memory, predictor)
-    checks.append(check(f"worst cosine on left-out texts ({precision})", changes["left_out_worst_cosine"]))
-    for metric in METRICS:
-        checks.append(check(f"{metric}, points won by {precision}", changes[f"{metric}_change_precision"]))
-        checks.append(check(f"{metric}, points won by the indexes", changes[f"{metric}_change_index"]))
     if settings.gate_dataset and before:
         checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
-    return Verification(checks, metrics | changes)
+    return Verification(checks, metrics)
 
 
 def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop: float) -> Iterator[Check]:
@@ -221,57 +210,8 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     ]
 
 
-def quality_changes(memory: Memory, predictor: Predictor) -> dict[str, float]:
-    """Measure how much the encoder's precision and the indexes change each metric, in percentage points.
-
-    The queries are some of the memory's instances. Each query's own instance key is left out of its answer. (An
-    enriched label key still contains the vectors of its instances.) The queries are answered three times:
-
-    1. with the trained encoder of queries and exact search;
-    2. with the exported encoder and exact search: the difference to 1 is the effect of the precision;
-    3. with the exported encoder and the bundle's indexes: the difference to 2 is the effect of the indexes.
-
-    The result also has the mean and the worst cosine between the vectors of the exported and the trained encoder.
-
-    Args:
-        memory: The memory of the bundle.
-        predictor: The opened bundle.
-    """
-    defaults, rows = predictor.manifest.defaults, evenly_spaced_rows(memory.plan.instances, _MOST_QUERIES)
-    trained = memory.queries(rows)
-    exported = predictor.encode(predictor.bundle_memory.instances.texts.take(rows.tolist()))
-    wanted = defaults.top_b + 1
-    exact = exact_search(memory, np.concatenate([trained, exported]), wanted, defaults.lambda_)
-    exact_trained, exact_exported = (
-        Neighbours(exact.similarities[half], exact.keys[half]) for half in (slice(0, len(rows)), slice(len(rows), None))
-    )
-    indexed = predictor.memory.searcher.search(exported, wanted, defaults.lambda_)
-    before, between, after = (
-        _quality(memory, predictor, rows, found) for found in (exact_trained, exact_exported, indexed)
-    )
-    parity = cosines(trained, exported)
-    changes = {"left_out_mean_cosine": float(parity.mean()), "left_out_worst_cosine": float(parity.min())}
-    changes |= {f"{metric}_change_precision": between[metric] - before[metric] for metric in METRICS}
-    return changes | {f"{metric}_change_index": after[metric] - between[metric] for metric in METRICS}
-
-
 def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
     """Find the top-b keys by exact search. At lambda = 0 only label keys are searched, at 1 only instance keys."""
     search_instances = functools.partial(exact_neighbours, memory.instance_keys)
     search_labels = functools.partial(exact_neighbours, memory.label_keys())
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, lambda_)
-
-
-def _quality(
-    memory: Memory, predictor: Predictor, rows: Int[np.ndarray, " query"], found: Neighbours
-) -> dict[str, float]:
-    """Metrics in percent of the answers from the found keys, with each query's own key left out."""
-    defaults, values = predictor.manifest.defaults, predictor.memory.instances.values
-    others = leave_out(found, rows)
-    others = Neighbours(others.similarities[:, : defaults.top_b], others.keys[:, : defaults.top_b])
-    ranking = rank(cast_votes(others, defaults.temperature, defaults.lambda_, values), values)
-    ranking = remove_filtered(ranking, memory.filtered_labels.to_csr(values.labels)[rows])
-    truth = memory.label_sets.to_csr(values.labels)[rows]
-    hit = hits(pick(ranking.label, best_rows(ranking.query, len(rows)), -1), truth)
-    fractions = (precision_at(hit, 1), precision_at(hit, 5), recall_at(hit, np.diff(truth.indptr), 100))
-    return {metric: 100 * float(each.mean()) for metric, each in zip(METRICS, fractions, strict=True)}

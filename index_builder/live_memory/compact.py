@@ -251,7 +251,7 @@ def _publish(
             memory, new_version(files), files, old.encoder, indexes, curves, options, chances, {}, sequence
         )
         write_manifest(folder, manifest)
-        checked = verify(folder, memory, before, sample, points, settings, threads, device)
+        checked = verify(folder, before, sample, points, settings, threads, device)
         manifest = manifest.model_copy(update={"checks": checked.checks, "metrics": checked.metrics})
         write_manifest(folder, manifest)
         if signing:

@@ -197,7 +197,7 @@ def test_mean_over_the_scores_of_single_queries_equals_the_metric(compared: Comp
     found = measure(compared.out / "runs" / "rae", queries(open_dataset(compared.dataset)), "cpu")
     assert list(found.scores) == ["P@1", "P@3", "P@5", "nDCG@5"]
     for metric, scores in found.scores.items():
-        assert 100 * np.mean(scores) == pytest.approx(found.tuned[metric])
+        assert np.mean(scores) == pytest.approx(found.tuned[metric])
 
 
 def test_new_seeds_are_trained_and_averaged_with_existing_runs(
@@ -342,7 +342,7 @@ def test_difference_and_p_value_equal_the_textbook_formula() -> None:
     rng = np.random.default_rng(3)
     first, second = rng.random(200), rng.random(200)
     found, swapped, expected = paired_test(first, second), paired_test(second, first), ttest_rel(first, second)
-    assert found == pytest.approx({"difference": 100 * (first - second).mean(), "p": expected.pvalue})
+    assert found == pytest.approx({"difference": (first - second).mean(), "p": expected.pvalue})
     assert swapped == pytest.approx({"difference": -found["difference"], "p": found["p"]})
 
 
@@ -350,8 +350,8 @@ def test_difference_and_p_value_equal_the_textbook_formula() -> None:
     ("first", "second", "difference", "p"),
     [
         ([0.2, 1.0, 0.0], [0.2 + 1e-17, 1.0, 1e-17], 0, 1),
-        ([1 / 3 + 1 / 3 + 1 / 3, 1.0, 1.0, 1 - 1e-16], [0.0, 0.0, 0.0, 0.0], 100, 0),
-        ([1.0], [0.0], 100, None),
+        ([1 / 3 + 1 / 3 + 1 / 3, 1.0, 1.0, 1 - 1e-16], [0.0, 0.0, 0.0, 0.0], 1, 0),
+        ([1.0], [0.0], 1, None),
     ],
 )
 def test_p_value_of_equal_scores_of_equal_differences_and_of_one_query(
