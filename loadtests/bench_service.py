@@ -39,7 +39,7 @@ from loadtests.load import Load, closed_loop, count_errors, latency_percentiles,
 from loadtests.processes import cpu_model, cpu_seconds
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_storm
-from loadtests.workload import sample_texts
+from loadtests.texts import sample_texts
 from recollect.service.errors import ServiceError
 from recollect.service.model import open_model
 from recollect.service.options import resolve_options

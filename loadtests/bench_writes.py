@@ -22,7 +22,7 @@ from loadtests.load import Exchange, Load, closed_loop, count_errors, latency_pe
 from loadtests.processes import cpu_model
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions
-from loadtests.workload import sample_texts
+from loadtests.texts import sample_texts
 from recollect.service.errors import ServiceError
 from recollect.service.threads import ThreadBudget
 

@@ -22,7 +22,7 @@ from loadtests.load import Load, closed_loop, count_errors
 from loadtests.processes import Memory, memory
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_to
-from loadtests.workload import sample_texts, zipf_ranks
+from loadtests.texts import sample_texts, zipf_ranks
 from recollect.service.errors import ServiceError
 from recollect.service.store.store import Store
 
