@@ -22,9 +22,9 @@ from recollect.service.bulk.reading import (
     Block,
     Format,
     Input,
-    checked,
     local_input,
     open_input,
+    read_blocks,
     recognise,
 )
 from recollect.service.command_settings import PredictSettings
@@ -79,9 +79,7 @@ def predict_file(settings: PredictSettings) -> int:
         )
         where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
         with output:
-            blocks = checked(
-                rows.groups(task.text_column, task.columns), where, task.text_column, settings.bad_rows == "mark"
-            )
+            blocks = read_blocks(rows, where, task.text_column, task.columns, settings.bad_rows == "mark")
             with _workers(task, settings) as answers, progress_bar(None, "query", "predict", done=output.rows) as bar:
                 output.write_header(header(task, rows.empty))
                 for answered in answers(_after(output.rows, blocks)):

@@ -19,6 +19,7 @@ from typing import Any
 
 from recollect.service.bulk.reading import split_url
 from recollect.service.errors import OutputError
+from recollect.service.files import write_json
 from recollect.service.storage.object_folder import ObjectFolder
 
 _FORMAT_VERSION = 1
@@ -139,10 +140,8 @@ class FileOutput(Output):
         with _named(self._name):
             os.fsync(self._file.fileno())
         state = {"format_version": _FORMAT_VERSION, "facts": self._facts, "rows": self.rows, "bytes": self._bytes}
-        new = Path(f"{self._state}.new")
-        with _named(str(new)):
-            new.write_text(json.dumps(state), encoding="utf-8")
-        new.replace(self._state)
+        with _named(str(self._state)):
+            write_json(self._state, state)
 
     def _read_state(self) -> dict[str, Any] | None:
         """The state of an unfinished run with the same facts; None if there is no unfinished run."""

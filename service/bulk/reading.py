@@ -9,12 +9,13 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recollect.service.console import print_status
 from recollect.service.errors import InputError, QueryError, SettingsError
 from recollect.service.options import check_query
 from recollect.service.storage.connect import without_credentials
@@ -59,11 +60,8 @@ class Block(NamedTuple):
         return Block(self.first + done, self.texts[done:], self.errors[done:], self.kept[done:])
 
 
-# The text of a row and its columns that pass into the output; None where the next read can wait. A QueryError in place
-# of a text states why there is none.
-_Row = tuple[Any, dict[str, Any]] | None
-# The texts and the kept columns of some rows.
-Group = tuple[list[Any], Any]
+# Rows as dicts; None where the next read can wait.
+_Rows = Iterator[dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,14 @@ class Input:
 
     Attributes:
         columns: Names of its columns; None if each row has its own fields.
-        groups: Reads all rows, given the column with the texts and the columns that pass into the output (None: all).
-            It raises an InputError after the rows before the error.
+        groups: Reads all rows in groups: lists of dicts, or Arrow record batches with at least the columns in its
+            argument. It raises an InputError after the rows before the error.
         share_read: The share of the input that has been read; None if its length is unknown.
         empty: An Arrow record batch with the types of the columns, but without rows; None if the input has no types.
     """
 
     columns: list[str] | None
-    groups: Callable[[str, list[str] | None], Iterator[Group]]
+    groups: Callable[[list[str]], Iterator[Any]]
     share_read: Callable[[], float | None]
     empty: Any = None
 
@@ -166,19 +164,20 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
         def share_read() -> float | None:
             return file.tell() / size if size else None
 
+        columns: list[str] | None
         if format_.name == "csv":
             csv.field_size_limit(_MAX_VALUE_CHARACTERS)
-            rows = csv.reader((f"{line}\n" for line in lines if line is not None), strict=True)
-            header = _csv_header(rows, name)
-            yield Input(header, lambda text, kept: _grouped(_csv_rows(rows, header, name, text, kept)), share_read)
+            table = csv.reader((f"{line}\n" for line in lines if line is not None), strict=True)
+            columns = _csv_header(table, name)
+            rows = _csv_rows(table, columns, name)
         elif format_.name == "jsonl":
-            yield Input(None, lambda text, kept: _grouped(_json_rows(lines, name, text, kept)), share_read)
+            columns, rows = None, _json_rows(lines, name)
         else:
-            texts = (line if line is None else (line, {"text": line}) for line in lines)
-            yield Input(["text"], lambda *_: _grouped(texts), share_read)
+            columns, rows = ["text"], (line if line is None else {"text": line} for line in lines)
+        yield Input(columns, lambda _: _grouped(rows), share_read)
 
 
-def _json_rows(lines: Iterator[str | None], name: str, text: str, kept: Sequence[str] | None) -> Iterator[_Row]:
+def _json_rows(lines: Iterator[str | None], name: str) -> _Rows:
     number = 0
     for line in lines:
         if line is None:
@@ -186,27 +185,17 @@ def _json_rows(lines: Iterator[str | None], name: str, text: str, kept: Sequence
             continue
         number += 1
         try:
-            row = json.loads(line)
+            row, problem = json.loads(line), ""
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}: line {number}: expected a JSON object, found {line[:40]!r} ({error})") from None
+            row, problem = None, f" ({error})"
         if not isinstance(row, dict):
-            raise InputError(f"{name}: line {number}: expected a JSON object, found {line[:40]!r}")
-        fields = row if kept is None else {column: row.get(column) for column in kept}
-        if taken := fields.keys() & set(ANSWER_COLUMNS):
-            raise InputError(
-                f"{name}: line {number}: the answer has a field {taken.pop()} of its own; name the fields to keep with "
-                "--columns"
-            )
-        if text in row:
-            yield row[text], fields
-        else:
-            found = ", ".join(row) or "no field"
-            yield QueryError(f"expected the field {text}, found {found}; use --text-column"), fields
+            raise InputError(f"{name}: line {number}: expected a JSON object, found {line[:40]!r}{problem}")
+        yield row
 
 
-def _csv_header(rows: Iterator[list[str]], name: str) -> list[str]:
+def _csv_header(table: Iterator[list[str]], name: str) -> list[str]:
     try:
-        columns = next(rows, [])
+        columns = next(table, [])
     except csv.Error as error:
         raise InputError(f"{name}: expected CSV, found: {error}") from None
     if not columns or len(set(columns)) < len(columns):
@@ -215,70 +204,88 @@ def _csv_header(rows: Iterator[list[str]], name: str) -> list[str]:
     return columns
 
 
-def _csv_rows(
-    rows: Iterator[list[str]], columns: list[str], name: str, text: str, kept: Sequence[str] | None
-) -> Iterator[_Row]:
-    number = 0
+def _csv_rows(table: Iterator[list[str]], columns: list[str], name: str) -> _Rows:
+    number = 1
     try:
-        for number, values in enumerate(filter(None, rows), start=1):  # without empty lines
+        for values in filter(None, table):  # without empty lines
             if len(values) != len(columns):
-                number -= 1
                 raise csv.Error(f"{len(values)} values for {len(columns)} columns")
-            row = dict(zip(columns, values, strict=True))
-            yield row[text], {column: row[column] for column in kept or ()}
+            yield dict(zip(columns, values, strict=True))
+            number += 1
     except csv.Error as error:
-        raise InputError(f"{name}: row {number + 1}: expected CSV, found: {error}") from None
+        raise InputError(f"{name}: row {number}: expected CSV, found: {error}") from None
 
 
-def _grouped(rows: Iterator[_Row]) -> Iterator[Group]:
+def _grouped(rows: _Rows) -> Iterator[list[dict[str, Any]]]:
     """Groups of rows. A group ends where the next read can wait, so that its rows are answered at once."""
-    texts, kept, size, problem = list[Any](), list[dict[str, Any]](), 0, None
+    group, size, problem = list[dict[str, Any]](), 0, None
     try:
         for row in rows:
             if row is not None:
-                texts.append(row[0])
-                kept.append(row[1])
-                size += len(row[0]) if isinstance(row[0], str) else 0
-            if texts and (row is None or len(texts) == BLOCK_ROWS or size > _BLOCK_CHARACTERS):
-                yield texts, kept
-                texts, kept, size = [], [], 0
+                group.append(row)
+                size += sum(len(value) for value in row.values() if isinstance(value, str))
+            if group and (row is None or len(group) == BLOCK_ROWS or size > _BLOCK_CHARACTERS):
+                yield group
+                group, size = [], 0
     except InputError as error:
         problem = error
-    if texts:
-        yield texts, kept
+    if group:
+        yield group
     if problem:
         raise problem
 
 
-def checked(groups: Iterator[Group], where: str, text_column: str, mark_bad_rows: bool) -> Iterator[Block]:
-    """Blocks of rows whose texts are checked.
+def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, mark_bad_rows: bool) -> Iterator[Block]:
+    """Read an input in blocks, and check its texts.
 
     Args:
-        groups: The rows.
-        where: Name of the input, and of its rows.
-        text_column: The column with the texts.
+        rows: The input.
+        where: Name of the input and of its rows, for error messages.
+        text: The column with the texts.
+        columns: The columns that pass into the output; None means all fields of each row.
         mark_bad_rows: Whether a wrong text becomes an error of its row.
 
     Raises:
-        InputError: After the rows before a wrong text, unless bad rows are marked.
+        InputError: After the rows before a wrong one.
     """
-    first = 0
-    for texts, kept in groups:
-        errors, problem = list[str | None](), None
-        for text in texts:
-            try:
-                if isinstance(text, QueryError):
-                    raise text
-                check_query(text)
-                errors.append(None)
-            except QueryError as error:
-                if not mark_bad_rows:
-                    problem = InputError(f"{where} {first + len(errors) + 1}: {error} (column {text_column})")
-                    break
-                errors.append(str(error))
+    first, absent = 0, set(columns or ())
+    for group in rows.groups([text, *(columns or ())]):
+        records = group if isinstance(group, list) else [{text: value} for value in group.column(text).to_pylist()]
+        errors, stop = list[str | None](), None
+        for record in records:
+            error = _text_problem(record, text)
+            if error and not mark_bad_rows:
+                stop = f"{error} (column {text})"
+            elif columns is None and (taken := record.keys() & set(ANSWER_COLUMNS)):
+                stop = f"the answer has a field {taken.pop()} of its own; name the fields to keep with --columns"
+            if stop:
+                break
+            errors.append(error)
+            absent -= record.keys()
         good = len(errors)
         if good:
-            yield Block(first, texts[:good], errors, kept[:good])
-        if problem:
-            raise problem
+            texts = [record.get(text) for record in records[:good]]
+            yield Block(first, texts, errors, _select(group[:good], columns))
+        if stop:
+            raise InputError(f"{where} {first + good + 1}: {stop}")
         first += good
+    if rows.columns is None and first and absent:
+        print_status(f"--columns: no row has the field {', '.join(sorted(absent))}")
+
+
+def _text_problem(record: dict[str, Any], text: str) -> str | None:
+    if text not in record:
+        return f"expected the field {text}, found {', '.join(record) or 'no field'}; use --text-column"
+    try:
+        check_query(record[text])
+    except QueryError as error:
+        return str(error)
+    return None
+
+
+def _select(group: Any, columns: list[str] | None) -> Any:
+    if columns is None:
+        return group
+    if isinstance(group, list):
+        return [{name: row.get(name) for name in columns} for row in group]
+    return group.select(columns)

@@ -231,6 +231,13 @@ def test_byte_order_mark_and_line_ends_change_nothing(model: Model, tmp_path: Pa
     assert uids(rows) == expected(model, ["bread", "oven"], top_k=1)
 
 
+def test_column_that_no_json_line_has_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "bread"}, {"text": "oven", "id": 7}])
+    assert run("--input", source, "--output", tmp_path / "out.jsonl", "--columns", "id,titel") == 0
+    assert capsys.readouterr().err == "--columns: no row has the field titel\n"
+    assert [(row["id"], row["titel"]) for row in read_jsonl(tmp_path / "out.jsonl")] == [(None, None), (7, None)]
+
+
 def test_broken_compression_is_named_and_a_long_text_is_cut_as_by_predict(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

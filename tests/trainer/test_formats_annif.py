@@ -103,6 +103,8 @@ def test_alternative_names_and_notation_extend_the_text_of_a_label(folder: Path)
         "59.2; dogs",
         "cats",
     ]
+    with pytest.raises(DatasetError, match=r"no record has the field altLabel; found notation, prefLabel"):
+        open_dataset(folder, text_fields=fields)
     labels = open_dataset(use_skos(folder), label_language="en", text_fields=fields).labels
     assert labels.texts.to_pylist() == ["cats", "dogs; canines; domestic dogs; 59.2"]
 

@@ -57,8 +57,10 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
         raise DatasetError(f"{path}: --text-fields: expected {', '.join(FIELDS)}, found {', '.join(wrong)}")
     uids, texts = StringColumn(), StringColumn()
     for subject in read_vocabulary(path, rule.label_language):
+        rule.seen.update(field for field, names in subject.names.items() if any(names))
         uids.append(rule.check(subject.uri, f"{path}: URI of a concept"))
         texts.append(rule.check(subject.text(rule.fields or TEXT_FIELDS), subject.where))
+    rule.require_seen(path)
     return path, Entries(uids.build(), texts.build())
 
 

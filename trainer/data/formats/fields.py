@@ -30,7 +30,7 @@ class TextRule:
         label_language: Language of the names in a SKOS vocabulary; None if the vocabulary has only one.
         unknown_labels: Whether a label of an instance that is not in the vocabulary is refused or dropped.
         note: Function that reports the number of dropped labels.
-        seen: Names of the fields of all records that were read.
+        seen: Names of the fields of all records and subjects that were read.
     """
 
     fields: tuple[str, ...] = ()

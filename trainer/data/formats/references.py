@@ -52,7 +52,9 @@ class LabelReferences:
 
     def _find(self, reference: object, where: str) -> int | None:
         uid = integer_as_uid(reference)
-        if not isinstance(uid, str) or (uid is not reference and uid not in self._positions and self._reads_positions):
+        if not isinstance(uid, str):
+            raise DatasetError(f"{where}: expected the uid or the position of a label, found {reference!r}")
+        if uid is not reference and uid not in self._positions and self._reads_positions:
             return check_position(reference, len(self._labels), where)
         position = self._positions.get(uid)
         if position is None:
