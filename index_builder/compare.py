@@ -57,8 +57,9 @@ _SHARED_FLAGS = [
     for name in CompareSettings.model_fields
     if name in TrainSettings.model_fields and name not in ("dataset", "out")
 ]
-# Shared flags that the untrained encoder does not have. A variant may override the last two.
-_BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision", "batch_size", "learning_rate")
+# Shared flags that a variant may override, and all shared flags that the untrained encoder does not have.
+_OVERRIDABLE = ("batch_size", "learning_rate")
+_BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision", *_OVERRIDABLE)
 # Flags that the comparison sets itself for each run.
 _RUN_FLAGS = (
     *("dataset", "out", "preset", "scale", "seed", "vectors"),
@@ -202,7 +203,7 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BuildError(f"{path}: expected TOML with one table for each variant, found: {error}") from None
-    fixed_flags = {*_SHARED_FLAGS, *_RUN_FLAGS} - set(_BUDGET_FLAGS[-2:])
+    fixed_flags = {*_SHARED_FLAGS, *_RUN_FLAGS} - set(_OVERRIDABLE)
     for name, table in tables.items():
         where = f"{path}: [{name}]"
         if not isinstance(table, dict) or "method" not in table:

@@ -56,7 +56,10 @@ def replica(store: Path, flags: Sequence[str] = (), **settings: object) -> Itera
             yield Replica(_wait_for_address(process, log), process.pid)
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> Address:

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.request import urlopen
 
 from loadtests.load import Address
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
@@ -101,6 +101,10 @@ def swap_storm(store: Store, versions: list[str], address: Address) -> Iterator[
 
 def _served_version(address: Address) -> str:
     """The version that the server serves; empty if the server does not answer."""
-    with contextlib.suppress(OSError), urlopen(f"http://{address.host}:{address.port}/version", timeout=30) as answer:
-        return str(answer.headers["X-Index-Version"])
+    with (
+        contextlib.suppress(OSError, HTTPException),
+        contextlib.closing(HTTPConnection(*address, timeout=30)) as asking,
+    ):
+        asking.request("GET", "/version")
+        return asking.getresponse().headers.get("X-Index-Version", "")
     return ""
