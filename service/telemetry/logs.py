@@ -33,10 +33,12 @@ class _LogStream(io.TextIOBase):
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        if not self._thread.is_alive():
+        """Start the thread, unless it runs. It does not run in a process that was forked."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
             self._thread.start()
 
     def write(self, line: str) -> int:
@@ -48,7 +50,7 @@ class _LogStream(io.TextIOBase):
 
     def wait(self, seconds: float) -> None:
         """Wait until the lines so far are written, for at most so many seconds."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             written = threading.Event()
             self._lines.put(written)
             written.wait(seconds)
