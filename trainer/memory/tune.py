@@ -175,14 +175,5 @@ def _setting(trial: Trial) -> tuple[float, float, int, float]:
 def _save(memory: Memory, tuning: Tuning) -> None:
     """Write `tuning.json`, then the defaults, so that an interruption keeps the previous defaults."""
     write_json(memory.folder / "tuning.json", tuning.as_json())
-    best = tuning.best
-    write_defaults(
-        memory.folder,
-        memory.plan,
-        {
-            "lambda": best.lambda_,
-            "temperature": best.temperature,
-            "top_b": best.top_b,
-            "label_key_alpha": best.label_key_alpha,
-        },
-    )
+    chosen = tuning.best.as_json()
+    write_defaults(memory.folder, memory.plan, {name: chosen[name] for name in DEFAULTS})
