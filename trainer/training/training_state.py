@@ -8,7 +8,7 @@ A run that is killed at any moment resumes from the saved state, with the result
                            random.safetensors    random states of each rank
                            negatives.npy         mined labels
                            clusters.npy          cluster of each instance
-                           table-*.npy           a head's table of label vectors, with its moments
+                           head-*.npy            arrays of a head, besides its weights, or its table of label vectors
 
 The step number is the whole state of the sampler (`trainer.training.batches`). Step and seconds determine the learning
 rate (`Recipe.rate`).
@@ -37,7 +37,7 @@ from recollect.trainer.randomness import random_state, restore_random_state
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.negatives import HardNegatives
 
-_TABLE = "table-"
+_HEAD = "head-"
 
 
 @dataclass
@@ -112,8 +112,8 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
 
 def _shared_arrays(learner: Learner) -> dict[str, Sharded]:
     """Return the arrays, by file name, of which each rank holds a share."""
-    table = learner.model.table
-    arrays = {} if table is None else {f"{_TABLE}{name}": array for name, array in table.arrays().items()}
+    head = {} if learner.model.head is None else learner.model.head.training_arrays()
+    arrays = {f"{_HEAD}{name}": array for name, array in head.items()}
     return arrays if learner.negatives is None else arrays | {"negatives": learner.negatives.labels}
 
 
@@ -138,10 +138,12 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
             {name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()}
         )
         learner.clusters, negatives = _load_array(newest / "clusters.npy"), newest / "negatives.npy"
-        if (table := learner.model.table) is not None:
-            files = newest.glob(f"{_TABLE}*.npy")
-            table.load_arrays(
-                {path.stem.removeprefix(_TABLE): _load_share(path, ranks, learner.device) for path in files}
+        if learner.model.head is not None:
+            learner.model.head.load_training_arrays(
+                {
+                    path.stem.removeprefix(_HEAD): _load_share(path, ranks, learner.device)
+                    for path in newest.glob(f"{_HEAD}*.npy")
+                }
             )
         mined = negatives.is_file()
         learner.negatives = HardNegatives(_load_share(negatives, ranks, learner.device)) if mined else None
