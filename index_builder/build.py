@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,21 +18,20 @@ import faiss
 import numpy as np
 import torch
 
-from recollect.index_builder.bundle_tables import read_field, write_bundle_tables, write_label_tables
+from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
 from recollect.index_builder.hub import local_run
 from recollect.index_builder.lexical import write_lexical
-from recollect.index_builder.milvus.build import check_settings, write_engine
-from recollect.index_builder.milvus.collections import NewCollections, patient
+from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from recollect.index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
 from recollect.index_builder.ranking.calibrate import fit_vote_probabilities
 from recollect.index_builder.settings import BuildSettings, PublishSettings
 from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from recollect.service.bundle.bundle import open_bundle
-from recollect.service.bundle.files import MANIFEST, expected_files
+from recollect.service.bundle.files import MANIFEST
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.manifest import (
     FORMAT_VERSION,
@@ -84,7 +84,8 @@ def build(settings: BuildSettings) -> str:
         KeyFileError: If the signing key cannot be read.
     """
     signing_key = read_signing_key(settings.sign) if settings.sign else None
-    settings = settings.model_copy(update={"run": local_run(settings.run)})
+    patient = max(settings.engine_seconds, BUILD_SECONDS)
+    settings = settings.model_copy(update={"run": local_run(settings.run), "engine_seconds": patient})
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
@@ -96,9 +97,9 @@ def build(settings: BuildSettings) -> str:
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
-    if settings.engine == "milvus":
-        check_settings(memory, settings)
-    elif settings.index != "auto":  # a wrong factory string fails here, before the work that takes minutes
+    if (
+        settings.engine == "faiss" and settings.index != "auto"
+    ):  # a wrong factory string fails here, before the work that takes minutes
         factory = factory_string(settings.index, memory.plan.labels, settings.hnsw_m)
         if is_graph(factory) and not memory.is_normalised:
             raise BuildError(
@@ -107,7 +108,7 @@ def build(settings: BuildSettings) -> str:
             )
         check_factory(factory, memory.plan.dim)
     store = open_store(settings.store, bundle_cache=settings.bundle_cache)
-    before = current_metrics(store, settings, threads, engine=patient(settings))
+    before = current_metrics(store, settings, threads)
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     _check_memory_sequence(store, settings.memory_sequence)
@@ -118,19 +119,15 @@ def build(settings: BuildSettings) -> str:
         sample = encode_sample(memory, encoder, query_encoder)
         manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, collections)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        verification = verify(folder, before, sample, points, settings, threads, device, engine=patient(settings))
+        verification = verify(folder, before, sample, points, settings, threads, device)
         checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
         manifest = manifest.model_copy(update=checked)
         require_passed(verification.checks, settings.force)
         _check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
-        if collections is not None and manifest.engine is not None:
-            manifest = manifest.model_copy(update={"engine": collections.finish(manifest.engine, manifest.version)})
         write_manifest(folder, manifest)
         if signing_key:
             open_bundle(folder, sign_manifest(folder, signing_key))
         store.publish(folder, manifest.version)
-        if collections is not None:
-            collections.keep()
     if settings.activate:
         store.activate(manifest.version)
     return manifest.version
@@ -154,7 +151,7 @@ def write_bundle(
         folder: An existing folder.
         settings: Settings of the indexes and of the encoder's precision.
         device: Device that trains and fills indexes.
-        collections: Writes the keys and instances to Milvus; None writes them to files of the bundle.
+        collections: Writes the keys to Milvus; None writes them to files of the bundle.
 
     Returns:
         The manifest, and the chosen measurement for the index of the labels and for the index of the instances.
@@ -164,18 +161,14 @@ def write_bundle(
             requested index.
         EngineError: If Milvus does not answer, or refuses a call.
     """
-    if collections is None:
-        write_bundle_tables(memory, folder)
-    else:
-        write_label_tables(memory, folder)
+    write_bundle_tables(memory, folder)
     print_status(f"export: {encoder.config.name}, {settings.precision}")
     teacher = None if memory.distilled is None else memory.plan.encoder["name"]
     info = describe_encoder(encoder, settings.precision, teacher)
     export_encoder(encoder, folder, info, sample)
     write_golden(folder, golden_queries(memory, sample))
     ranker = choose_ranker(memory, settings)
-    lexical = lexical_for(ranker, settings.lexical) if collections is None else "off"
-    word_weight, measured = write_lexical(memory, folder, settings.run, lexical)
+    word_weight, measured = write_lexical(memory, folder, settings.run, lexical_for(ranker, settings.lexical))
     if ranker is None:
         probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
     else:
@@ -183,20 +176,10 @@ def write_bundle(
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    if collections is None:
-        indexes, points, curves = write_indexes(memory, folder, settings, device, info)
-        files, engine = describe_files(folder), None
-        version = new_version(files)
-    else:
-        files = describe_files(folder, names=expected_files((), with_engine=True))
-        version = new_version(files)
-        engine, indexes, points, curves = write_engine(memory, settings, collections)
-    sequence = settings.memory_sequence
-    manifest = describe_bundle(
-        memory, version, files, info, indexes, curves, defaults, probabilities, measured, sequence, engine
-    )
+    keys = write_keys(memory, folder, settings, device, info, collections)
+    manifest = describe_bundle(memory, keys, info, defaults, probabilities, measured, settings.memory_sequence)
     write_manifest(folder, manifest)
-    return manifest, points
+    return manifest, keys.points
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -250,6 +233,45 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
             f"{run}: expected a memory that this checkpoint encoded, found another encoder's keys; "
             "encode the memory again with `recollect train --overwrite`"
         )
+
+
+@dataclass(frozen=True)
+class WrittenKeys:
+    """The keys of a new version, in the indexes of its bundle or in collections of Milvus.
+
+    Attributes:
+        version: Name of the version.
+        files: The files of the bundle.
+        engine: The engine of the keys; None if they are in files.
+        indexes: The indexes.
+        points: The chosen measurement of each index, by `labels` and `instances`.
+        curves: All measurements.
+    """
+
+    version: str
+    files: dict[str, FileInfo]
+    engine: Engine | None
+    indexes: Indexes
+    points: dict[str, Point]
+    curves: dict[str, list[Point]]
+
+
+def write_keys(
+    memory: Memory,
+    folder: Path,
+    settings: PublishSettings,
+    device: Device,
+    encoder: EncoderInfo,
+    collections: NewCollections | None,
+) -> WrittenKeys:
+    """Write the keys of a bundle whose other files are complete; with `collections`, to Milvus."""
+    if collections is None:
+        indexes = write_indexes(memory, folder, settings, device, encoder)
+        files = describe_files(folder)
+        return WrittenKeys(new_version(files), files, None, *indexes)
+    files = describe_files(folder, with_engine=True)
+    version = new_version(files)
+    return WrittenKeys(version, files, *collections.write(memory, version))
 
 
 def write_indexes(
@@ -317,21 +339,17 @@ def new_version(files: dict[str, FileInfo]) -> str:
 
 def describe_bundle(
     memory: Memory,
-    version: str,
-    files: dict[str, FileInfo],
+    keys: WrittenKeys,
     encoder: EncoderInfo,
-    indexes: Indexes,
-    curves: dict[str, list[Point]],
     defaults: Defaults,
     probabilities: Probabilities | None,
     metrics: dict[str, float],
     memory_sequence: int = 0,
-    engine: Engine | None = None,
 ) -> Manifest:
     """The manifest of a bundle whose files are written."""
     return Manifest(
         format_version=FORMAT_VERSION,
-        version=version,
+        version=keys.version,
         created=datetime.now(UTC).replace(microsecond=0),
         counts=Counts(
             instances=memory.plan.instances,
@@ -340,14 +358,14 @@ def describe_bundle(
         ),
         dim=memory.plan.dim,
         encoder=encoder,
-        index=indexes,
-        engine=engine,
+        index=keys.indexes,
+        engine=keys.engine,
         defaults=defaults,
         probabilities=probabilities,
         metrics=metrics,
-        curves=curves,
+        curves=keys.curves,
         memory_sequence=memory_sequence,
-        files=files,
+        files=keys.files,
     )
 
 

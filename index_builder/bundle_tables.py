@@ -22,26 +22,17 @@ def write_bundle_tables(memory: Memory, folder: Path) -> None:
     Raises:
         BuildError: If the memory's texts are damaged.
     """
-    write_label_tables(memory, folder)
-    save_array(folder / "value_indptr.npy", memory.value_indptr)
-    save_array(folder / "value_indices.npy", memory.value_indices)
-    voters = transpose(memory.label_sets, memory.plan.labels)
-    save_array(folder / "voter_indptr.npy", voters.indptr)
-    save_array(folder / "voter_indices.npy", voters.indices)
-    for field in ("uid", "text"):
-        _write_strings(memory, "instance", field, memory.plan.instances, folder)
-
-
-def write_label_tables(memory: Memory, folder: Path) -> None:
-    """Write the counts, uids and texts of the labels into a bundle folder.
-
-    Raises:
-        BuildError: If the memory's texts are damaged.
-    """
     labels = memory.plan.labels
     save_array(folder / "label_counts.npy", memory.label_counts.astype(np.int32))
     save_array(folder / "label_order.npy", _write_strings(memory, "label", "uid", labels, folder).sorted_rows())
     _write_strings(memory, "label", "text", labels, folder)
+    save_array(folder / "value_indptr.npy", memory.value_indptr)
+    save_array(folder / "value_indices.npy", memory.value_indices)
+    voters = transpose(memory.label_sets, labels)
+    save_array(folder / "voter_indptr.npy", voters.indptr)
+    save_array(folder / "voter_indices.npy", voters.indices)
+    for field in ("uid", "text"):
+        _write_strings(memory, "instance", field, memory.plan.instances, folder)
 
 
 def _write_strings(memory: Memory, part: str, field: str, rows: int, folder: Path) -> StringTable:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from recollect.index_builder.faiss_index import Keys, build_index, is_graph, lists, select_keys, write_index
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
 from recollect.service.bundle.manifest import IndexInfo, Point
+from recollect.service.milvus.collection import KeyCollection
 from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from recollect.service.settings import Device
 
@@ -125,12 +126,9 @@ def build_chosen_index(
     trial_path = path.with_suffix(".trial")
     for family in families:
         info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit, construction_effort)
-        trial = Trial(trial_path, info, keys, queries, target.top_b)
-        points = list(measure_curve(trial, target.effort))
-        points += bisect_effort(trial, points, target)
+        chosen, point, points = choose_effort(Trial.open(trial_path, info, keys, queries, target.top_b), target)
         measured += points
-        point = choose_point(points, target)
-        built[point] = info.model_copy(update={"effort": point.effort, "refine": point.refine})
+        built[point] = chosen
         if (best := choose_point(list(built), target)) == point:
             trial_path.replace(path)
         if meeting([best], target):
@@ -160,7 +158,7 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
             if not unit and is_graph(factory):
                 continue
             info = _build_and_write(sample, factory, first_row, path, progress, unit=unit)
-            points += measure_curve(Trial(path, info, sample, queries, target.top_b))
+            points += measure_curve(Trial.open(path, info, sample, queries, target.top_b))
             expected = meeting([_expected(point, len(keys), dim) for point in points], target)
             if any(_exact_and_fast(point, target) for point in expected):
                 break
@@ -168,25 +166,38 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
 
 
 class Trial:
-    """An index file whose results are compared with exact search.
+    """An index whose results are compared with exact search.
 
     Args:
-        path: File of the index.
-        info: Manifest entry of the index.
+        index: The index.
         keys: All keys of the index.
         queries: Queries of the measurement.
         top_b: Number of keys that each search returns.
+        bytes_per_key: Size of the index divided by the number of keys.
+        reachable: Fraction of the keys that a search can reach.
     """
 
     def __init__(
-        self, path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
+        self,
+        index: KeyIndex | KeyCollection,
+        keys: Keys,
+        queries: Float[np.ndarray, "query dim"],
+        top_b: int,
+        bytes_per_key: float,
+        reachable: float = 1.0,
     ) -> None:
-        self.info, self._keys, self._queries = info, keys, queries
-        self.top_b = min(top_b, info.keys)
+        self.info, self.lists, self._index, self._keys, self._queries = index.info, index.lists, index, keys, queries
+        self.top_b = min(top_b, index.keys)
         self._exact = exact_neighbours(keys, queries, self.top_b)
-        self._bytes_per_key = path.stat().st_size / info.keys
-        self._index = KeyIndex(OpenIndex(path), info)
-        self.lists, self._reachable = self._index.lists, reachable_share(self._index.index)
+        self._bytes_per_key, self._reachable = bytes_per_key, reachable
+
+    @classmethod
+    def open(
+        cls, path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
+    ) -> Trial:
+        """Open the file of a faiss index."""
+        index = KeyIndex(OpenIndex(path), info)
+        return cls(index, keys, queries, top_b, path.stat().st_size / info.keys, reachable_share(index.index))
 
     def measure(self, effort: int, refine: float) -> Point:
         """Measure recall and search time with one effort and one number of refined candidates for each key."""
@@ -202,6 +213,18 @@ class Trial:
             bytes_per_key=self._bytes_per_key,
             reachable=self._reachable,
         )
+
+
+def choose_effort(trial: Trial, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
+    """Choose the least search effort of an index that meets the requirements.
+
+    Returns:
+        The manifest entry of the index, its chosen measurement, and all measurements.
+    """
+    points = list(measure_curve(trial, target.effort))
+    points += bisect_effort(trial, points, target)
+    point = choose_point(points, target)
+    return trial.info.model_copy(update={"effort": point.effort, "refine": point.refine}), point, points
 
 
 def measure_curve(trial: Trial, given: int | None = None) -> Iterator[Point]:
@@ -264,7 +287,7 @@ def efforts(info: IndexInfo, lists: int, top_b: int) -> list[int]:
     """
     wanted = min(top_b * max(_refinements(info)), info.keys)
     match info.kind:
-        case "hnsw":
+        case "hnsw" | "diskann":
             steps = {int(min(wanted * factor, info.keys)) for factor in _GRAPH_EFFORTS}
         case "ivf":
             least = math.ceil(lists * wanted / info.keys)

@@ -63,7 +63,7 @@ def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
 _EmptyAllowed = BeforeValidator(lambda value: [] if value == "" else value)
 
 
-class PublishSettings(Settings):
+class PublishSettings(EngineSettings):
     """Settings of the verbs that publish a bundle: its indexes, its checks and its signature."""
 
     store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
@@ -139,7 +139,7 @@ class PublishSettings(Settings):
         return self
 
 
-class BuildSettings(PublishSettings, EngineSettings):
+class BuildSettings(PublishSettings):
     """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
 
     run: CliPositionalArg[Path] = Field(
@@ -159,8 +159,8 @@ class BuildSettings(PublishSettings, EngineSettings):
     engine: Literal["faiss", "milvus"] = Field(
         "faiss",
         description="engine of the keys: faiss (files of the bundle), or milvus (collections of the server "
-        "--engine-uri, for memories that exceed one machine); with milvus, --index is auto, FLAT, IVF_FLAT, IVF_SQ8, "
-        "HNSW or DISKANN",
+        "--engine-uri, for memories that exceed one machine); with milvus, --index is auto, FLAT, IVF_SQ8, HNSW or "
+        "DISKANN",
     )
     memory_sequence: int = Field(
         0,

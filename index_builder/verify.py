@@ -27,7 +27,7 @@ from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import cast_votes, rank
 from recollect.service.predictor.searcher import Neighbours, search_parts
-from recollect.service.settings import Device, EngineSettings
+from recollect.service.settings import Device
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory
@@ -95,13 +95,10 @@ def _encode_and_compare(
     return vectors
 
 
-def current_metrics(
-    store: Store, settings: PublishSettings, threads: int, engine: EngineSettings | None = None
-) -> dict[str, float]:
+def current_metrics(store: Store, settings: PublishSettings, threads: int) -> dict[str, float]:
     """Metrics of the store's current version on the gate dataset.
 
-    The result is empty if the store has no current version, or no gate dataset is given. `engine` is the connection to
-    Milvus, for a version whose keys are there.
+    The result is empty if the store has no current version, or no gate dataset is given.
 
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
@@ -111,7 +108,7 @@ def current_metrics(
     if settings.gate_dataset is None or current is None:
         return {}
     cache = settings.bundle_cache
-    model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", engine=engine)
+    model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", engine=settings)
     return default_metrics(model.predictor, settings.gate_dataset)
 
 
@@ -123,7 +120,6 @@ def verify(
     settings: PublishSettings,
     threads: int,
     device: Device,
-    engine: EngineSettings | None = None,
 ) -> Verification:
     """Open a bundle as a replica does, and check it.
 
@@ -132,13 +128,12 @@ def verify(
         before: Metrics of the current version on the gate dataset.
         sample: Texts, and their vectors from the trained encoder.
         points: The chosen measurement of the index, by `labels` and `instances`.
-        settings: Bounds of the checks.
+        settings: Bounds of the checks, and the connection to Milvus.
         threads: Threads that search and encode.
         device: Device on which the bundle is opened and measured.
-        engine: The connection to Milvus, for a bundle whose keys are there.
     """
     start = time.perf_counter()
-    predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=engine)
+    predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=settings)
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision

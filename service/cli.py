@@ -210,7 +210,7 @@ def prune(settings: PruneSettings) -> None:
     store = _store(settings)
     reports = reports_of(store, _redis_client(settings))
     pruned_versions, size_bytes = set[str](), 0
-    with contextlib.nullcontext() if settings.dry_run else Removal(store, settings) as collections:
+    with contextlib.nullcontext() if settings.dry_run else contextlib.closing(Removal(store, settings)) as collections:
         for pruned in prune_store(store, settings.keep, lambda: versions_in_use(reports), settings.dry_run):
             if collections is not None:
                 collections.drop(pruned.version)

@@ -10,7 +10,6 @@ because the layout has no place for the first two, and a bundle does not contain
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from recollect.service.bundle.instances import Instances
 from recollect.service.command_settings import ExportSettings
 from recollect.service.errors import OutputError
 from recollect.service.files import write_lines
 from recollect.service.memory.delta import Delta
-from recollect.service.memory.uid_index import UidIndex
 from recollect.service.memory.view import View
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.milvus.keys import EngineKeys
-from recollect.service.settings import EngineSettings
 from recollect.service.store.locations import open_store
 
 _BLOCK_ROWS = 4_096
@@ -38,7 +33,6 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
 
     Raises:
         StoreError: If the store or the version does not exist.
-        EngineError, SettingsError: If its keys are in Milvus, and it does not answer or is not given.
         BundleError, MemoryLogError: If the bundle or the log is damaged, or is not signed by a key in `verify_key`.
         OutputError: If the folder cannot be written.
     """
@@ -46,15 +40,8 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
     bundle = store.open(store.resolve(settings.version))
     no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
     log = MemoryLog.of(store, bundle.manifest, lambda *texts: np.tile(no_vectors, (sum(map(len, texts)), 1)))
-    with contextlib.ExitStack() as stack:
-        instances: Instances
-        if bundle.manifest.engine is None:
-            instances = bundle.instances
-        else:
-            instances = stack.enter_context(contextlib.closing(EngineKeys.open(bundle, EngineSettings()))).instances
-        uids = instances.finder or UidIndex(bundle.instances.uids)
-        memory = Delta(bundle, instances, uids).apply(log.read())
-        return *export(memory, settings.out), memory.sequence
+    memory = Delta(bundle).apply(log.read())
+    return *export(memory, settings.out), memory.sequence
 
 
 def export(memory: View, out: Path) -> tuple[int, int]:
@@ -99,8 +86,7 @@ def _instances(memory: View) -> Iterator[dict[str, Any]]:
     for start in range(0, len(numbers), _BLOCK_ROWS):
         block = numbers[start : start + _BLOCK_ROWS]
         place, label = memory.values.gather(block)
-        starts, rows = np.searchsorted(place, np.arange(len(block) + 1)), block.tolist()
-        strings = zip(memory.instance_uids.take(rows), memory.instance_texts.take(rows), strict=True)
-        for nth, (uid, text) in enumerate(strings):
-            own = label[starts[nth] : starts[nth + 1]].tolist()
-            yield {"uid": uid, "text": text, "labels": [uids[position] for position in own]}
+        starts = np.searchsorted(place, np.arange(len(block) + 1))
+        for nth, row in enumerate(block.tolist()):
+            own = [uids[position] for position in label[starts[nth] : starts[nth + 1]].tolist()]
+            yield {"uid": memory.instance_uids[row], "text": memory.instance_texts[row], "labels": own}

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
@@ -25,9 +25,10 @@ from recollect.service.bundle.manifest import Manifest, Precision
 from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status, progress_bar
 from recollect.service.files import flush, save_array, save_rows
+from recollect.service.milvus.collection import KeyCollection, open_searcher
+from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.encoder import QueryEncoder
-from recollect.service.predictor.searcher import OpenIndex
-from recollect.service.predictor.similarity import similarities_to_keys
+from recollect.service.predictor.searcher import KeyIndex, Keys, Searcher
 from recollect.trainer.data.split import no_pairs
 from recollect.trainer.memory.memory import Memory, MemoryPlan, open_memory, write_defaults
 
@@ -39,6 +40,10 @@ _SAMPLE_TEXTS = 256
 _LEAST_SIMILARITY: dict[Precision, float] = {"fp32": 0.997, "fp16": 0.997, "int8": 0.98}
 
 
+# Reads keys by their rows.
+Read = Callable[[Int[np.ndarray, " row"]], Float[np.ndarray, "row dim"]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Part:
     """The keys of one part of a bundle, `instance` or `label`.
@@ -48,14 +53,14 @@ class _Part:
         uids: Uids of the keys.
         texts: Texts of the keys.
         index: The index of the keys.
-        is_exact: Whether the index gives back its keys exactly.
+        read: Reads the keys of some rows exactly; None if the index has no exact keys.
     """
 
     name: str
     uids: StringTable
     texts: StringTable
-    index: Any
-    is_exact: bool
+    index: Keys
+    read: Read | None
 
     def check(self, bundle: Bundle, encoder: QueryEncoder) -> None:
         """Check that the encoder of the bundle makes the keys from their texts.
@@ -65,9 +70,7 @@ class _Part:
         """
         rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
         vectors = self._encode(encoder, rows.tolist())
-        found = [
-            similarities_to_keys(self.index, vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)
-        ]
+        found = [self.index.similarities(vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)]
         least = _LEAST_SIMILARITY[bundle.manifest.encoder.precision]
         if not min(found) >= least:
             raise BuildError(
@@ -78,9 +81,9 @@ class _Part:
 
     def keys(self, encoder: QueryEncoder) -> Iterator[Float[np.ndarray, "block dim"]]:
         """Yield the keys, in blocks: those of the index, or newly encoded ones."""
-        if self.is_exact:
+        if self.read is not None:
             for start in range(0, len(self.texts), _BLOCK_KEYS):
-                yield self.index.reconstruct_n(start, min(_BLOCK_KEYS, len(self.texts) - start))
+                yield self.read(np.arange(start, min(start + _BLOCK_KEYS, len(self.texts))))
             return
         with progress_bar(len(self.texts), "text", f"encode {self.name}s") as bar:
             for start in range(0, len(self.texts), _BLOCK_TEXTS):
@@ -99,12 +102,14 @@ class BundleMemory:
     Args:
         bundle: The bundle.
         encoder: Its encoder.
+        milvus: The connection to Milvus, for a bundle whose keys are there.
 
     Raises:
         BuildError: If the keys can be neither read from the indexes nor computed with the encoder.
+        EngineError: If Milvus does not answer.
     """
 
-    def __init__(self, bundle: Bundle, encoder: QueryEncoder) -> None:
+    def __init__(self, bundle: Bundle, encoder: QueryEncoder, milvus: Connection | None = None) -> None:
         self._bundle, self._encoder = bundle, encoder
         version, info = bundle.manifest.version, bundle.manifest.encoder
         if info.teacher is not None:
@@ -112,12 +117,13 @@ class BundleMemory:
                 f"--run: required for version {version}, because its keys have another encoder ({info.teacher}) than "
                 "its queries; name the run from which the version was built"
             )
+        searcher = Searcher.open(bundle) if milvus is None else open_searcher(bundle.manifest, milvus)
         self._parts = [
-            _open_part(bundle, "instance", bundle.instances.uids, bundle.instances.texts),
-            _open_part(bundle, "label", bundle.labels.uids, bundle.labels.texts),
+            _open_part("instance", searcher.instances, bundle.instances.uids, bundle.instances.texts),
+            _open_part("label", searcher.labels, bundle.labels.uids, bundle.labels.texts),
         ]
         for part in self._parts:
-            if not part.is_exact:
+            if part.read is None:
                 part.check(bundle, encoder)
 
     def write(self, folder: Path) -> Memory:
@@ -128,7 +134,7 @@ class BundleMemory:
         """
         folder.mkdir(parents=True)
         for part in self._parts:
-            source = "read from the index" if part.is_exact else "encoded again, because the index stores no exact keys"
+            source = "read from the index" if part.read else "encoded again, because the index stores no exact keys"
             print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
             _write_texts(folder / f"{part.name}s.jsonl", part)
         bundle, plan = self._bundle, _plan(self._bundle.manifest)
@@ -144,9 +150,13 @@ class BundleMemory:
         return open_memory(folder)
 
 
-def _open_part(bundle: Bundle, name: str, uids: StringTable, texts: StringTable) -> _Part:
-    index = OpenIndex(bundle.folder / f"{name}_keys.faiss").faiss
-    return _Part(name, uids, texts, index, _is_exact(index))
+def _open_part(name: str, index: Keys, uids: StringTable, texts: StringTable) -> _Part:
+    read: Read | None = None
+    if isinstance(index, KeyCollection):
+        read = index.vectors
+    elif isinstance(index, KeyIndex) and _is_exact(index.index):
+        read = index.index.reconstruct_batch
+    return _Part(name, uids, texts, index, read)
 
 
 def _is_exact(index: Any) -> bool:

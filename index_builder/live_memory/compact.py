@@ -7,6 +7,7 @@ entries that are written meanwhile, stay live.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import tempfile
@@ -17,10 +18,9 @@ import faiss
 
 from recollect.index_builder.build import (
     describe_bundle,
-    new_version,
     require_passed,
     usable_device,
-    write_indexes,
+    write_keys,
     write_manifest,
 )
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
@@ -29,12 +29,12 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.live_memory.bundle_memory import BundleMemory
 from recollect.index_builder.live_memory.final_state import FinalState, Fold
 from recollect.index_builder.live_memory.merged_memory import write_merged_memory
+from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import current_metrics, golden_queries, verify
 from recollect.service.bundle.bundle import Bundle, open_bundle
 from recollect.service.bundle.files import RANKER
-from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
 from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status
@@ -72,6 +72,7 @@ def compact(settings: CompactSettings) -> str | None:
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
     """
     signing = read_signing_key(settings.sign) if settings.sign else None
+    settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, BUILD_SECONDS)})
     threads = threads_or_cores(settings.threads)
     faiss.omp_set_num_threads(threads)
     if settings.out and settings.out.exists():
@@ -104,14 +105,10 @@ def _compact(
     Return its version; None if there are no live entries.
     """
     bundle = store.open(current)
-    if bundle.manifest.engine is not None:
-        raise BuildError(
-            f"version {current}: expected a version with its keys in files, found one whose keys are in Milvus; run "
-            "`recollect export`, `recollect train --epochs 0` and `recollect build --engine milvus`"
-        )
+    collections = None if bundle.manifest.engine is None else NewCollections(settings)
     encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
-    with tempfile.TemporaryDirectory() as temporary:
-        open_base = _find_base(settings.run, bundle, encoder, Path(temporary))
+    with tempfile.TemporaryDirectory() as temporary, collections or contextlib.nullcontext():
+        open_base = _find_base(settings.run, bundle, encoder, Path(temporary), collections)
         log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts)
         if not (entries := log.read()):
             print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
@@ -134,20 +131,26 @@ def _compact(
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
             keep = functools.partial(_keep, log, fold, state.kept)
-            return _publish(store, bundle, merged, _sample(memory), sequence, before, settings, signing, threads, keep)
+            sample = _sample(memory)
+            return _publish(
+                store, bundle, merged, sample, sequence, before, settings, signing, threads, keep, collections
+            )
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
 
 
-def _find_base(run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path) -> Callable[[], Memory]:
+def _find_base(
+    run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path, collections: NewCollections | None
+) -> Callable[[], Memory]:
     """Find the memory of the current version, and return a function that opens it.
 
     Without a run, this function checks that the bundle can give its keys. The returned function writes them into the
     folder, which takes longer.
     """
     if run is None:
-        return functools.partial(BundleMemory(bundle, encoder).write, folder / "base")
+        milvus = None if collections is None else collections.connection
+        return functools.partial(BundleMemory(bundle, encoder, milvus).write, folder / "base")
     memory = open_memory(run / "memory")
     _check_run(memory, bundle, run)
     _check_encoder(encoder, _sample(memory), bundle, run)
@@ -228,6 +231,7 @@ def _publish(
     signing: SigningKey | None,
     threads: int,
     keep: Callable[[], None],
+    collections: NewCollections | None,
 ) -> str:
     """Write, check and publish the bundle of a merged memory; return its version.
 
@@ -238,7 +242,6 @@ def _publish(
         write_bundle_tables(memory, folder)
         for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
             shutil.copyfile(bundle.folder / name, folder / name)
-        indexes, points, curves = write_indexes(memory, folder, settings, device, old.encoder)
         write_golden(folder, golden_queries(memory, sample))
         if old.has_ranker:
             Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
@@ -246,12 +249,10 @@ def _publish(
             write_lexical_index(
                 folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
             )
-        files, options, chances = describe_files(folder), old.defaults, old.probabilities
-        manifest = describe_bundle(
-            memory, new_version(files), files, old.encoder, indexes, curves, options, chances, {}, sequence
-        )
+        keys = write_keys(memory, folder, settings, device, old.encoder, collections)
+        manifest = describe_bundle(memory, keys, old.encoder, old.defaults, old.probabilities, {}, sequence)
         write_manifest(folder, manifest)
-        checked = verify(folder, before, sample, points, settings, threads, device)
+        checked = verify(folder, before, sample, keys.points, settings, threads, device)
         manifest = manifest.model_copy(update={"checks": checked.checks, "metrics": checked.metrics})
         write_manifest(folder, manifest)
         if signing:

@@ -2,7 +2,7 @@
 
 bundle/   manifest.json  manifest.sig           description of the bundle, and its signature if it is signed
           encoder.onnx  tokenizer.json          turn a query into a unit vector
-          instance_keys.faiss  label_keys.faiss one index for each part of the memory; lambda 1 and 0 need only one
+          instance_keys.faiss  label_keys.faiss one index for each part of the memory; none if the keys are in Milvus
           golden.json                           queries with the labels that the bundle must answer
           value_indptr.npy  value_indices.npy   the labels that each instance votes for
           voter_indptr.npy  voter_indices.npy   the transpose: the instances that vote for each label
@@ -23,13 +23,29 @@ from jaxtyping import Bool, Int
 from recollect.service.bundle.arrays import map_array, map_offsets, map_positions
 from recollect.service.bundle.components import Components
 from recollect.service.bundle.files import table_files
-from recollect.service.bundle.instances import MappedInstances
 from recollect.service.bundle.integrity import read_manifest
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.bundle.signing import VerifyKeys
 from recollect.service.bundle.strings import StringTable
 from recollect.service.bundle.values import SparseValues, SparseVoters
 from recollect.service.errors import BundleError
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceTable:
+    """The instances of a bundle. An instance is stated by its row.
+
+    Attributes:
+        values: The labels that each instance votes for.
+        voters: The instances that vote for each label.
+        uids: Uids of the instances.
+        texts: Their texts.
+    """
+
+    values: SparseValues
+    voters: SparseVoters
+    uids: StringTable
+    texts: StringTable
 
 
 @dataclass(frozen=True)
@@ -63,29 +79,15 @@ class LabelTable:
 class Bundle:
     """An open bundle: its manifest, its instances and its labels.
 
-    The predictor opens the encoder and the indexes from `components`. If the manifest names an engine, the instances
-    and their keys are there.
+    The predictor opens the encoder and the indexes from `components`. If the manifest names an engine, the keys are
+    there instead.
     """
 
     folder: Path
     manifest: Manifest
     components: Components
-    mapped_instances: MappedInstances | None
+    instances: InstanceTable
     labels: LabelTable
-
-    @property
-    def instances(self) -> MappedInstances:
-        """The instances.
-
-        Raises:
-            BundleError: If they are in an engine.
-        """
-        if self.mapped_instances is None:
-            raise BundleError(
-                f"version {self.manifest.version}: expected a bundle with its instances in files, found one whose "
-                "instances are in Milvus; use a version that was built without --engine"
-            )
-        return self.mapped_instances
 
     def require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Check the shape of a component.
@@ -120,8 +122,6 @@ def open_bundle(
     manifest = read_manifest(folder, verify_keys)
     components = Components(folder, manifest, [each.components for each in share_with], pause)
     labels = _open_labels(components, manifest)
-    if manifest.engine is not None:
-        return Bundle(folder, manifest, components, None, labels)
     bundle = Bundle(folder, manifest, components, _open_instances(components, manifest), labels)
     _check_voters(bundle)
     return bundle
@@ -138,9 +138,9 @@ def _open_labels(components: Components, manifest: Manifest) -> LabelTable:
     )
 
 
-def _open_instances(components: Components, manifest: Manifest) -> MappedInstances:
+def _open_instances(components: Components, manifest: Manifest) -> InstanceTable:
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
-    return MappedInstances(
+    return InstanceTable(
         values=SparseValues(
             components.open(map_offsets, "value_indptr.npy", instances, pairs),
             components.open(map_positions, "value_indices.npy", pairs, labels),

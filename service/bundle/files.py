@@ -25,22 +25,17 @@ def posting_files(name: str) -> tuple[str, str, str, str]:
     return f"{name}.terms.npy", f"{name}.offsets.npy", f"{name}.rows.npy", f"{name}.weights.npy"
 
 
-# Files that every bundle has, besides its manifest and signature.
-COMMON_FILES: frozenset[str] = frozenset(
-    {
-        "encoder.onnx",
-        "tokenizer.json",
-        "golden.json",
-        "label_counts.npy",
-        "label_order.npy",
-        *table_files("label_uids"),
-        *table_files("label_texts"),
-    }
-)
-# Files of a bundle whose keys are not in an engine.
-BUNDLE_FILES: frozenset[str] = COMMON_FILES | {
-    "instance_keys.faiss",
-    "label_keys.faiss",
+# Files of the keys. A bundle whose keys are in Milvus does not have them.
+INDEX_FILES: frozenset[str] = frozenset({"instance_keys.faiss", "label_keys.faiss"})
+# Files that a bundle has, besides its manifest and signature.
+BUNDLE_FILES: frozenset[str] = INDEX_FILES | {
+    "encoder.onnx",
+    "tokenizer.json",
+    "golden.json",
+    "label_counts.npy",
+    "label_order.npy",
+    *table_files("label_uids"),
+    *table_files("label_texts"),
     "value_indptr.npy",
     "value_indices.npy",
     "voter_indptr.npy",
@@ -63,11 +58,10 @@ def expected_files(present: Collection[str], with_engine: bool = False) -> froze
 
     Args:
         present: Names of the files of a bundle, or of a folder with other files too.
-        with_engine: Whether the keys and instances of the bundle are in an engine.
+        with_engine: Whether the keys of the bundle are in an engine.
     """
-    if with_engine:
-        return COMMON_FILES
-    return BUNDLE_FILES.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
+    required = BUNDLE_FILES - INDEX_FILES if with_engine else BUNDLE_FILES
+    return required.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
 
 
 def require_file(path: Path) -> None:

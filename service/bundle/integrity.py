@@ -40,7 +40,10 @@ def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manife
 
 
 def describe_files(
-    folder: Path, pause: Callable[[], None] | None = None, names: Collection[str] | None = None
+    folder: Path,
+    pause: Callable[[], None] | None = None,
+    names: Collection[str] | None = None,
+    with_engine: bool = False,
 ) -> dict[str, FileInfo]:
     """The SHA-256 and size of files of a bundle.
 
@@ -48,9 +51,10 @@ def describe_files(
         folder: Folder of the bundle.
         pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
         names: Names of the files; None means all files of the bundle.
+        with_engine: Whether the keys of the bundle are in an engine.
     """
     if names is None:
-        names = expected_files(os.listdir(folder))
+        names = expected_files(os.listdir(folder), with_engine)
 
     def describe(name: str) -> tuple[str, FileInfo]:
         digest, size = hashlib.sha256(), 0

@@ -127,25 +127,21 @@ class Check(_Section):
     passed: bool
 
 
-class Collection(_Section):
-    """A collection of Milvus: its name, and its number of rows. A row is a key."""
-
-    name: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]{0,254}$")
-    rows: int = Field(ge=1)
+CollectionName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]{0,254}$")]
 
 
 class Engine(_Section):
-    """The engine that holds the keys of a bundle and its instances, instead of files of the bundle.
+    """The engine that holds the keys of a bundle, instead of files of the bundle.
 
     Attributes:
         name: `milvus`.
-        instances: The keys of the instances, with their uids, texts, labels and counts.
-        labels: The keys of the labels, with their uids and texts.
+        instances: Name of the collection of the instance keys.
+        labels: Name of the collection of the label keys.
     """
 
     name: Literal["milvus"]
-    instances: Collection
-    labels: Collection
+    instances: CollectionName
+    labels: CollectionName
 
 
 class Indexes(_Section):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -17,18 +16,6 @@ from jaxtyping import Int, UInt8
 from recollect.service.bundle.arrays import map_array, map_offsets
 from recollect.service.bundle.files import table_files
 from recollect.service.files import save_array
-
-
-@runtime_checkable
-class Strings(Protocol):
-    """Strings, such as the texts of instances, by row."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int) -> str: ...
-
-    def take(self, rows: Sequence[int]) -> list[str]:
-        """The strings in some rows."""
 
 
 class StringTable:
@@ -59,9 +46,6 @@ class StringTable:
 
     def __getitem__(self, row: int) -> str:
         return self.raw(row).decode(errors="replace")  # invalid UTF-8 must not fail a request
-
-    def take(self, rows: Sequence[int]) -> list[str]:
-        return [self[row] for row in rows]
 
     def raw(self, row: int) -> bytes:
         """The UTF-8 bytes of the string in a row."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -34,13 +33,7 @@ class Values(ABC):
 
 
 class Voters(ABC):
-    """The instances that vote for each label.
-
-    Attributes:
-        most_compared: Maximum number of keys that are compared with a query because they vote for given labels.
-    """
-
-    most_compared: float = math.inf
+    """The instances that vote for each label."""
 
     @property
     @abstractmethod

@@ -13,9 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.instances import Instances, UidFinder
-from recollect.service.bundle.strings import Strings
-from recollect.service.errors import EngineError
+from recollect.service.bundle.strings import StringTable
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.terms import hash_word, words
 from recollect.service.memory.corrections import Corrections
@@ -32,6 +30,7 @@ from recollect.service.memory.entries import (
 from recollect.service.memory.growing import GrowingArray, GrowingRows, VersionedArray
 from recollect.service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
 from recollect.service.memory.live_table import GrowingEnds, LiveTable
+from recollect.service.memory.uid_index import UidIndex
 from recollect.service.memory.view import Status, View
 from recollect.service.ranking.names import Names
 
@@ -41,22 +40,14 @@ class Delta:
 
     Args:
         bundle: The bundle.
-        instances: Its instances.
-        uids: Finds its instances by their uids.
         lexical: Its word indexes; None if it has none.
         names: The names of its labels; None if it has no ranker.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        instances: Instances,
-        uids: UidFinder,
-        lexical: LexicalIndex | None = None,
-        names: Names | None = None,
-    ) -> None:
-        self._bundle, self._base, self._uids, self._words, self._names = bundle, instances, uids, lexical, names
-        self._mapped, self._mapped_labels = len(instances.uids), len(bundle.labels)
+    def __init__(self, bundle: Bundle, lexical: LexicalIndex | None = None, names: Names | None = None) -> None:
+        self._bundle, self._base, self._words, self._names = bundle, bundle.instances, lexical, names
+        self._uids = UidIndex(bundle.instances.uids)
+        self._mapped, self._mapped_labels = len(bundle.instances.uids), len(bundle.labels)
         self._dim = bundle.manifest.dim
         self._instances, self._labels, self._corrections = (LiveTable(self._dim) for _ in range(3))
         self._votes, self._log_counts, self._weighted = GrowingRows(np.int32), GrowingArray(np.float64), 0
@@ -81,28 +72,16 @@ class Delta:
         for each in entries:
             self._check(each.entry)
         instances, labels = len(self._instances), len(self._labels)
-        self._uids.expect(
-            [
-                each.entry.uid
-                for each in entries
-                if each.sequence > self._sequence and isinstance(each.entry, PutInstance | RemoveInstance)
-            ]
-        )
         for logged in entries:
             if logged.sequence <= self._sequence:
                 continue
-            before, self._sequence = self._sequence, logged.sequence
-            try:
-                self._apply(logged.entry)
-            except EngineError:  # nothing of this entry was applied; a later call applies it
-                self._sequence = before
-                raise
+            self._sequence = logged.sequence
+            self._apply(logged.entry)
             self._oldest = min(self._oldest, logged.seconds)
         self._index_words(instances, labels)
         return self.view()
 
     def _apply(self, entry: Entry) -> None:
-        """Apply one entry. Everything is read from the base before anything changes."""
         match entry:
             case PutInstance() as put:
                 self._put_instance(put)
@@ -110,7 +89,7 @@ class Delta:
                 self._put_label(put_label)
             case RemoveInstance(uid):
                 if (number := self._find_instance(uid)) is not None:
-                    self._end_instance(number, self._labels_of(number))
+                    self._end_instance(number)
             case RemoveLabel(uid):
                 self._remove_label(uid)
             case PutCorrection() as correction:
@@ -131,7 +110,7 @@ class Delta:
         if not len(positions):
             return
         if (old := self._find_instance(put.uid)) is not None:
-            self._end_instance(old, self._labels_of(old))
+            self._end_instance(old)
         row = self._instances.add(put.uid, put.text, put.vector, self._mapped + len(self._instances))
         self._votes.append(positions)
         self._log_counts.append(math.log(put.weight))
@@ -164,11 +143,10 @@ class Delta:
         _, voters = view.voters.gather(np.array([position]))
         place, label = view.values.gather(voters)
         alone = np.delete(voters, place[label != position]).tolist()  # instances without another label
-        labels = [self._labels_of(number) for number in alone]
         self._end_label_key(position)
         self._label_ends.end(position, self._sequence)
-        for number, own in zip(alone, labels, strict=True):
-            self._end_instance(number, own)
+        for number in alone:
+            self._end_instance(number)
         self._counts[position] = 0
 
     def _put_correction(self, put: PutCorrection) -> None:
@@ -193,7 +171,7 @@ class Delta:
         labels: np.ndarray = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
         return labels
 
-    def _end_instance(self, number: int, labels: Int[np.ndarray, " label"]) -> None:
+    def _end_instance(self, number: int) -> None:
         live = number - self._mapped
         if live < 0:
             self._instance_ends.end(number, self._sequence)
@@ -201,7 +179,7 @@ class Delta:
             self._instances.ends.end(live, self._sequence)
             self._weighted -= self._log_counts.content[live] != 0
         self._removed_words[0].append(number)
-        for position in labels.tolist():
+        for position in self._labels_of(number).tolist():
             if self._label_ends.is_present(position):
                 self._counts[position] -= 1
 
@@ -302,6 +280,6 @@ class Delta:
         )
 
 
-def _text(mapped: Strings, live: list[str], row: int) -> str:
+def _text(mapped: StringTable, live: list[str], row: int) -> str:
     """The text of a row of a word index."""
     return mapped[row] if row < len(mapped) else live[row - len(mapped)]

@@ -8,14 +8,14 @@ number, which no answer contains.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt64
 
-from recollect.service.bundle.bundle import LabelTable
-from recollect.service.bundle.strings import Strings
+from recollect.service.bundle.bundle import InstanceTable, LabelTable
+from recollect.service.bundle.strings import StringTable
 from recollect.service.bundle.values import Values, Voters, gather_rows
 from recollect.service.memory.growing import Rows, Versions
 from recollect.service.memory.live_table import Ends, LiveRows
@@ -55,11 +55,10 @@ class LiveValues(Values):
         return place[present], label[present]
 
     def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        mapped = self.mapped.instances
-        found = self.mapped.log_counts_of(np.where(keys < mapped, keys, -1))
         if self.live_log_counts is None:
-            return found
-        found, is_live = np.broadcast_to(found, keys.shape).copy(), (keys >= mapped) & (keys < self.instances)
+            return 0.0
+        mapped, found = self.mapped.instances, np.zeros(keys.shape)
+        is_live = (keys >= mapped) & (keys < self.instances)
         found[is_live] = self.live_log_counts[keys[is_live] - mapped]
         return found
 
@@ -86,9 +85,6 @@ class LiveVoters(Voters):
     present_counts: Versions
     instance_ends: Ends
     instances: LiveRows
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "most_compared", self.mapped.most_compared)
 
     @property
     def pairs(self) -> int:
@@ -143,7 +139,7 @@ class LiveStrings:
         row: The row in `live` of a number; negative for a string of the bundle.
     """
 
-    mapped: Strings
+    mapped: StringTable
     live: list[str]
     row: Callable[[int], int]
 
@@ -154,10 +150,22 @@ class LiveStrings:
         row = self.row(number)
         return self.mapped[number] if row < 0 else self.live[row]
 
-    def take(self, rows: Sequence[int]) -> list[str]:
-        live = [self.row(number) for number in rows]
-        mapped = iter(self.mapped.take([number for number, row in zip(rows, live, strict=True) if row < 0]))
-        return [next(mapped) if row < 0 else self.live[row] for row in live]
+
+@dataclass(frozen=True, eq=False)
+class LiveInstances:
+    """The instances of a memory. An instance is stated by its number.
+
+    Attributes:
+        values: The labels that each instance votes for.
+        voters: The instances that vote for each label.
+        uids: Uids of the instances.
+        texts: Their texts.
+    """
+
+    values: LiveValues
+    voters: LiveVoters
+    uids: LiveStrings
+    texts: LiveStrings
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +217,8 @@ class LiveLabels:
         return np.concatenate([positions[self.ends.present(positions)], self.live.numbers[live]])
 
 
-# The labels of a bundle, or of a memory with live entries.
+# The instances and the labels of a bundle, or of a memory with live entries.
+Instances = InstanceTable | LiveInstances
 Labels = LabelTable | LiveLabels
 
 

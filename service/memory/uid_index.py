@@ -7,7 +7,6 @@ bytes for each instance.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, UInt8, UInt64
@@ -50,9 +49,6 @@ class UidIndex:
                 return row
             place += 1
         return None
-
-    def expect(self, uids: Sequence[str]) -> None:
-        """Do nothing: `find` is fast."""
 
     def _hash(
         self, utf8: UInt8[np.ndarray, " byte"], offsets: Int[np.ndarray, " offset"]

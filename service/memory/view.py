@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recollect.service.bundle.instances import UidFinder
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.memory.corrections import Corrections
 from recollect.service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
 from recollect.service.memory.live_table import Ends, LiveRows
+from recollect.service.memory.uid_index import UidIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class View:
     label_key_ends: Ends
     words: LexicalIndex | None
     names: LiveNames | None
-    uids: UidFinder
+    uids: UidIndex
 
     def instance(self, uid: str) -> int | None:
         """The number of the present instance with a uid."""

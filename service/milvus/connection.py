@@ -1,37 +1,40 @@
-"""A connection to Milvus: calls have a time limit, lost calls are repeated, and a circuit breaker limits waiting."""
+"""A connection to Milvus: while Milvus does not answer, calls fail at once, and a thread asks Milvus every second."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import re
-import ssl
+import contextlib
+import logging
+import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
+import structlog
+
 from recollect.service.errors import EngineError, SettingsError
-from recollect.service.milvus.breaker import Breaker, Failure
 from recollect.service.settings import EngineSettings
 
-# Waits before a call is repeated after the connection was lost.
-_RETRY_SECONDS = (0.05, 0.2, 0.5)
+log = structlog.get_logger(__name__)
+
+# Gets each call: its method, its seconds, and the kind of its failure; None if Milvus answered.
+Observer = Callable[[str, float, str | None], None]
+
 # Loading a large collection takes longer than a call of a query.
-_LOAD_SECONDS = 600.0
-# The oldest release of Milvus that has all calls and filters that are used.
-_LEAST_VERSION = (2, 4)
-
-
-class CallObserver(Protocol):
-    """Gets the calls of a connection; called by the threads that call."""
-
-    def called(self, method: str, seconds: float) -> None:
-        """Milvus answered a call after this time."""
-
-    def failed(self, method: str, reason: str) -> None:
-        """A call failed."""
+_LOAD_SECONDS, _CONNECT_SECONDS, _PROBE_SECONDS = 600.0, 10.0, 1.0
+# A gRPC server closes a connection that sends pings more often than every five minutes.
+_GRPC_OPTIONS = {"grpc.keepalive_time_ms": 300_000}
+# The codes of gRPC and of Milvus for calls that Milvus does not answer. The kind of all other failures is `refused`.
+_KINDS: dict[Any, str] = {"UNAVAILABLE": "unreachable", "CANCELLED": "unreachable", 2: "unreachable"}
+_KINDS |= {"DEADLINE_EXCEEDED": "timeout", "UNAUTHENTICATED": "unauthenticated", 1400: "unauthenticated"}
+_KINDS |= {101: "not_loaded", 103: "not_loaded"}  # at all, or not completely
+_MESSAGES = {
+    "unreachable": "Milvus does not answer; try again shortly",
+    "timeout": "{call} took longer than --engine-seconds; try again shortly",
+    "not_loaded": "{call}: Milvus loads the collection; try again shortly",
+    "unauthenticated": "expected Milvus to accept the token, found: {reason}; set RECOLLECT_ENGINE_TOKEN",
+    "refused": "expected Milvus to accept {call}, found: {reason}",
+}
 
 
 class Connection:
@@ -39,10 +42,11 @@ class Connection:
 
     Attributes:
         name: The address and the database, without credentials, for messages.
-        observer: Gets the calls that answers make; None if nothing does.
+        problem: Why calls fail at once; None while Milvus answers.
+        observer: Gets all calls; None if nothing does.
 
     Raises:
-        SettingsError: If no URI is given, the URI does not fit to the other settings, or pymilvus is not installed.
+        SettingsError: If no URI is given, or pymilvus is not installed.
         EngineError: If Milvus does not answer.
     """
 
@@ -52,193 +56,107 @@ class Connection:
                 "--engine-uri: required for a version whose keys are in Milvus; set RECOLLECT_ENGINE_URI, which all "
                 "commands read"
             )
-        if importlib.util.find_spec("pymilvus") is None:
-            raise SettingsError(
-                "--engine-uri: needs pymilvus, which is not installed; pip install 'recollect-xmc[milvus]'"
-            )
-        uri = settings.engine_uri.get_secret_value()
-        self.name = _public_name(uri)
-        self.observer: CallObserver | None = None
-        _check_address(settings, uri)
-        self._seconds, self._breaker = settings.engine_seconds, Breaker(self.name, self._answers)
-        self._in_use: list[str] = []
-        from recollect.service.milvus.client import CALL_ERRORS, failure, open_client, reason
-
         try:
-            self._client = open_client(settings)
-        except (*CALL_ERRORS, OSError, ValueError) as error:
-            if isinstance(error, CALL_ERRORS) and failure(error) == "unauthenticated":
-                raise EngineError(self._refused_token(error)) from None
+            import grpc
+            from pymilvus import MilvusClient, MilvusException
+        except ImportError:
+            raise SettingsError("--engine-uri: needs pymilvus; pip install 'recollect-xmc[milvus]'") from None
+        for library in ("pymilvus", "milvus_lite", "grpc"):  # errors are raised too, and messages can contain the URI
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+        uri, token = settings.engine_uri.get_secret_value(), settings.engine_token
+        self.name, self._seconds = _public_name(uri), settings.engine_seconds
+        self.problem: str | None = None
+        self.observer: Observer | None = None
+        self._used: list[str] = []
+        self._errors = (MilvusException, grpc.RpcError)
+        self._losing, self._closed = threading.Lock(), threading.Event()
+        options: dict[str, Any] = {"grpc_options": _GRPC_OPTIONS}
+        if token is not None:
+            options["token"] = token.get_secret_value()
+        if settings.engine_ca is not None:
+            options["server_pem_path"] = str(settings.engine_ca)  # `ca_pem_path` is for client certificates only
+        try:
+            self._client = MilvusClient(uri, timeout=min(self._seconds, _CONNECT_SECONDS), dedicated=True, **options)
+        except (*self._errors, OSError, ValueError) as error:
             raise EngineError(
-                f"{self.name}: expected Milvus to answer, found: {reason(error)}; {_advice(self.name)}"
+                f"{self.name}: expected Milvus to answer, found: {_reason(error)}; check --engine-uri (https:// for "
+                "TLS; one process alone can open a file .db), --engine-token and --engine-ca"
             ) from None
-        try:
-            self._require_version()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def problem(self) -> str | None:
-        """The reason why calls fail at once; None while the circuit breaker is closed."""
-        return self._breaker.problem
-
-    def load(self, collection: str) -> None:
-        """Load a collection, which may take minutes, and use it from now on.
-
-        Raises:
-            EngineError: If Milvus does not answer, or refuses the call.
-        """
-        self.call("load_collection", collection, seconds=_LOAD_SECONDS)
-        if collection not in self._in_use:
-            self._in_use.append(collection)
 
     def call(self, method: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
-        """Call a method of pymilvus's client.
-
-        Args:
-            method: Name of the method.
-            arguments: Its arguments; usually the name of a collection.
-            seconds: Time limit of the call; None means that of the settings.
-            options: Further arguments of the method.
+        """Call a method of pymilvus's client, with a time limit of some seconds or that of the settings.
 
         Raises:
             EngineError: If Milvus does not answer, or refuses the call.
         """
-        limit = seconds or self._seconds
-        function = functools.partial(getattr(self._client, method), *arguments, timeout=limit, **options)
-        return self.guard(function, method, " of ".join([method, *map(str, arguments)]), limit)
+        if self.problem is not None:
+            raise EngineError(self.problem)
+        start, kind = time.monotonic(), None
+        try:
+            return getattr(self._client, method)(*arguments, timeout=seconds or self._seconds, **options)
+        except self._errors as error:
+            kind, call = _kind(error), " of ".join([method, *map(str, arguments)])
+            problem = f"{self.name}: {_MESSAGES[kind].format(call=call, reason=_reason(error))}"
+            if kind != "refused":
+                self._lose(problem)
+            raise EngineError(problem) from None
+        finally:
+            if self.observer is not None:
+                self.observer(method, time.monotonic() - start, kind)
 
-    def guard(self, function: Callable[[], Any], method: str, called: str, limit: float | None = None) -> Any:
-        """Call a function that calls Milvus; call it again if the connection was lost.
+    def load(self, collection: str) -> None:
+        """Load a collection, which may take minutes, and use it from now on."""
+        self.call("load_collection", collection, seconds=_LOAD_SECONDS)
+        self._used.append(collection)
 
-        Args:
-            function: The function.
-            method: Name of the method that it calls.
-            called: Description of the call, for error messages.
-            limit: Its time limit, for error messages; None means that of the settings.
-
-        Raises:
-            EngineError: If Milvus does not answer, or refuses the call.
-        """
-        from recollect.service.milvus.client import CALL_ERRORS, failure
-
-        start, repeated = time.monotonic(), iter(_RETRY_SECONDS)
-        while True:
-            if self.problem is not None:
-                raise EngineError(self.problem)
-            try:
-                found = function()
-            except CALL_ERRORS as error:
-                kind = failure(error)
-                wait = next(repeated, None) if kind == "unreachable" else None
-                if wait is None or self._breaker.wait(wait):
-                    raise self._failed(error, kind, method, called, limit or self._seconds) from None
-            else:
-                self._breaker.succeeded()
-                if self.observer is not None:
-                    self.observer.called(method, time.monotonic() - start)
-                return found
-
-    def collections(self) -> list[str]:
-        """The names of all collections."""
-        found: list[str] = self.call("list_collections")
-        return found
+    def drop(self, *collections: str) -> None:
+        """Drop the collections that exist."""
+        for name in collections:
+            if self.call("has_collection", name):
+                self.call("drop_collection", name)
 
     def close(self) -> None:
-        self._breaker.close()
+        self._closed.set()
         self._client.close()
 
-    def _require_version(self) -> None:
-        version = str(self.call("get_server_version"))
-        found = re.match(r"v?(\d+)\.(\d+)", version)
-        if found is not None and (int(found[1]), int(found[2])) < _LEAST_VERSION:
-            raise EngineError(
-                f"{self.name}: expected Milvus {'.'.join(map(str, _LEAST_VERSION))} or later, found {version}; "
-                "upgrade the server"
-            )
+    def _lose(self, problem: str) -> None:
+        with self._losing:
+            if self.problem is not None or self._closed.is_set():
+                return
+            self.problem = problem
+        log.warning("engine_down", why=problem)
+        threading.Thread(target=self._probe, name="engine-probe", daemon=True).start()
 
-    def _failed(self, error: Exception, kind: Failure, method: str, called: str, limit: float) -> EngineError:
-        """Count a failure, and return the error that a caller gets."""
-        from recollect.service.milvus.client import reason
+    def _probe(self) -> None:
+        """Read a row of each used collection every second, until Milvus answers. Load a collection that is not."""
+        lost = time.monotonic()
+        while not self._closed.wait(_PROBE_SECONDS):
+            with contextlib.suppress(*self._errors, ValueError):  # ValueError: the connection was closed
+                for name in self._used:
+                    try:
+                        self._client.query(name, filter="row == 0", timeout=self._seconds)
+                    except self._errors as error:
+                        if _kind(error) != "not_loaded":
+                            raise
+                        self._client.load_collection(name, timeout=_LOAD_SECONDS)
+                self.problem = None
+                log.info("engine_up", engine=self.name, seconds=round(time.monotonic() - lost, 1))
+                return
 
-        match kind:
-            case "unreachable":
-                message = f"{self.name}: Milvus does not answer; try again shortly"
-            case "unauthenticated":
-                message = self._refused_token(error)
-            case "timeout":
-                message = f"{self.name}: {called} took longer than {limit:g} s (--engine-seconds); try again shortly"
-            case "not_loaded":
-                message = f"{self.name}: {called}: Milvus loads the collection; try again shortly"
-            case _:
-                message = f"{self.name}: expected Milvus to accept {called}, found: {reason(error)}"
-        if self.observer is not None:
-            self.observer.failed(method, kind)
-        self._breaker.failed(message, kind)
-        return EngineError(message)
 
-    def _refused_token(self, error: Exception) -> str:
-        from recollect.service.milvus.client import reason
+def _kind(error: Exception) -> str:
+    code = getattr(error, "code", None)
+    code = code() if callable(code) else code
+    return _KINDS.get(getattr(code, "name", code), "refused")
 
-        return (
-            f"{self.name}: expected Milvus to accept the token of --engine-token, found: {reason(error)}; set "
-            "RECOLLECT_ENGINE_TOKEN to USER:PASSWORD or an API key"
-        )
 
-    def _answers(self) -> bool:
-        """Whether Milvus reads a row of each collection in use. A collection that is not loaded is loaded first."""
-        from recollect.service.milvus.client import CALL_ERRORS, failure
-
-        try:
-            self._client.list_collections(timeout=self._seconds)
-            for name in self._in_use:
-                read = functools.partial(self._client.query, name, filter="row == 0", timeout=self._seconds)
-                try:
-                    read()
-                except CALL_ERRORS as error:
-                    if failure(error) != "not_loaded":
-                        return False
-                    self._client.load_collection(name, timeout=_LOAD_SECONDS)
-                    read()
-        except (*CALL_ERRORS, ValueError):  # ValueError: the connection was closed
-            return False
-        return True
+def _reason(error: BaseException) -> str:
+    """The message of an error, in one line. The cause of an error of pymilvus says more than the error."""
+    error = error.__cause__ or error
+    found = error.details() if hasattr(error, "details") else getattr(error, "message", None)
+    return str(found or error).partition("\n")[0][:500] or repr(error)
 
 
 def _public_name(uri: str) -> str:
-    if uri.endswith(".db"):
-        return uri
     parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-
-
-def _advice(name: str) -> str:
-    """The last part of an error message: what to check if Milvus does not answer at this address."""
-    if name.endswith(".db"):
-        return "a file .db can be open in one process only, so several processes need milvus-lite server"
-    if name.startswith("https://"):  # gRPC does not say why a handshake failed
-        return (
-            "check --engine-uri and --engine-token; does Milvus speak TLS, is its certificate for this host name, and "
-            "is the CA in --engine-ca?"
-        )
-    return "check --engine-uri and --engine-token; a server with TLS needs https://"
-
-
-def _check_address(settings: EngineSettings, uri: str) -> None:
-    if uri.endswith(".db") and not Path(uri).parent.is_dir():
-        raise SettingsError(f"--engine-uri: expected a file in an existing folder, found {uri}; create the folder")
-    if settings.engine_ca is not None and not uri.startswith("https://"):
-        raise SettingsError(
-            "--engine-ca: expected an --engine-uri that begins with https://, because only TLS has certificates; "
-            "change the URI, or leave --engine-ca out"
-        )
-    if settings.engine_ca is not None:
-        try:
-            ssl.create_default_context(cafile=settings.engine_ca)
-        except OSError as error:
-            problem = "no valid certificate" if isinstance(error, ssl.SSLError) else error.strerror
-            raise SettingsError(
-                f"--engine-ca: expected a file with CA certificates in PEM format, found {settings.engine_ca}: "
-                f"{problem}; check the path and the file"
-            ) from None
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}" if parts.netloc else uri

@@ -1,12 +1,9 @@
-"""Drop the collections of versions that were removed from a store."""
+"""Drop the collections of versions that are removed from a store."""
 
 from __future__ import annotations
 
 import contextlib
-from contextlib import AbstractContextManager
-from types import TracebackType
 
-from recollect.service.bundle.manifest import Engine
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.milvus.connection import Connection
 from recollect.service.settings import EngineSettings
@@ -16,62 +13,34 @@ from recollect.service.store.store import Store
 PREFIX = "recollect_"
 
 
-class Removal(AbstractContextManager["Removal"]):
-    """Drops the collections of removed versions.
-
-    Args:
-        store: The store, before versions are removed.
-        settings: The connection to Milvus; used only if the store has versions whose keys are there.
+class Removal:
+    """Drops the collections of removed versions. It is created before versions are removed.
 
     Raises:
-        SettingsError: If the store has such versions, and no URI is given.
-        EngineError: If the store has such versions, and Milvus does not answer.
+        SettingsError: If the store has versions whose keys are in Milvus, and no URI is given.
+        EngineError: If the store has such versions, and Milvus does not answer, or refuses a call.
     """
 
     def __init__(self, store: Store, settings: EngineSettings) -> None:
-        self._engines: dict[str, Engine] = {}
+        self._collections: dict[str, list[str]] = {}
         for version in store.versions():
             with contextlib.suppress(StoreError, BundleError):  # a broken version is removed without its collections
                 if (engine := store.manifest(version).engine) is not None:
-                    self._engines[version] = engine
-        self._connection = Connection(settings) if self._engines else None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._connection is not None:
-            self._connection.close()
+                    self._collections[version] = [engine.instances, engine.labels]
+        self._connection = Connection(settings) if self._collections else None
 
     def drop(self, version: str) -> None:
-        """Drop the collections of a version, if it has some.
-
-        Raises:
-            EngineError: If Milvus does not answer, or refuses a call. The message names the collection.
-        """
-        if version in self._engines and self._connection is not None:
-            engine = self._engines[version]
-            drop(self._connection, [engine.instances.name, engine.labels.name])
+        """Drop the collections of a version, if it has some."""
+        if self._connection is not None:
+            self._connection.drop(*self._collections.get(version, []))
 
     def leftover(self) -> list[str]:
-        """The collections of interrupted builds, and of versions that this store does not have.
-
-        Another store, or a build in progress, may use them.
-
-        Raises:
-            EngineError: If Milvus does not answer, or refuses the call.
-        """
+        """The collections of no version of the store. An interrupted or present build or another store has them."""
         if self._connection is None:
             return []
-        named = {each.name for engine in self._engines.values() for each in (engine.instances, engine.labels)}
-        return sorted(name for name in self._connection.collections() if name.startswith(PREFIX) and name not in named)
+        found: set[str] = {name for name in self._connection.call("list_collections") if name.startswith(PREFIX)}
+        return sorted(found.difference(*self._collections.values()))
 
-
-def drop(connection: Connection, names: list[str]) -> None:
-    """Drop the collections that exist.
-
-    Raises:
-        EngineError: If Milvus does not answer, or refuses a call.
-    """
-    for name in names:
-        if connection.call("has_collection", name):
-            connection.call("drop_collection", name)
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()

@@ -9,7 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from recollect.service.bundle.manifest import Check, Point
-from recollect.service.bundle.strings import Strings
+from recollect.service.bundle.strings import StringTable
 from recollect.service.versions.open_versions import OpenVersions
 
 # An example is a text of the memory with at most so many characters.
@@ -57,7 +57,7 @@ class FactsRoute:
             manifest = predictor.manifest
             return BundleFacts(
                 version=manifest.version,
-                examples=example_queries(predictor.bundle_memory.instances.texts),
+                examples=example_queries(predictor.bundle.instances.texts),
                 curves=manifest.curves,
                 checks=manifest.checks,
                 size_bytes=manifest.size_bytes,
@@ -66,9 +66,9 @@ class FactsRoute:
             )
 
 
-def example_queries(all_texts: Strings) -> list[str]:
+def example_queries(all_texts: StringTable) -> list[str]:
     """Short training texts, from evenly spaced rows of the memory."""
     rows = np.linspace(0, len(all_texts) - 1, num=4 * _EXAMPLES, dtype=int)
-    texts = dict.fromkeys(text.strip() for text in all_texts.take(rows.tolist()))
+    texts = dict.fromkeys(all_texts[row].strip() for row in rows.tolist())
     short = [text for text in texts if 0 < len(text) <= _MAX_CHARACTERS]
     return short[:: max(1, len(short) // _EXAMPLES)][:_EXAMPLES]

@@ -133,11 +133,6 @@ class ExhaustiveRanker:
         Raises:
             QueryError: If there are too many votes to compare or to return.
         """
-        if (votes_compared := self._count_votes(labels, lambda_)) > self._voters.most_compared:
-            raise QueryError(
-                f"allow, deny: expected at most {self._voters.most_compared:,} keys that vote for the admitted labels, "
-                f"because the memory is in Milvus, found {votes_compared:,}; allow fewer labels, or set a smaller top_k"
-            )
         weight = self._key_weights(vector, nearest, labels, temperature, lambda_)
         score, has_vote = np.zeros(len(labels)), np.full(len(labels), lambda_ < 1)
         for block in self._blocks(labels, lambda_):

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.instances import Instances
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.memory.delta import Delta
 from recollect.service.memory.entries import LoggedEntry
-from recollect.service.memory.layers import Labels
-from recollect.service.memory.uid_index import UidIndex
+from recollect.service.memory.layers import Instances, Labels, LiveInstances
 from recollect.service.memory.view import View
-from recollect.service.milvus.keys import EngineKeys
+from recollect.service.milvus.collection import open_searcher
+from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.answers import Reason
 from recollect.service.predictor.exhaustive import ExhaustiveRanker
 from recollect.service.predictor.live_keys import LiveKeyIndex
 from recollect.service.predictor.reranking import Reranker
-from recollect.service.predictor.searcher import RemoteKeys, Searcher
+from recollect.service.predictor.searcher import Searcher
 from recollect.service.predictor.words import WordVoter
 from recollect.service.ranking.features import LabelFacts
 from recollect.service.ranking.ranker import Ranker
@@ -56,23 +55,20 @@ class Memory:
     digest: bytes = b""
 
     @classmethod
-    def open(cls, bundle: Bundle, device: Device, keys: EngineKeys | None = None) -> Memory:
+    def open(cls, bundle: Bundle, device: Device, milvus: Connection | None = None) -> Memory:
         """Open the memory of a bundle.
 
         Args:
             bundle: The bundle.
             device: Device that searches.
-            keys: The keys and instances of a bundle whose keys are in an engine.
+            milvus: The connection to Milvus, for a bundle whose keys are there.
 
         Raises:
-            BundleError: If a file does not open, or does not fit to the manifest.
+            BundleError: If a file or a collection does not open, or does not fit to the manifest.
+            EngineError: If the keys are in Milvus, and it does not answer.
         """
-        instances: Instances
-        if keys is None:
-            searcher, instances = Searcher.open(bundle, device), bundle.instances
-        else:
-            searcher, instances = Searcher(RemoteKeys(keys.of_instances), RemoteKeys(keys.of_labels)), keys.instances
-        values = instances.values
+        searcher = Searcher.open(bundle, device) if milvus is None else open_searcher(bundle.manifest, milvus)
+        values = bundle.instances.values
         words, reranker = None, None
         if bundle.manifest.has_lexical_index:
             counts = bundle.manifest.counts
@@ -80,33 +76,23 @@ class Memory:
             words = WordVoter(index, values)
         if bundle.manifest.has_ranker:
             reranker = Reranker(Ranker.open(bundle, values), values)
-        exhaustive = ExhaustiveRanker(instances.voters, searcher, values)
+        exhaustive = ExhaustiveRanker(bundle.instances.voters, searcher, values)
         sequence = bundle.manifest.memory_sequence
-        return cls(searcher, instances, bundle.labels, words, reranker, exhaustive, sequence=sequence)
+        return cls(searcher, bundle.instances, bundle.labels, words, reranker, exhaustive, sequence=sequence)
 
     def reasons(self, terms: Sequence[tuple[int, float, bool]]) -> list[Reason]:
         """Describe terms of a score: a key, its share, and whether the key was found by words."""
-        instances = self.instances.values.instances
-        rows = [key for key, _, _ in terms if key < instances]
-        described = zip(self.instances.uids.take(rows), self.instances.texts.take(rows), strict=True)
-        return [
-            Reason("instance", *next(described), share, _by(by_words))
-            if key < instances
-            else self._other_reason(key - instances, share, by_words)
-            for key, share, by_words in terms
-        ]
+        return [self._reason(key, share, "words" if by_words else None) for key, share, by_words in terms]
 
-    def _other_reason(self, label: int, share: float, by_words: bool) -> Reason:
-        """Describe a term whose key is a label, or a correction."""
+    def _reason(self, key: int, share: float, by: str | None) -> Reason:
+        instances, label = self.instances, key - self.instances.values.instances
+        if label < 0:
+            return Reason("instance", instances.uids[key], instances.texts[key], share, by)
         if label < len(self.labels):
-            return Reason("label", self.labels.uids[label], self.labels.texts[label], share, _by(by_words))
+            return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)
         assert self.view is not None, "only a memory with live entries has corrections"
         corrections, row = self.view.corrections.rows, label - len(self.labels)
         return Reason("correction", corrections.uids[row], corrections.texts[row], share)
-
-
-def _by(by_words: bool) -> str | None:
-    return "words" if by_words else None
 
 
 class LiveMemory:
@@ -121,8 +107,7 @@ class LiveMemory:
         self._memory, self._digest, self._write = memory, b"", threading.Lock()
         words = None if memory.words is None else memory.words.index
         names = None if memory.reranker is None else memory.reranker.ranker.facts.names
-        uids = memory.instances.finder or UidIndex(bundle.instances.uids)
-        self._delta = Delta(bundle, memory.instances, uids, words, names)
+        self._delta = Delta(bundle, words, names)
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries in order, and return the memory after them.
@@ -150,7 +135,7 @@ class LiveMemory:
             reranker = Reranker(mapped.reranker.ranker.with_memory(facts, values), values)
         return Memory(
             searcher=searcher,
-            instances=Instances(values, view.voters, view.instance_uids, view.instance_texts),
+            instances=LiveInstances(values, view.voters, view.instance_uids, view.instance_texts),
             labels=view.labels,
             words=None if view.words is None else WordVoter(view.words, values),
             reranker=reranker,

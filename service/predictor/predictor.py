@@ -21,7 +21,7 @@ from recollect.service.memory.entries import LoggedEntry
 from recollect.service.memory.label_search import LabelSearch
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
-from recollect.service.milvus.keys import EngineKeys
+from recollect.service.milvus.connection import Connection
 from recollect.service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
 from recollect.service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
 from recollect.service.predictor.encoder import QueryEncoder
@@ -40,7 +40,7 @@ class Predictor:
     """An open bundle that answers queries; thread-safe.
 
     Attributes:
-        keys: The keys and instances in an engine; None if they are in files of the bundle.
+        milvus: The connection to Milvus; None if the keys are in files of the bundle.
         memory: The memory that answers; `apply` replaces it.
         bundle_memory: The memory of the bundle, without live entries.
         changing: Held during a change of the memory that no log keeps.
@@ -60,8 +60,13 @@ class Predictor:
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
-        self.keys = None if bundle.manifest.engine is None else EngineKeys.open(bundle, engine or EngineSettings())
-        self.memory = self.bundle_memory = Memory.open(bundle, device, self.keys)
+        self.milvus = None if bundle.manifest.engine is None else Connection(engine or EngineSettings())
+        try:
+            self.memory = self.bundle_memory = Memory.open(bundle, device, self.milvus)
+        except BaseException:
+            if self.milvus is not None:
+                self.milvus.close()
+            raise
         self.changing = threading.Lock()
         self.log: MemoryWriter[Memory] | None = None
         self.label_search = LabelSearch(bundle.labels)
@@ -102,8 +107,8 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components, self.log = self.bundle.components, None
-        if self.keys is not None:
-            self.keys.close()
+        if self.milvus is not None:
+            self.milvus.close()
         del self.bundle, self.encoder, self.memory, self.bundle_memory, self.label_search, self._live
         components.close()
 
@@ -175,8 +180,9 @@ class Predictor:
         Raises:
             BundleError: If the encoder does not produce unit vectors, although the manifest promises them.
         """
-        texts = self.bundle_memory.instances.texts
-        for text in texts.take(np.linspace(0, len(texts) - 1, num=4, dtype=int).tolist()):
+        texts = self.bundle.instances.texts
+        for row in np.linspace(0, len(texts) - 1, num=4, dtype=int).tolist():
+            text = texts[row]
             vector = self.encoder.encode_known(text)
             if self.manifest.encoder.normalised and not np.isclose(np.linalg.norm(vector), 1, atol=1e-3):
                 raise BundleError(

@@ -20,7 +20,6 @@ from jaxtyping import Float, Int
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import IndexInfo
 from recollect.service.errors import opening
-from recollect.service.milvus.keys import EngineSearch
 from recollect.service.predictor.gpu import GpuIndex, NoGpuError
 from recollect.service.predictor.similarity import similarities_to_keys
 from recollect.service.settings import Device
@@ -73,11 +72,12 @@ class KeyIndex:
     """An open index with its search effort.
 
     Attributes:
+        info: Its manifest entry.
         cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
     def __init__(self, opened: OpenIndex, info: IndexInfo) -> None:
-        self._opened, self._info = opened, info
+        self._opened, self.info = opened, info
         self.index: Any = opened.faiss
         reason = opened.cpu_reason
         self.cpu_reason = f"{opened.file_name} ({info.factory}): {reason}" if reason else ""
@@ -127,14 +127,14 @@ class KeyIndex:
             case faiss.IndexPreTransform() as transform:
                 return faiss.SearchParametersPreTransform(index_params=self._parameters(transform.index, top_b))
             case faiss.IndexRefine() as refine:
-                candidates = min(math.ceil(top_b * self._info.refine), self.keys)
+                candidates = min(math.ceil(top_b * self.info.refine), self.keys)
                 base = self._parameters(refine.base_index, candidates)
                 return faiss.IndexRefineSearchParameters(k_factor=candidates / top_b, base_index_params=base)
             case faiss.IndexIVF() as lists:
                 share = math.ceil(lists.nlist * top_b / self.keys)  # all keys need all lists
-                return faiss.SearchParametersIVF(nprobe=max(self._info.effort, share))
+                return faiss.SearchParametersIVF(nprobe=max(self.info.effort, share))
             case faiss.IndexHNSW():
-                return faiss.SearchParametersHNSW(efSearch=max(self._info.effort, top_b))
+                return faiss.SearchParametersHNSW(efSearch=max(self.info.effort, top_b))
         return None
 
 
@@ -160,28 +160,20 @@ class Keys(Protocol):
     """The keys of one kind, which can be searched. The number of a key is its row among them."""
 
     @property
-    def keys(self) -> int: ...
+    def keys(self) -> int:
+        """Number of keys."""
 
     @property
-    def cpu_reason(self) -> str: ...
+    def cpu_reason(self) -> str:
+        """Why the requested GPU is not used; empty if it is used, or if no GPU was requested."""
 
-    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours: ...
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
+        """The nearest keys of each query."""
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
-    ) -> Float[np.ndarray, " key"]: ...
-
-
-class RemoteKeys:
-    """Keys of one kind in an engine, which searches them."""
-
-    cpu_reason = ""
-
-    def __init__(self, found: EngineSearch) -> None:
-        self.keys, self._search, self.similarities = found.keys, found.search, found.similarities
-
-    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-        return Neighbours(*self._search(vectors, top_b))
+    ) -> Float[np.ndarray, " key"]:
+        """The similarities of a query to the given keys; the keys must be in rising order."""
 
 
 class Searcher:

@@ -25,11 +25,12 @@ class EngineMetrics:
         self.up.set(1)
         for method in ("search", "query"):  # starts at 0, so that Prometheus sees the first increase
             self.seconds.labels(method)
-            for reason in ("unreachable", "unauthenticated", "timeout", "not_loaded", "wrong_call", "refused"):
+            for reason in ("unreachable", "unauthenticated", "timeout", "not_loaded", "refused"):
                 self.errors.labels(method, reason)
 
-    def called(self, method: str, seconds: float) -> None:
-        self.seconds.labels(method).observe(seconds)
-
-    def failed(self, method: str, reason: str) -> None:
-        self.errors.labels(method, reason).inc()
+    def __call__(self, method: str, seconds: float, reason: str | None) -> None:
+        """Count a call; `reason` says why it failed, and is None if Milvus answered."""
+        if reason is None:
+            self.seconds.labels(method).observe(seconds)
+        else:
+            self.errors.labels(method, reason).inc()

@@ -136,7 +136,7 @@ class Metrics:
             self.engine = EngineMetrics(
                 up=gauge(
                     "engine_up",
-                    "1 while Milvus answers; 0 while the circuit breaker of the current version is open.",
+                    "1 while Milvus answers the current version; 0 while its calls fail at once.",
                     "livemin",
                 ),
                 seconds=histogram("engine_call_seconds", "Time of each call that Milvus answered.", _SECONDS, "method"),

@@ -130,8 +130,8 @@ class OpenVersions:
     def engine_problem(self) -> str | None:
         """The reason why the engine of the current version does not answer; None if it answers, or there is none."""
         current = self.current
-        keys = None if current is None else current.predictor.keys
-        return None if keys is None else keys.problem
+        milvus = None if current is None else current.predictor.milvus
+        return None if milvus is None else milvus.problem
 
     def names(self) -> list[str]:
         """The names of the open versions, the current one first."""

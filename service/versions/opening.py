@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.milvus.connection import CallObserver
+from recollect.service.milvus.connection import Observer
 from recollect.service.predictor.golden import check_golden
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.settings import Device, EngineSettings
@@ -94,7 +94,7 @@ class Opener:
     device: Device = "cpu"
     workers: int = 1
     engine: EngineSettings | None = None
-    observer: CallObserver | None = None
+    observer: Observer | None = None
 
     def open(
         self,
@@ -124,8 +124,8 @@ class Opener:
         require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
         predictor = Predictor.open(bundle, self.threads, self.device, pause, self.engine)
-        if predictor.keys is not None:
-            predictor.keys.connection.observer = self.observer
+        if predictor.milvus is not None:
+            predictor.milvus.observer = self.observer
         try:
             check_golden(predictor, pause)
             predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode))

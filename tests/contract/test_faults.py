@@ -254,7 +254,7 @@ def test_server_answers_503_without_milvus_and_recovers_by_itself(work: Work, tm
 
     with contextlib.ExitStack() as stack:
         with milvus():
-            flags = ("--engine", "milvus", "--engine-uri", uri, "--lexical", "off", "--activate")
+            flags = ("--engine", "milvus", "--engine-uri", uri, "--lexical", "on", "--activate")
             run("build", work.run, "--store", store, *flags)
             server = stack.enter_context(serving(store, "--engine-uri", uri, "--cache-mb", 0, folder=tmp_path / "log"))
             before = server.ask(QUERY).json()["labels"]

@@ -48,7 +48,7 @@ def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
     """Build and write an index, and prepare a trial with queries close to the first keys."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
-    return Trial(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
+    return Trial.open(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
 
 
 def best(
@@ -259,7 +259,7 @@ def test_sample_is_measured_with_keys_outside_the_sample(small_sample: None, mon
     def trial(path: Path, info: IndexInfo, sample: np.ndarray, queries: np.ndarray, top_b: int) -> None:
         measured.append((sample, queries))
 
-    monkeypatch.setattr(choose_index, "Trial", trial)
+    monkeypatch.setattr(Trial, "open", trial)
     monkeypatch.setattr(choose_index, "measure_curve", lambda _: [])
     compare_families(keys, 0, Target(0.98, 10), silent)
     rows = {row.tobytes(): number for number, row in enumerate(keys)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,26 +98,20 @@ def milvus_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def milvus_predictor(built: Any, milvus_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def milvus_predictor(
+    built: Any, move_to_milvus: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """The same memory as that of `predictor`, with its keys in Milvus."""
-    from recollect.service.bundle.bundle import open_bundle
-    from recollect.service.milvus.removal import drop
-    from recollect.service.predictor.predictor import Predictor
-    from tests.service.milvus.milvus_bundles import engine_at, write_milvus_bundle
+    from recollect.service.store.store import Store
 
-    version = f"test-{secrets.token_hex(4)}"
-    folder = write_milvus_bundle(built, tmp_path_factory.mktemp("milvus") / "bundle", milvus_uri, version)
-    predictor = Predictor.open(open_bundle(folder), threads=1, engine=engine_at(milvus_uri))
-    yield predictor
-    engine = predictor.manifest.engine
-    drop(predictor.keys.connection, [engine.instances.name, engine.labels.name])
-    predictor.keys.close()
+    folder = tmp_path_factory.mktemp("milvus") / "bundle"
+    shutil.copytree(Store(built.store).path(built.version), folder)
+    return move_to_milvus(folder)
 
 
 @pytest.fixture(scope="session")
 def move_to_milvus(milvus_uri: str) -> Iterator[Callable[[Path], Any]]:
-    """Moves the keys and instances of a bundle into Milvus, and opens it."""
-    from recollect.service.milvus.removal import drop
+    """Moves the keys of a bundle into Milvus, and opens it."""
     from tests.service.milvus import milvus_bundles
 
     moved: list[Any] = []
@@ -129,8 +123,8 @@ def move_to_milvus(milvus_uri: str) -> Iterator[Callable[[Path], Any]]:
     yield move
     for predictor in moved:
         engine = predictor.manifest.engine
-        drop(predictor.keys.connection, [engine.instances.name, engine.labels.name])
-        predictor.keys.close()
+        predictor.milvus.drop(engine.instances, engine.labels)
+        predictor.milvus.close()
 
 
 @pytest.fixture(scope="session")

@@ -60,14 +60,14 @@ def tls_address(tmp_path: Path) -> Iterator[str]:
 def test_milvus_answers_over_tls_if_its_certificate_fits(tls_address: str, tmp_path: Path) -> None:
     port = tls_address.rpartition(":")[2]
     connection = Connection(engine_at(f"https://localhost:{port}", engine_ca=tmp_path / "server.pem"))
-    assert connection.collections() == []
+    assert connection.call("list_collections") == []
     connection.close()
     for uri, ca in (
         (f"https://localhost:{port}", write_certificate(tmp_path, "other")),  # another CA
         (f"https://localhost:{port}", None),  # the CAs of gRPC
         (f"https://{tls_address}", tmp_path / "server.pem"),  # another host name
     ):
-        with pytest.raises(EngineError, match="is its certificate for this host name, and is the CA in --engine-ca"):
+        with pytest.raises(EngineError, match="expected Milvus to answer, .*--engine-token and --engine-ca"):
             Connection(engine_at(uri, engine_ca=ca))
-    with pytest.raises(EngineError, match="a server with TLS needs https://"):
+    with pytest.raises(EngineError, match="https:// for TLS"):
         Connection(engine_at(f"http://localhost:{port}"))
