@@ -67,7 +67,8 @@ class TestDistillation:
         for others in (lesson_of.vectors, -lesson_of.vectors):
             vectors = others.copy()
             vectors[seen] = lesson_of.vectors[seen]
-            learner = student.model.__class__(type(student.model.transformer)(student.model.transformer.config), "mean")
+            untrained = type(student.model.transformer)(student.model.transformer.config)
+            learner = student.model.__class__(untrained, student.model.pooler)
             learner.load_state_dict(student.model.state_dict())
             distil(learner, Lesson(lesson_of.texts, vectors, vectors, self.TRUTH, seen), 0, "cpu")
             trained.append(learner.state_dict())
