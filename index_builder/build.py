@@ -97,9 +97,7 @@ def build(settings: BuildSettings) -> str:
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
-    if (
-        settings.engine == "faiss" and settings.index != "auto"
-    ):  # a wrong factory string fails here, before the work that takes minutes
+    if settings.engine == "faiss" and settings.index != "auto":  # a wrong string fails here, before the long work
         factory = factory_string(settings.index, memory.plan.labels, settings.hnsw_m)
         if is_graph(factory) and not memory.is_normalised:
             raise BuildError(

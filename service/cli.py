@@ -203,21 +203,23 @@ def verify(settings: VerifySettings) -> None:
 
 def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.retention import prune_log
-    from recollect.service.milvus.removal import Removal
+    from recollect.service.milvus.connection import Connection
+    from recollect.service.milvus.removal import collections_of, unnamed
     from recollect.service.store.retention import prune as prune_store
     from recollect.service.versions.reports import reports_of, versions_in_use
 
     store = _store(settings)
     reports = reports_of(store, _redis_client(settings))
     pruned_versions, size_bytes = set[str](), 0
-    with contextlib.nullcontext() if settings.dry_run else contextlib.closing(Removal(store, settings)) as collections:
+    collections = {} if settings.dry_run else collections_of(store)
+    with contextlib.closing(Connection(settings)) if collections else contextlib.nullcontext() as milvus:
         for pruned in prune_store(store, settings.keep, lambda: versions_in_use(reports), settings.dry_run):
-            if collections is not None:
-                collections.drop(pruned.version)
+            if milvus is not None:
+                milvus.drop(*collections.get(pruned.version, []))
             print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
             pruned_versions.add(pruned.version)
             size_bytes += pruned.size_bytes
-        if collections is not None and (left := collections.leftover()):
+        if milvus is not None and (left := unnamed(milvus, collections.values())):
             print_status(
                 f"{', '.join(left)}: collections in Milvus of no version of this store; drop them if neither another "
                 "store nor a build uses them"

@@ -75,7 +75,7 @@ class KeyCollection:
             for query, hits in enumerate(found, start):
                 similarities[query, : len(hits)], rows[query, : len(hits)] = hits.distances, hits.ids
         if rows.max(initial=-1) >= self.keys:
-            raise self._changed(f"rows below {self.keys:,}", f"row {rows.max():,}")
+            raise self._changed(f"rows below {self.keys:,}, found {rows.max():,}")
         return Neighbours(similarities, rows)
 
     def similarities(
@@ -106,7 +106,7 @@ class KeyCollection:
             filter_ = f"{ROW} in {block.tolist()}"
             hits = self._connection.call("query", self._name, filter=filter_, output_fields=[VECTOR], limit=_CALL_ROWS)
             if len(hits) < len(block):
-                raise self._changed(f"{len(block):,} rows", f"{len(hits):,}")
+                raise self._changed(f"{len(block):,} rows, found {len(hits):,}")
             places = np.searchsorted(block, [hit[ROW] for hit in hits])
             found[start + places] = [hit[VECTOR] for hit in hits]
         return found
@@ -124,19 +124,12 @@ class KeyCollection:
         least = math.ceil(self.lists * top_b / self.keys) if self.info.kind == "ivf" else top_b
         return {_EFFORTS[self.info.kind]: max(self.info.effort, least)}
 
-    def _changed(self, expected: str, found: str) -> EngineError:
-        return EngineError(
-            f"{self._title}: expected {expected}, found {found}; it was changed: build the version again"
-        )
+    def _changed(self, expected: str) -> EngineError:
+        return EngineError(f"{self._title}: expected {expected}; it was changed: build the version again")
 
 
 def open_searcher(manifest: Manifest, connection: Connection) -> Searcher:
-    """Check and load the collections of a bundle whose keys are in Milvus.
-
-    Raises:
-        BundleError: If a collection is missing, or is not the one that the manifest describes.
-        EngineError: If Milvus does not answer.
-    """
+    """Check and load the collections of a bundle whose keys are in Milvus; raises as `KeyCollection` does."""
     engine, index = manifest.engine, manifest.index
     assert engine is not None, "the manifest names an engine"
     return Searcher(

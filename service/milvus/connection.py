@@ -20,7 +20,6 @@ log = structlog.get_logger(__name__)
 # Gets each call: its method, its seconds, and the kind of its failure; None if Milvus answered.
 Observer = Callable[[str, float, str | None], None]
 
-# Loading a large collection takes longer than a call of a query.
 _LOAD_SECONDS, _CONNECT_SECONDS, _PROBE_SECONDS = 600.0, 10.0, 1.0
 # A gRPC server closes a connection that sends pings more often than every five minutes.
 _GRPC_OPTIONS = {"grpc.keepalive_time_ms": 300_000}
@@ -64,7 +63,9 @@ class Connection:
         for library in ("pymilvus", "milvus_lite", "grpc"):  # errors are raised too, and messages can contain the URI
             logging.getLogger(library).setLevel(logging.CRITICAL)
         uri, token = settings.engine_uri.get_secret_value(), settings.engine_token
-        self.name, self._seconds = _public_name(uri), settings.engine_seconds
+        parts, self._seconds = urlsplit(uri), settings.engine_seconds
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        self.name = address if parts.netloc else uri
         self.problem: str | None = None
         self.observer: Observer | None = None
         self._used: list[str] = []
@@ -155,8 +156,3 @@ def _reason(error: BaseException) -> str:
     error = error.__cause__ or error
     found = error.details() if hasattr(error, "details") else getattr(error, "message", None)
     return str(found or error).partition("\n")[0][:500] or repr(error)
-
-
-def _public_name(uri: str) -> str:
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}" if parts.netloc else uri

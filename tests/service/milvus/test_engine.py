@@ -15,7 +15,7 @@ from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, EngineError, SettingsError, StoreError
 from recollect.service.milvus.connection import Connection
-from recollect.service.milvus.removal import Removal
+from recollect.service.milvus.removal import collections_of, unnamed
 from recollect.service.model import Model
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.copying import copy_version
@@ -133,9 +133,8 @@ def test_removal_drops_the_collections_of_a_version_alone(server: LiteServer, tm
         found[version] = {engine["instances"], engine["labels"]}
         if version != "lost":
             store.publish_copy(folder, version)
-    removal, connection = Removal(store, engine_at(server.uri)), Connection(engine_at(server.uri))
-    assert {*removal.leftover()} == found["lost"]
-    removal.drop("old")
+    connection, collections = Connection(engine_at(server.uri)), collections_of(store)
+    assert {*unnamed(connection, collections.values())} == found["lost"]
+    connection.drop(*collections["old"])
     assert {*connection.call("list_collections")} == found["new"] | found["lost"]
-    removal.close()
     connection.close()
