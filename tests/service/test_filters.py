@@ -100,14 +100,9 @@ def agrees(answer: Answer, scores: np.ndarray, top_k: int, tolerance: float) -> 
     np.testing.assert_allclose([label.score for label in answer.labels], best, rtol=0, atol=tolerance)
 
 
-@pytest.fixture(scope="module", params=["faiss", "milvus"])
-def small(request: pytest.FixtureRequest, open_memory: Open) -> Dense:
-    """The same memory, with its keys in files and in Milvus."""
-    dense = Dense(open_memory, INSTANCES, LABELS, DIM, "flat")
-    if request.param == "milvus":
-        move = request.getfixturevalue("move_to_milvus")
-        dense.predictor = move(dense.predictor.bundle.folder)
-    return dense
+@pytest.fixture(scope="module")
+def small(open_memory: Open) -> Dense:
+    return Dense(open_memory, INSTANCES, LABELS, DIM, "flat")
 
 
 @pytest.fixture(scope="module")

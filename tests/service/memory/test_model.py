@@ -9,19 +9,13 @@ import pytest
 
 from recollect.service.errors import UnknownUidError
 from recollect.service.model import Model, open_model
-from recollect.service.predictor.predictor import Predictor
-from tests.service.milvus.milvus_bundles import engine_at
 
 QUERY = "A sourdough loaf needs flour, water and salt"
 
 
-@pytest.fixture(params=["faiss", "milvus"])
-def model(request: pytest.FixtureRequest, built: Any) -> Model:
-    """The same memory, with its keys in files and in Milvus."""
-    if request.param == "faiss":
-        return open_model(built.store, built.version)
-    bundle, uri = request.getfixturevalue("milvus_predictor").bundle, request.getfixturevalue("milvus_uri")
-    return Model(Predictor.open(bundle, 1, engine=engine_at(uri)))
+@pytest.fixture
+def model(built: Any) -> Model:
+    return open_model(built.store, built.version)
 
 
 def best(model: Model, query: str = QUERY) -> str:
