@@ -27,10 +27,8 @@ BUILD_SECONDS = 600.0
 _FEW_KEYS = 20_000
 # Fewest inverted lists (milvus-lite always has this number), and Milvus's limit.
 _LISTS = 128, 65_536
-# A call that writes has about so many bytes. A server accepts 64 MiB.
-_CALL_BYTES = 16 << 20
-# Number of keys that are compared with the memory.
-_SAMPLE_KEYS = 256
+# Bytes of a call that writes (a server accepts 64 MiB), and number of keys that are compared with the memory.
+_CALL_BYTES, _SAMPLE_KEYS = 16 << 20, 256
 # An index under construction is looked at so often. Only rows that were written before the time stamp count.
 _POLL_SECONDS, _END_OF_TIME = 0.5, 2**63 - 1
 
@@ -72,10 +70,7 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
             self.connection.close()
 
     def write(self, memory: Memory, version: str) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
-        """Write, measure and check the collections of a version.
-
-        Returns:
-            The engine and the indexes of the manifest, the chosen measurement of each index, and all measurements.
+        """Write, measure and check the collections of a version; return the engine, and what `write_indexes` returns.
 
         Raises:
             BuildError: If a key is not a unit vector, or Milvus cannot build the index, or has other keys afterwards.
@@ -101,8 +96,7 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
             sample = evenly_spaced_rows(len(keys), _SAMPLE_KEYS)
             if not np.array_equal(collection.vectors(sample), select(sample)):
                 raise BuildError(f"{name}: expected the keys of the memory, found others; build again")
-            bytes_per_key = float(keys.shape[1] * (1 if info.kind == "ivf" else 4))
-            trial = Trial(collection, keys, queries, top_b, bytes_per_key)
+            trial = Trial(collection, keys, queries, top_b, float(keys.shape[1] * (1 if info.kind == "ivf" else 4)))
             infos[part], points[part], curves[part] = choose_effort(trial, target)
         return Engine(name="milvus", **names), Indexes(**infos), points, curves
 
@@ -134,4 +128,3 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
                     )
                 bar.update(found["indexed_rows"] - bar.n)
                 time.sleep(_POLL_SECONDS)
-            bar.update(info.keys - bar.n)

@@ -88,11 +88,10 @@ class KeyCollection:
         """
         if len(keys) > MOST_HITS:
             raise QueryError(
-                f"allow, deny: expected at most {MOST_HITS:,} keys that vote for the admitted labels, because the keys "
-                f"are in Milvus, found {len(keys):,}; allow fewer labels, or set a smaller top_k"
+                f"allow, deny: expected at most {MOST_HITS:,} keys in Milvus that vote for the admitted labels, found "
+                f"{len(keys):,}; allow fewer labels, or set a smaller top_k"
             )
-        found: np.ndarray = np.einsum("kd,d->k", self.vectors(keys), vector)
-        return found
+        return np.asarray(np.einsum("kd,d->k", self.vectors(keys), vector))
 
     def vectors(self, rows: Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         """The vectors of some rows, in rising order without duplicates.
@@ -107,8 +106,7 @@ class KeyCollection:
             hits = self._connection.call("query", self._name, filter=filter_, output_fields=[VECTOR], limit=_CALL_ROWS)
             if len(hits) < len(block):
                 raise self._changed(f"{len(block):,} rows, found {len(hits):,}")
-            places = np.searchsorted(block, [hit[ROW] for hit in hits])
-            found[start + places] = [hit[VECTOR] for hit in hits]
+            found[start + np.searchsorted(block, [hit[ROW] for hit in hits])] = [hit[VECTOR] for hit in hits]
         return found
 
     def at(self, info: IndexInfo) -> KeyCollection:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -21,8 +21,6 @@ log = structlog.get_logger(__name__)
 Observer = Callable[[str, float, str | None], None]
 
 _LOAD_SECONDS, _CONNECT_SECONDS, _PROBE_SECONDS = 600.0, 10.0, 1.0
-# A gRPC server closes a connection that sends pings more often than every five minutes.
-_GRPC_OPTIONS = {"grpc.keepalive_time_ms": 300_000}
 # The codes of gRPC and of Milvus for calls that Milvus does not answer. The kind of all other failures is `refused`.
 _KINDS: dict[Any, str] = {"UNAVAILABLE": "unreachable", "CANCELLED": "unreachable", 2: "unreachable"}
 _KINDS |= {"DEADLINE_EXCEEDED": "timeout", "UNAUTHENTICATED": "unauthenticated", 1400: "unauthenticated"}
@@ -63,15 +61,14 @@ class Connection:
         for library in ("pymilvus", "milvus_lite", "grpc"):  # errors are raised too, and messages can contain the URI
             logging.getLogger(library).setLevel(logging.CRITICAL)
         uri, token = settings.engine_uri.get_secret_value(), settings.engine_token
-        parts, self._seconds = urlsplit(uri), settings.engine_seconds
-        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-        self.name = address if parts.netloc else uri
+        self.name, self._seconds = re.sub("//[^/]*@", "//", uri).rstrip("/"), settings.engine_seconds
         self.problem: str | None = None
         self.observer: Observer | None = None
         self._used: list[str] = []
         self._errors = (MilvusException, grpc.RpcError)
         self._losing, self._closed = threading.Lock(), threading.Event()
-        options: dict[str, Any] = {"grpc_options": _GRPC_OPTIONS}
+        # A gRPC server closes a connection that sends pings more often than every five minutes.
+        options: dict[str, Any] = {"grpc_options": {"grpc.keepalive_time_ms": 300_000}}
         if token is not None:
             options["token"] = token.get_secret_value()
         if settings.engine_ca is not None:
