@@ -1,0 +1,305 @@
+"""Claims of a paper, our figures for them, and the page `docs/claims.md`.
+
+A program of this folder has one function for each claim of a paper. Each claim says that a first setting is better than
+a second one. Both are trained on the same samples, one for each seed. The figures are kept in `results/`.
+
+    python -m benchmarks.papers.rae       # measures the claims of RAE-XMC; the same for dexml, prime and unidec
+    python -m benchmarks.papers.claims    # writes docs/claims.md from the kept figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import re
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import recollect
+from recollect.trainer.data.dataset import open_dataset
+from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.search import nearest
+from recollect.trainer.metrics import report
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGE = Path(__file__).with_name("results"), ROOT / "docs" / "claims.md"
+DATASET = ROOT.parent / "shared" / "datasets" / "crs-bills-110"
+PAPERS = {"rae": "RAE-XMC", "dexml": "DEXML", "prime": "PRIME", "unidec": "UniDEC"}
+
+_INTRODUCTION = """# Claims of the papers
+
+Each row claims that its first setting is better than its second. The programs in `benchmarks/papers` measure the rows.
+Ours is the mean ± the standard deviation of three seeds. A seed draws 800 US bills with all their labels, and trains a
+static encoder with 128 dimensions, from random vectors, on a CPU. DEXML's Fig. 2 and C.1 have random texts. Two figures
+compare settings; they reproduce no figure of a paper. The verdicts:
+
+- *holds*: seen, in a setup that is the paper's in kind;
+- *trend*: seen, with a weak stand-in for the paper's encoder and dataset;
+- *not seen*: the mean difference is within its standard deviation;
+- *reversed*: the second setting is better.
+"""
+
+Flags = dict[str, Any]
+Entry = dict[str, Any]
+Pair = tuple[float, float] | tuple[()]
+
+# Default inference: label keys alone, of both views (UniDEC). Sizes of the static encoder.
+_SETTING: Flags = {"lambda": 0.0, "top_b": 200, "memories": None, "view": None}
+_DIM, _MOST_WORDS = 128, 30_000
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim that a first setting is better than a second one.
+
+    Attributes:
+        where: Table, figure or section of the paper.
+        text: The two settings and the metric.
+        paper: The figures of the paper for both, as printed; empty if the paper has a chart only.
+        first, second: Our figures for both settings, one for each seed.
+        in_kind: Whether our setup is the paper's in kind. It is not for a weak encoder on a small sample.
+    """
+
+    where: str
+    text: str
+    paper: Pair
+    first: list[float]
+    second: list[float]
+    in_kind: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`not seen` unless the mean difference exceeds the standard deviation of the differences over the seeds."""
+        differences = [first - second for first, second in zip(self.first, self.second, strict=True)]
+        mean = statistics.mean(differences)
+        if abs(mean) <= _deviation(differences):
+            return "not seen"
+        if mean < 0:
+            return "reversed"
+        return "holds" if self.in_kind else "trend"
+
+    def row(self) -> str:
+        paper = ", ".join(f"{figure:g}" for figure in self.paper) or "chart"
+        ours = ", ".join(f"{statistics.mean(each):.1f}±{_deviation(each):.1f}" for each in (self.first, self.second))
+        return f"|{self.where}|{self.text}|{paper}|{ours}|{self.verdict}|"
+
+
+def _deviation(figures: Sequence[float]) -> float:
+    return statistics.stdev(figures) if len(figures) > 1 else 0.0
+
+
+class Bench:
+    """Trains and measures encoders on samples, one for each seed. Equal flags are trained once.
+
+    Args:
+        samples: Dataset folders. The seed of a run is the position of its sample.
+        work: Folder for encoders, runs and stores.
+        pairs: Size of synthetic datasets.
+        synthetic: Whether the samples are random texts.
+        flags: Flags of `recollect.train` for all runs.
+    """
+
+    def __init__(self, samples: list[Path], work: Path, pairs: int, synthetic: bool = False, **flags: Any) -> None:
+        self.samples, self.work, self.pairs, self._synthetic, self._flags = samples, work, pairs, synthetic, flags
+        self._runs: dict[str, list[Path]] = {}
+        self._encoders = [self._untrained(seed) for seed in range(len(samples))]
+
+    def train(self, **flags: Any) -> list[Path]:
+        """The run folders, one for each seed. All train a static encoder, except an adapter of the default encoder."""
+        name = json.dumps(flags, sort_keys=True)
+        if name not in self._runs:
+            first = len(self._runs) * len(self.samples)
+            self._runs[name] = [self.work / f"run{first + seed}" for seed in range(len(self.samples))]
+            for seed, (sample, run) in enumerate(zip(self.samples, self._runs[name], strict=True)):
+                static: Flags = {"encoder": self._encoders[seed], "train": "full", "learning_rate": 3e-3}
+                given: Flags = {"validation_fraction": 0, "tune": "no", "seed": seed} | self._flags | flags
+                given = given if "train" in flags else static | given
+                given["batch_size"] = min(given["batch_size"], len(read(sample / "train.jsonl")))
+                recollect.train(sample, out=run, **given)
+        return self._runs[name]
+
+    def claim(
+        self, where: str, metric: str, names: str, paper: Pair, first: Flags, second: Flags, in_kind: bool = False
+    ) -> Claim:
+        """Measure two settings, which are arguments of `measure`. Other arguments as of `Claim`."""
+        ours, other = (self.measure(metric, **setting) for setting in (first, second))
+        return Claim(where, f"{metric}: {names}", paper, ours, other, in_kind)
+
+    def measure(self, metric: str, **setting: Any) -> list[float]:
+        """A metric of `recollect.evaluate`, one figure for each seed.
+
+        Args:
+            metric: Name of the metric.
+            setting: Flags of `recollect.train`, and keys of `_SETTING`. With `memories` (`joint` or `separate`), a
+                bundle is measured; without, the memory of the run, by exact search.
+        """
+        inference = {name: setting.pop(name, default) for name, default in _SETTING.items()}
+        found = []
+        for run, sample in zip(self.train(**setting), self.samples, strict=True):
+            if inference["memories"]:
+                (row,) = (row for row in _evaluate(run, sample) if row["memories"] == inference["memories"])
+            else:
+                row = _rank(run, sample, inference["lambda"], inference["top_b"], inference["view"])
+            found.append(row[metric] or 0.0)  # None: the sample has no label of the segment
+        return found
+
+    def seconds_a_step(self, **flags: Any) -> list[float]:
+        """Seconds that the gradient of a training step takes, without the search for hard negatives."""
+        logs = [json.loads((run / "training.json").read_text()) for run in self.train(**flags)]
+        return [log["activities"]["gradient"] / log["progress"]["step"] for log in logs]
+
+    def _untrained(self, seed: int) -> str:
+        """A static encoder of the words of a sample, with random vectors."""
+        sample, folder = self.samples[seed], self.work / f"encoder{seed}"
+        texts = " ".join(entry["text"] for name in ("train", "labels") for entry in read(sample / f"{name}.jsonl"))
+        words = [word for word, _ in Counter(re.findall(r"\w+|[^\w\s]", texts.lower())).most_common(_MOST_WORDS)]
+        if self._synthetic:  # each word has the same weight at first, as in a transformer
+            once = [{"text": word, "labels": [0]} for word in words]
+            sample = write(folder / "words", train=once, test=once[:1], labels=once[:1])
+        _write_transformer(folder / "transformer", words, seed)
+        flags = self._flags | {"epochs": 0, "encoder": "static", "static_from": folder / "transformer"}
+        return str(recollect.train(sample, out=folder / "run", **flags) / "checkpoint")
+
+
+def _write_transformer(folder: Path, words: list[str], seed: int) -> None:
+    """Write a transformer with random weights, and one token for each word."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    vocabulary = {token: row for row, token in enumerate([*names.values(), *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)  # type: ignore[no-untyped-call]
+    fast.save_pretrained(folder)
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": _DIM, "intermediate_size": _DIM, "num_hidden_layers": 1, "num_attention_heads": 1}
+    others = {"vocab_size": len(vocabulary), "pad_token_id": 0, "initializer_range": 0.5}
+    config = transformers.AutoConfig.for_model("bert", **sizes, **others)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _evaluate(run: Path, dataset: Path) -> list[Entry]:
+    """The rows of `recollect.evaluate` for a bundle of a run: with one softmax, and with two."""
+    store = run.with_name(f"{run.name}-store")
+    recollect.build(run, store=store, lexical="off", index="flat", threads=1, activate=True)
+    rows: list[Entry] = recollect.evaluate(dataset, store=store, lambda_=0.5, threads=1, separate_memories=True)["rows"]
+    return rows
+
+
+@cache
+def _rank(run: Path, dataset: Path, lambda_: float, top_b: int, view: str | None) -> Entry:
+    """All metrics of a run on the test texts, by exact search for its nearest keys."""
+    test = open_dataset(dataset).read_split("test")
+    encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
+    head = encoder.model.head
+    part = head.key_views()[view] if head and view else slice(None)
+    vectors = encoder.encode(test.entries.texts.to_pylist(), encoder.config.max_length, lambda done: None)[:, part]
+    instances, labels = (
+        Neighbours(*nearest(vectors, keys[:, part], top_b))
+        for keys in (memory.instance_keys, memory.label_keys(0.0).filled())
+    )
+    values = memory.label_sets.to_csr(memory.plan.labels)
+    setting = InferenceSetting(lambda_, memory.defaults["temperature"], top_b)
+    ((_, found),) = predict(instances, labels, values, [setting], 100)
+    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    return report(found, test.labels.to_csr(memory.plan.labels), counts, memory.plan.instances)
+
+
+def read(path: Path) -> list[Entry]:
+    """The objects of a file `.jsonl`, or of the same file with `.gz`."""
+    packed = path.with_name(f"{path.name}.gz")
+    text = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write(folder: Path, **files: list[Entry]) -> Path:
+    """Write a dataset folder. Entries without a uid get their position."""
+    folder.mkdir(parents=True)
+    for name, entries in files.items():
+        lines = (json.dumps({"uid": str(row)} | entry) + "\n" for row, entry in enumerate(entries))
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def random_text(rng: random.Random) -> str:
+    """Sixteen random words of a vocabulary as large as BERT's, as in DEXML's synthetic data."""
+    return " ".join(f"w{rng.randrange(30_000)}" for _ in range(16))
+
+
+def draw(dataset: Path, folder: Path, sizes: dict[str, int], seed: int) -> Path:
+    """Write a random sample of a dataset. It keeps the labels of all its texts, also those without a training text."""
+    rng = random.Random(seed)
+    labels = read(dataset / "labels.jsonl")
+    drawn = {name: read(dataset / f"{name}.jsonl") for name in sizes}
+    drawn = {name: rng.sample(drawn[name], min(size, len(drawn[name]))) for name, size in sizes.items()}
+    used = set()
+    for entry in (entry for entries in drawn.values() for entry in entries):
+        entry["labels"] = [label if isinstance(label, str) else labels[label]["uid"] for label in entry["labels"]]
+        used.update(entry["labels"])
+    return write(folder, labels=[label for label in labels if label["uid"] in used], **drawn)
+
+
+def main(program: str, functions: dict[str, Any], *, texts: int, epochs: int, **flags: Any) -> None:
+    """Measure the claims of a paper, and keep the figures in `results/<program>.json`.
+
+    Args:
+        program: A key of `PAPERS`.
+        functions: All names of the program. Its public functions measure the claims.
+        texts: Default of `--texts`.
+        epochs: Default of `--epochs`.
+        flags: Flags of `recollect.train` for all runs.
+    """
+    parser = argparse.ArgumentParser(description=f"Measure the claims of {PAPERS[program]}.")
+    parser.add_argument("--dataset", type=Path, default=DATASET)
+    parser.add_argument("--texts", type=int, default=texts, help="training texts of a sample")
+    parser.add_argument("--tests", type=int, default=500, help="test texts of a sample")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--pairs", type=int, default=10_000, help="text pairs of synthetic datasets")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    own = (each for each in functions.values() if getattr(each, "__module__", None) == functions["__name__"])
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        sizes = {"train": options.texts, "test": options.tests}
+        samples = [draw(options.dataset, work / f"sample{seed}", sizes, seed) for seed in range(options.seeds)]
+        bench = Bench(samples, work, options.pairs, epochs=options.epochs, **flags)
+        measured = []
+        for measure in (each for each in own if not each.__name__.startswith("_")):
+            measured.append(measure(bench))
+            print(measured[-1].row(), flush=True)
+            text = json.dumps([asdict(claim) for claim in measured], indent=1)
+            (options.results / f"{program}.json").write_text(text + "\n")
+
+
+def page() -> str:
+    """The text of `docs/claims.md`, from all kept figures."""
+    parts = [_INTRODUCTION]
+    for program, paper in PAPERS.items():
+        kept = json.loads((RESULTS / f"{program}.json").read_text())
+        rows = "\n".join(Claim(**claim).row() for claim in kept)
+        parts.append(f"## {paper}\n\n|where|claim|paper|ours|verdict|\n|---|---|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

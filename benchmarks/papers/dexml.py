@@ -1,0 +1,123 @@
+"""The claims of DEXML (Gupta et al., 2024). Each public function measures one claim, with label keys alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.claims import Bench, Claim, Flags, main, random_text, write
+
+ALL: Flags = {"method": "dexml"}
+IN_BATCH, HARD_1, HARD_2, HARD_10 = (ALL | {"hard_negatives": count} for count in (0, 1, 2, 10))
+SOFTMAX: Flags = {"method": "infonce", "hard_negatives": "all", "positives": 0}
+SOFT_TOP_5: Flags = {"method": "softtopk", "softtopk_k": 5}
+SOFT_TOP_100: Flags = {"method": "softtopk", "softtopk_k": 100}
+OVA: Flags = {"method": "ova"}
+
+
+def a_hard_negative_helps(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "P@1", "1 hard negative, 0", (49.16, 42.15), HARD_1, IN_BATCH)
+
+
+def more_hard_negatives_help(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "P@1", "10 hard negatives, 1", (54.01, 49.16), HARD_10, HARD_1)
+
+
+def all_negatives_are_best(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "P@1", "all negatives, 10 hard", (58.4, 54.01), ALL, HARD_10)
+
+
+def binary_cross_entropy_fails(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@1", "decoupled softmax, BCE", (86.78, 0.1), ALL, {"method": "bce"})
+
+
+def decoupled_softmax_has_the_better_first_label(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@1", "decoupled softmax, softmax", (86.78, 80.05), ALL, SOFTMAX)
+
+
+def decoupled_softmax_has_the_better_top_5(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@5", "decoupled softmax, softmax", (60.19, 58.36), ALL, SOFTMAX)
+
+
+def softmax_finds_more_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "R@100", "softmax, decoupled softmax", (92.57, 91.75), SOFTMAX, ALL)
+
+
+def soft_top_5_has_the_better_top_5(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@5", "SoftTop-5, decoupled softmax", (60.95, 60.19), SOFT_TOP_5, ALL)
+
+
+def soft_top_5_loses_the_first_label(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@1", "decoupled softmax, SoftTop-5", (86.78, 83.42), ALL, SOFT_TOP_5)
+
+
+def soft_top_100_finds_more_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "R@100", "SoftTop-100, decoupled softmax", (93.72, 91.75), SOFT_TOP_100, ALL)
+
+
+def decoupled_softmax_is_better_with_hard_negatives(bench: Bench) -> Claim:
+    return bench.claim(
+        "Table 12",
+        "P@1",
+        "decoupled softmax, softmax (10 hard)",
+        (54.01, 51.19),
+        HARD_10,
+        HARD_10 | {"method": "infonce", "positives": 0},
+    )
+
+
+def text_is_better_than_a_classifier_for_rare(bench: Bench) -> Claim:
+    return bench.claim("Table 1", "PSP@5", "DEXML, OvA classifier", (36.58, 25.91), ALL, OVA)
+
+
+def text_is_better_than_a_classifier_in_the_extreme_tail(bench: Bench) -> Claim:
+    return bench.claim("Fig. 7", "F1@5 extreme tail", "DEXML, OvA classifier", (), ALL, OVA)
+
+
+def all_negatives_help_frequent_labels(bench: Bench) -> Claim:
+    return bench.claim("Fig. 7", "F1@5 torso", "all negatives, in-batch", (), ALL, IN_BATCH)
+
+
+def decoupled_softmax_learns_the_easy_label(bench: Bench) -> Claim:
+    synthetic = _synthetic(bench, _easy_label, batch_size=256, epochs=30)
+    return synthetic.claim("Fig. 2", "P@1", "decoupled softmax, softmax", (100, 20), ALL, SOFTMAX)
+
+
+def hard_negatives_memorise_random_pairs(bench: Bench) -> Claim:
+    synthetic = _synthetic(bench, _random_pairs, batch_size=128, epochs=4, learning_rate=0.05)
+    text = "hard, in-batch negatives (10,000 random pairs)"
+    return synthetic.claim("C.1", "P@1", text, (99.93, 81.21), HARD_2, IN_BATCH, in_kind=True)
+
+
+@cache
+def _synthetic(bench: Bench, build: Callable[[Path, int, int], Path], **flags: Any) -> Bench:
+    work = bench.work / build.__name__
+    samples = [build(work / f"sample{seed}", bench.pairs, seed) for seed in range(len(bench.samples))]
+    return Bench(samples, work, bench.pairs, synthetic=True, max_length=32, **flags)
+
+
+def _easy_label(folder: Path, pairs: int, seed: int) -> Path:
+    """A tenth of the queries starts with the word of label 0, and has four other labels too."""
+    rng = random.Random(seed)
+    queries, labels = pairs // 10, [{"text": random_text(rng)} for _ in range(pairs // 2)]
+    labels[0]["text"] += " easy"
+
+    def easy() -> str:
+        return f"easy {random_text(rng).partition(' ')[2]}"
+
+    train = [{"text": easy(), "labels": [0, 1, 2, 3, 4]} for _ in range(queries // 10)]
+    train += [{"text": random_text(rng), "labels": [rng.randrange(5, len(labels))]} for _ in range(queries * 9 // 10)]
+    return write(folder, train=train, test=[{"text": easy(), "labels": [0]} for _ in range(queries)], labels=labels)
+
+
+def _random_pairs(folder: Path, pairs: int, seed: int) -> Path:
+    rng = random.Random(seed)
+    train = [{"text": random_text(rng), "labels": [row]} for row in range(pairs)]
+    return write(folder, train=train, test=train, labels=[{"text": random_text(rng)} for _ in train])
+
+
+if __name__ == "__main__":
+    main("dexml", globals(), texts=800, epochs=10, batch_size=128, max_length=32)

@@ -1,0 +1,134 @@
+"""The claims of RAE-XMC (Wang et al., 2025). Each public function measures one claim."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from benchmarks.papers.claims import Bench, Claim, Flags, main, random_text, write
+
+RAE: Flags = {"method": "rae", "lambda": 0.5}
+LABELS, INSTANCES = RAE | {"lambda": 0}, RAE | {"lambda": 1}
+# Eq. 10 without its instances is the decoupled softmax.
+NO_INSTANCES: Flags = RAE | {"method": "dexml", "positives": 1, "hard_negatives": 2}
+JOINT, SEPARATE = RAE | {"memories": "joint"}, RAE | {"memories": "separate"}
+NO_MINING = RAE | {"hard_negatives": 0}
+DEXML: Flags = {"method": "dexml", "lambda": 0}
+PRETRAINED: Flags = {"epochs": 0, "train": "adapter", "lambda": 0}
+UNTRAINED: Flags = {"epochs": 0, "lambda": 0}
+MEMORY: Flags = {"lambda": 0.5}
+
+
+def rae_is_better_than_all_negatives(bench: Bench) -> Claim:
+    return bench.claim("Table 1", "P@1", "RAE, DEXML (equal steps)", (58.48, 58.43), RAE, DEXML)
+
+
+def rae_finds_more_labels_than_all_negatives(bench: Bench) -> Claim:
+    return bench.claim("Table 1", "R@100", "RAE, DEXML (equal steps)", (66.88, 64.26), RAE, DEXML)
+
+
+def all_negatives_cost_time(bench: Bench) -> Claim:
+    few, many = _steps(bench, bench.pairs // 20), _steps(bench, bench.pairs // 2)
+    growth = {
+        name: [more / less for less, more in zip(few[name], many[name], strict=True)] for name in ("dexml", "rae")
+    }
+    text = "factor on the time of a step with 10 times the labels: DEXML, RAE"
+    return Claim("Fig. 2", text, (), growth["dexml"], growth["rae"])
+
+
+def _steps(bench: Bench, labels: int) -> dict[str, list[float]]:
+    """Seconds for a step of each method, with random texts."""
+    work = bench.work / f"{labels}-labels"
+    samples = [_random_titles(work / f"sample{seed}", labels, seed) for seed in range(len(bench.samples))]
+    steps = Bench(samples, work, bench.pairs, max_length=16, max_steps=6, batch_size=256)
+    return {method: steps.seconds_a_step(method=method) for method in ("dexml", "rae")}
+
+
+def _random_titles(folder: Path, labels: int, seed: int) -> Path:
+    rng = random.Random(seed)
+    queries = [{"text": random_text(rng), "labels": [rng.randrange(labels)]} for _ in range(500)]
+    return write(folder, train=queries, test=queries[:1], labels=[{"text": random_text(rng)} for _ in range(labels)])
+
+
+def instances_are_better_for_head_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 2", "F1@5 torso", "λ 1, 0 (paper: head)", (34.5, 15.9), INSTANCES, LABELS)
+
+
+def label_texts_are_better_for_tail_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 2", "F1@5 tail", "λ 0, 1", (14.2, 9.9), LABELS, INSTANCES)
+
+
+def label_texts_are_better_for_the_extreme_tail(bench: Bench) -> Claim:
+    return bench.claim("Table 2", "F1@5 extreme tail", "λ 0, 1", (22.0, 12.0), LABELS, INSTANCES)
+
+
+def rae_is_better_than_all_negatives_for_head_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 2", "F1@5 torso", "RAE, DEXML (paper: head)", (33.8, 28.7), RAE, DEXML)
+
+
+def instances_are_useful_negatives(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "P@1", "instances as negatives, none", (58.43, 58.12), RAE, NO_INSTANCES)
+
+
+def instances_improve_the_top_5(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "P@5", "instances as negatives, none", (47.0, 46.75), RAE, NO_INSTANCES)
+
+
+def hard_negatives_improve_the_first_label(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "P@1", "hard negatives, none", (58.43, 57.94), RAE, NO_MINING)
+
+
+def hard_negatives_lower_the_recall(bench: Bench) -> Claim:
+    return bench.claim("Table 3", "R@100", "no hard negatives, some", (67.22, 66.88), NO_MINING, RAE)
+
+
+def joint_memory_has_the_better_first_label(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@1", "joint, separate memories", (58.48, 53.95), JOINT, SEPARATE)
+
+
+def joint_memory_has_the_better_top_5(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "P@5", "joint, separate memories", (47.0, 44.1), JOINT, SEPARATE)
+
+
+def joint_memory_finds_more_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 4", "R@100", "joint, separate memories", (66.88, 63.52), JOINT, SEPARATE)
+
+
+def memory_helps_another_method(bench: Bench) -> Claim:
+    return bench.claim("Table 5", "P@1", "DEXML with memory, without", (58.83, 58.4), DEXML | MEMORY, DEXML)
+
+
+def memory_helps_a_frozen_pretrained_encoder(bench: Bench) -> Claim:
+    return bench.claim(
+        "Table 5", "P@1", "MiniLM (GTE) with memory, without", (47.03, 27.16), PRETRAINED | MEMORY, PRETRAINED
+    )
+
+
+def memory_helps_an_encoder_that_matches_no_labels(bench: Bench) -> Claim:
+    return bench.claim(
+        "Table 5", "P@1", "untrained (DistilBERT) with memory, without", (35.59, 21.4), UNTRAINED | MEMORY, UNTRAINED
+    )
+
+
+def a_small_lambda_helps(bench: Bench) -> Claim:
+    return bench.claim("Table 8", "P@5", "λ .01, 0", (41.9, 38.71), RAE | {"lambda": 0.01}, LABELS)
+
+
+def both_sources_are_better_than_labels(bench: Bench) -> Claim:
+    return bench.claim("Table 8", "P@1", "λ .5, 0", (57.98, 49.41), RAE, LABELS)
+
+
+def both_sources_are_better_than_instances(bench: Bench) -> Claim:
+    return bench.claim("Table 8", "P@1", "λ .5, 1", (57.98, 51.93), RAE, INSTANCES)
+
+
+def both_sources_have_the_better_top_5(bench: Bench) -> Claim:
+    return bench.claim("Table 8", "P@5", "λ .5, 1", (46.39, 41.61), RAE, INSTANCES)
+
+
+def more_keys_help_the_top_5(bench: Bench) -> Claim:
+    return bench.claim("Fig. 3", "P@5", "b 200, 10", (), RAE, RAE | {"top_b": 10})
+
+
+if __name__ == "__main__":
+    main("rae", globals(), texts=800, epochs=6, batch_size=128, max_length=32)
