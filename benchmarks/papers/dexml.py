@@ -11,7 +11,9 @@ from typing import Any
 from benchmarks.papers.claims import Bench, Claim, Flags, main, random_text, write
 
 ALL: Flags = {"method": "dexml"}
-IN_BATCH, HARD_1, HARD_2, HARD_10 = (ALL | {"hard_negatives": count} for count in (0, 1, 2, 10))
+IN_BATCH, HARD_1, HARD_10 = (ALL | {"hard_negatives": count} for count in (0, 1, 10))
+# Random texts need easy negatives first: an untrained encoder gives all texts one vector if it starts with hard ones.
+LATE = ALL | {"hard_negatives": 2, "mine_from": 3}
 SOFTMAX: Flags = {"method": "infonce", "hard_negatives": "all", "positives": 0}
 SOFT_TOP_5: Flags = {"method": "softtopk", "softtopk_k": 5}
 SOFT_TOP_100: Flags = {"method": "softtopk", "softtopk_k": 100}
@@ -87,9 +89,9 @@ def decoupled_softmax_learns_the_easy_label(bench: Bench) -> Claim:
 
 
 def hard_negatives_memorise_random_pairs(bench: Bench) -> Claim:
-    synthetic = _synthetic(bench, _random_pairs, batch_size=128, epochs=4, learning_rate=0.05)
+    synthetic = _synthetic(bench, _random_pairs, batch_size=128, epochs=6, learning_rate=1e-3)
     text = "hard, in-batch negatives (10,000 random pairs)"
-    return synthetic.claim("C.1", "P@1", text, (99.93, 81.21), HARD_2, IN_BATCH, in_kind=True)
+    return synthetic.claim("C.1", "P@1", text, (99.93, 81.21), LATE, IN_BATCH, in_kind=True)
 
 
 @cache
