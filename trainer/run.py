@@ -8,7 +8,6 @@ import dataclasses
 import numpy as np
 import torch
 
-from recollect.service.ray_tasks import check_address
 from recollect.trainer.data.dataset import Dataset, open_named
 from recollect.trainer.data.formats.fields import print_note
 from recollect.trainer.data.split import Split, fingerprint
@@ -16,7 +15,6 @@ from recollect.trainer.distributed import (
     check_same_dataset,
     check_shared_folder,
     process_group,
-    require_single_process,
 )
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, choose_device
@@ -61,11 +59,7 @@ def write_run(settings: TrainSettings) -> None:
         EncoderError: If the encoder cannot be loaded or the device is absent.
         TrainingError: If the dataset is too small, the loss diverges, or the folder holds another training.
         MemoryFolderError: If the folder holds a memory with another plan.
-        SettingsError, ClusterError: If Ray is not installed, no cluster answers at its address, or it does not start.
     """
-    if settings.ray is not None:
-        require_single_process("train --ray")
-        check_address(settings.ray)
     device = choose_device(settings.device)
     if settings.lora:
         require_peft(settings.lora)
@@ -168,13 +162,13 @@ def _check_head(run: Run, recipe: Recipe) -> None:
 
 def _run_without_training(run: Run) -> None:
     """Save the pretrained encoder and write its memory."""
-    folder, plan, ray = run.folder, run.plan(run.encoder, run.settings.key_dtype), run.settings.ray
+    folder, plan = run.folder, run.plan(run.encoder, run.settings.key_dtype)
     reusable = run.reusable(run.encoder, plan)
     if run.ranks.first:
         resumed = folder.begin_untrained(plan, run.settings.overwrite)
         if not resumed or not folder.checkpoint.is_dir():
             save_checkpoint(run.encoder, folder.checkpoint)
-    run.write_memory(plan, run.texts(run.encoder, reusable) if ray is None else run.remote_texts(plan, ray))
+    run.write_memory(plan, run.texts(run.encoder, reusable))
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:

@@ -17,8 +17,7 @@ from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.checkpoint import encoder_digest
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.keys import EncodedTexts, KeySource, TextRows
-from recollect.trainer.encoding.remote import RemoteTexts
+from recollect.trainer.encoding.keys import EncodedTexts, KeySource
 from recollect.trainer.encoding.tokens import TokenTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.adapter import Side
@@ -53,11 +52,6 @@ class Run:
 
     def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
         return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
-
-    def remote_texts(self, plan: MemoryPlan, ray: str) -> RemoteTexts:
-        """The texts, which processes of Ray encode with the checkpoint of the run."""
-        rows = TextRows(self.encoder.config, self.dataset.labels, self.instances.entries)
-        return RemoteTexts(rows, self.folder.checkpoint, plan.encoder_sha256, self.encoder.device, ray)
 
     def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
         """The token ids of some texts, cut after `max_length` tokens.

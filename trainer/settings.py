@@ -309,10 +309,6 @@ class SharedTrainSettings(Settings):
         alias="from",
         description="run to start from: its checkpoint, lengths, pooling and trained part; heads start anew",
     )
-    ray: str | None = Field(
-        None,
-        description="with --epochs 0: Ray cluster HOST:PORT that encodes; no value: Ray on this machine; unset: no Ray",
-    )
     tune: Literal["auto", "yes", "no"] = Field(
         "auto",
         description="choose the memory's lambda on held-out instances, as `recollect tune` does; auto: only for prime",

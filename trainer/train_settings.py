@@ -115,9 +115,6 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
         )
     if "label_key_alpha" in given and settings.label_keys == "text":
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
-    if settings.ray is not None and (settings.epochs != 0 or settings.vectors is not None):
-        found = "--vectors, whose few new texts one process encodes" if settings.epochs == 0 else "a training"
-        yield f"--ray: expected --epochs 0, whose memory it encodes, and no --vectors, found {found}; omit --ray"
     yield from _contradictions_with_best(settings)
     yield from _contradictions_with_method(settings)
     if not settings.normalise:

@@ -11,12 +11,16 @@ import contextlib
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from recollect.service.bulk.answering import Answered, Task, answer, header, open_version
 from recollect.service.bulk.output import FileOutput, Output
 from recollect.service.bulk.pool import WorkerPool
+from recollect.service.bulk.ray_tasks import RayTasks, check_address, cluster_cores, connected
 from recollect.service.bulk.reading import (
     ANSWER_COLUMNS,
     Block,
@@ -30,13 +34,15 @@ from recollect.service.bulk.reading import (
 from recollect.service.command_settings import PredictSettings
 from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import SettingsError
-from recollect.service.in_order import in_order
-from recollect.service.ray_tasks import RayTasks, check_address, cluster_resources, connected
 from recollect.service.store.locations import open_store
 from recollect.service.threads import threads_or_cores
 
 # Number of blocks for each worker that are read, or answered but not written yet.
 _BLOCKS_PER_WORKER = 4
+
+_Item = TypeVar("_Item")
+_Call = TypeVar("_Call")
+_Result = TypeVar("_Result")
 
 
 def predict_file(settings: PredictSettings) -> int:
@@ -108,15 +114,54 @@ def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
     count, content = threads_or_cores(settings.workers), task.to_json()
     if settings.ray is None:
         with WorkerPool(content, count) as pool:
-            yield lambda blocks: in_order(blocks, pool.submit, pool.result, count * _BLOCKS_PER_WORKER)
+            yield lambda blocks: _in_order(blocks, pool.submit, pool.result, count * _BLOCKS_PER_WORKER)
         return
     with connected(settings.ray, count):
-        count = settings.workers or cluster_resources("CPU")
+        count = settings.workers or cluster_cores()
         with RayTasks(count) as tasks:
             for message in tasks.result(tasks.submit(open_version, content)):
                 print_status(message)
             submit = functools.partial(tasks.submit, answer, content)
-            yield lambda blocks: in_order(blocks, submit, tasks.result, count * _BLOCKS_PER_WORKER)
+            yield lambda blocks: _in_order(blocks, submit, tasks.result, count * _BLOCKS_PER_WORKER)
+
+
+def _in_order(
+    items: Iterable[_Item], submit: Callable[[_Item], _Call], result: Callable[[_Call], _Result], most: int
+) -> Iterator[_Result]:
+    """The results of calls, in the order of their items.
+
+    A thread reads the items, because the results of the first lines of a pipe must not wait for the next line.
+
+    Args:
+        items: Arguments of the calls.
+        submit: Starts a call.
+        result: Waits for its result.
+        most: Number of calls that are started, and whose results are not used yet.
+    """
+    waiting = queue.SimpleQueue[_Call | BaseException | None]()
+    free, ended = threading.Semaphore(most), False
+
+    def read() -> None:
+        try:
+            for item in items:
+                free.acquire()
+                if ended:
+                    return
+                waiting.put(submit(item))
+            waiting.put(None)
+        except BaseException as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while (found := waiting.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield result(found)
+            free.release()
+    finally:
+        ended = True
+        free.release()
 
 
 def _after(rows: int, blocks: Iterator[Block]) -> Iterator[Block]:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recollect.service.bulk.ray_tasks import RayTasks, check_address, connected
 from recollect.service.errors import ClusterError, SettingsError, WorkerError
-from recollect.service.ray_tasks import RayTasks, check_address, connected
 from tests.service.http_helpers import PATIENCE_SECONDS
 from tests.service.test_bulk import MANY, ROWS, SMALL_BLOCKS, fails, finished_rows, run, running, start, write_jsonl
 

@@ -6,7 +6,8 @@ encoder, or from the vectors of a frozen encoder, with an adapter and a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxtyping import Float
 
 from recollect.trainer.data.split import Entries
 from recollect.trainer.distributed import ALONE, Ranks
-from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, embed
+from recollect.trainer.encoding.encoder import Encoder, embed
 from recollect.trainer.encoding.tokens import Inputs, VectorTable
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
@@ -83,35 +84,12 @@ class KeyMaker:
         return embed(self._model, inputs[start:stop], self._model.key_dim, self._device, autocast=self._autocast)
 
 
-class KeySource:
+class KeySource(abc.ABC):
     """Makes the keys of a memory: those of all instances, then those of all labels."""
 
+    @abc.abstractmethod
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
         """The keys of rows `start` to `stop`, which are all instances or all labels."""
-        raise NotImplementedError
-
-    def chunks(
-        self, bounds: Iterable[tuple[int, int]], progress: Callable[[int], object]
-    ) -> Iterator[Float[np.ndarray, "row dim"]]:
-        """The keys of each chunk of rows, in order. A source may compute several chunks at the same time."""
-        for start, stop in bounds:
-            yield self.keys(start, stop, progress)
-
-
-@dataclass(frozen=True)
-class TextRows:
-    """The texts of instances, then of labels, and the settings that encode them."""
-
-    config: EncoderConfig
-    labels: Entries
-    instances: Entries
-
-    def between(self, start: int, stop: int) -> tuple[pa.LargeStringArray, int, Side]:
-        """The texts of some rows, their maximum length, and their side."""
-        first_label = len(self.instances)
-        if start < first_label:
-            return self.instances.texts[start:stop], self.config.max_length, "queries"
-        return self.labels.texts[start - first_label : stop - first_label], self.config.label_max_length, "labels"
 
 
 @dataclass(frozen=True)
@@ -133,8 +111,12 @@ class EncodedTexts(KeySource):
     reusable: ReusableKeys | None = None
 
     def keys(self, start: int, stop: int, progress: Callable[[int], object]) -> Float[np.ndarray, "row dim"]:
-        rows = TextRows(self.encoder.config, self.labels, self.instances)
-        texts, max_length, side = rows.between(start, stop)
+        first_label, config = len(self.instances), self.encoder.config
+        side: Side = "queries" if start < first_label else "labels"
+        if side == "queries":
+            texts, max_length = self.instances.texts[start:stop], config.max_length
+        else:
+            texts, max_length = self.labels.texts[start - first_label : stop - first_label], config.label_max_length
         return _gather_shares(
             self.ranks,
             len(texts),

@@ -54,9 +54,8 @@ def write_memory(
         _open_keys(folder / "keys.npy", plan, done, ranks) as file,
         progress_bar(plan.keys, "text", "encode", done, shown=ranks.first) as bar,
     ):
-        chunks = list(_chunks(plan, done, _CHUNK_TEXTS * ranks.size))
-        keys = source.chunks(chunks, lambda rows: bar.update(rows * ranks.size))
-        for (_, stop), vectors in zip(chunks, keys, strict=True):
+        for start, stop in _chunks(plan, done, _CHUNK_TEXTS * ranks.size):
+            vectors = source.keys(start, stop, lambda rows: bar.update(rows * ranks.size))
             bar.update(stop - bar.n)  # the sizes of the shares may differ by a row
             if ranks.first:
                 file.write(vectors.astype(plan.key_dtype).tobytes())

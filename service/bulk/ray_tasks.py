@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from recollect.service.errors import ClusterError, ServiceError, SettingsError, WorkerError
 
@@ -105,11 +105,11 @@ def connected(address: str, cores: int) -> Iterator[None]:
             ray.shutdown()
 
 
-def cluster_resources(kind: Literal["CPU", "GPU"]) -> int:
-    """Number of cores or GPUs of all machines of the connected cluster."""
+def cluster_cores() -> int:
+    """Number of cores of all machines of the connected cluster."""
     import ray
 
-    return int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]
+    return int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
 
 
 class RayTasks:
@@ -120,14 +120,12 @@ class RayTasks:
 
     Args:
         most: Number of calls that run at the same time, if the cluster has so many free cores.
-        gpus: Number of GPUs that a call needs.
     """
 
-    def __init__(self, most: int, gpus: int = 0) -> None:
+    def __init__(self, most: int) -> None:
         import ray
 
-        resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_calls": 0}
-        self._call = ray.remote(max_retries=_ATTEMPTS - 1, **resources)(_call)
+        self._call = ray.remote(max_retries=_ATTEMPTS - 1, num_cpus=1, max_calls=0)(_call)
         self._free, self._lock, self._open, self._answered = threading.Semaphore(most), threading.Lock(), True, False
 
     def __enter__(self) -> RayTasks:
