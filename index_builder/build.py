@@ -92,8 +92,6 @@ def build(settings: BuildSettings) -> str:
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
     _check_match(settings.run, memory, encoder)
-    for line in describe_unclear_labels(encoder, read_field(memory.folder / "labels.jsonl", "text")):
-        print_status(line)
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
     device = usable_device(settings)
@@ -110,6 +108,8 @@ def build(settings: BuildSettings) -> str:
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     _check_memory_sequence(store, settings.memory_sequence)
+    for line in describe_unclear_labels(encoder, read_field(memory.folder / "labels.jsonl", "text")):
+        print_status(line)
     with (
         NewCollections(settings) if settings.engine == "milvus" else contextlib.nullcontext() as collections,
         store.incoming() as folder,
