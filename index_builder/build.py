@@ -26,7 +26,7 @@ from recollect.index_builder.hub import local_run
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from recollect.index_builder.ranking.bundle_ranker import choose_ranker, lexical_for, write_bundle_ranker
+from recollect.index_builder.ranking.artefact import choose_ranker, lexical_for, write_bundle_ranker
 from recollect.index_builder.ranking.calibrate import fit_vote_probabilities
 from recollect.index_builder.settings import BuildSettings, PublishSettings
 from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
@@ -48,7 +48,7 @@ from recollect.service.bundle.manifest import (
     Point,
     Probabilities,
 )
-from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.console import print_status, progress_bar
 from recollect.service.memory_log.retention import last_entry, removed_entries
 from recollect.service.predictor.golden import write_golden

@@ -35,7 +35,7 @@ from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import current_metrics, golden_queries, verify
 from recollect.service.bundle.bundle import Bundle, open_bundle
 from recollect.service.bundle.files import RANKER
-from recollect.service.bundle.signing_key import SigningKey, read_signing_key, sign_manifest
+from recollect.service.bundle.signing import SigningKey, read_signing_key, sign_manifest
 from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status
 from recollect.service.errors import ActivationConflictError, LogConflictError

@@ -15,7 +15,7 @@ from recollect.service.http import problems
 from recollect.service.http.annif import AnnifRoutes
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
-from recollect.service.http.memory_routes import MemoryRoutes
+from recollect.service.http.memory_routes import ChangeThreads, MemoryRoutes
 from recollect.service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
 from recollect.service.http.routes import Routes
 from recollect.service.http.schemas import Problem
@@ -28,7 +28,6 @@ from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
 from recollect.service.serving.batcher import Batcher
-from recollect.service.serving.change_threads import ChangeThreads
 from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.telemetry.metrics import Metrics

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -19,7 +21,7 @@ from fastapi.responses import JSONResponse
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
-from recollect.service.errors import ChangeError, StoreError
+from recollect.service.errors import ChangeError, OverloadError, StoreError
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.routes import JsonRoute, parse_body
 from recollect.service.memory.changes import (
@@ -38,7 +40,6 @@ from recollect.service.memory.entries import Entry, RemoveCorrection, RemoveInst
 from recollect.service.memory.view import View
 from recollect.service.options import Query
 from recollect.service.predictor.changing import Change, change, present_view
-from recollect.service.serving.change_threads import ChangeThreads
 from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -314,3 +315,42 @@ class MemoryRoutes:
             raise ProblemError(
                 403, "expected an API key with the scope `write`, found one without it", "no_write_scope"
             )
+
+
+# Threads that change the memory.
+_THREADS = 8
+# Maximum number of changes in progress, with those that wait for a thread. A further change is refused.
+_MAX_CHANGES = 64
+
+_Result = TypeVar("_Result")
+
+
+class ChangeThreads:
+    """The threads that change the memory. The event loop uses them."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "change")
+        self._changes = 0
+
+    async def run(self, change: Callable[[], _Result]) -> _Result:
+        """Run a change to its end, even if the client disconnects.
+
+        Raises:
+            OverloadError: If too many changes wait.
+        """
+        if self._changes >= _MAX_CHANGES:
+            raise OverloadError(f"{self._changes} changes of the memory wait; retry shortly")
+        context = contextvars.copy_context()  # the log context with the request's id
+        self._changes += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads, context.run, change)
+        future.add_done_callback(self._end)
+        return await asyncio.shield(future)
+
+    def close(self) -> None:
+        """Wait for the changes in progress, and drop those that wait for a thread. No dropped change was written."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _end(self, future: asyncio.Future[_Result]) -> None:
+        self._changes -= 1
+        if not future.cancelled():
+            future.exception()  # no warning if the request has ended before the change

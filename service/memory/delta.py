@@ -30,8 +30,7 @@ from recollect.service.memory.entries import (
 from recollect.service.memory.growing import GrowingArray, GrowingRows, VersionedArray
 from recollect.service.memory.layers import LiveLabels, LiveNames, LiveStrings, LiveValues, LiveVoters
 from recollect.service.memory.live_table import GrowingEnds, LiveTable
-from recollect.service.memory.uid_index import UidIndex
-from recollect.service.memory.view import Status, View
+from recollect.service.memory.view import Status, UidIndex, View
 from recollect.service.ranking.names import Names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory_log.group_log import GroupLog
 from recollect.service.memory_log.groups import Group, Place
-from recollect.service.memory_log.store_segments import segments_of
+from recollect.service.memory_log.log import segments_of
 from recollect.service.store.store import Store
 
 # Groups are written together until they have this size: an object store gets fewer and larger segments.

@@ -31,10 +31,12 @@ from recollect.service.errors import MemoryLogError
 from recollect.service.memory.changes import Encode
 from recollect.service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
 from recollect.service.memory_log.entry_encoding import decode_entries, encode_entry
+from recollect.service.memory_log.folder_segments import FolderSegments
 from recollect.service.memory_log.group_log import GroupLog
 from recollect.service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
-from recollect.service.memory_log.segments import Segments
-from recollect.service.memory_log.store_segments import segments_of
+from recollect.service.memory_log.object_segments import ObjectSegments
+from recollect.service.memory_log.segments import MEMORY, Segments
+from recollect.service.storage.object_folder import ObjectFolder
 from recollect.service.store.store import Store
 
 
@@ -230,3 +232,9 @@ def _with_vector(entry: Entry, vector: Float[np.ndarray, " dim"]) -> Entry:
     if isinstance(entry, PutInstance | PutLabel | PutCorrection):
         return dataclasses.replace(entry, vector=vector)
     return entry
+
+
+def segments_of(store: Store) -> Segments:
+    """The segments of the log of a store."""
+    files = store.files
+    return ObjectSegments(files, MEMORY) if isinstance(files, ObjectFolder) else FolderSegments(store.root / MEMORY)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 
 from recollect.service.errors import BundleError
 from recollect.service.memory_log.group_log import GroupLog
+from recollect.service.memory_log.log import segments_of
 from recollect.service.memory_log.segments import SegmentFile
-from recollect.service.memory_log.store_segments import segments_of
 from recollect.service.store.store import Store
 
 

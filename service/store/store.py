@@ -26,10 +26,9 @@ from recollect.service.errors import BundleError, StoreError, UnknownVersionErro
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.storage.bundle_cache import BundleCache, default_cache
 from recollect.service.storage.bundle_folder import BundleFolder
-from recollect.service.storage.cached_bundles import BundleSource, CachedBundles
+from recollect.service.storage.cached_bundles import BundleSource, CachedBundles, Verification
 from recollect.service.storage.control_files import ControlFiles, FolderFiles
 from recollect.service.storage.folder_source import FolderSource
-from recollect.service.storage.verification import Verification
 from recollect.service.store.activation_record import ActivationRecord, default_author
 from recollect.service.store.audit_log import LogEntry
 from recollect.service.store.desired_state import DesiredState

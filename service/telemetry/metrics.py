@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,6 @@ from prometheus_client.mmap_dict import MmapedDict
 from recollect.service.memory_use import process_memory
 from recollect.service.settings import SHARED_METRICS
 from recollect.service.storage.bundle_folder import folder_lock
-from recollect.service.telemetry.engine_metrics import EngineMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -224,3 +224,32 @@ def _is_running(process: int) -> bool:
     except PermissionError:  # the number belongs to a process of another user now
         return False
     return True
+
+
+@dataclass(frozen=True, eq=False)
+class EngineMetrics:
+    """Metrics of the calls of Milvus.
+
+    Attributes:
+        up: 1 while Milvus answers.
+        seconds: Time of each call that Milvus answered.
+        errors: Number of calls that failed.
+    """
+
+    up: Gauge
+    seconds: Histogram
+    errors: Counter
+
+    def __post_init__(self) -> None:
+        self.up.set(1)
+        for method in ("search", "query"):  # starts at 0, so that Prometheus sees the first increase
+            self.seconds.labels(method)
+            for reason in ("unreachable", "unauthenticated", "timeout", "not_loaded", "refused"):
+                self.errors.labels(method, reason)
+
+    def __call__(self, method: str, seconds: float, reason: str | None) -> None:
+        """Count a call; `reason` says why it failed, and is None if Milvus answered."""
+        if reason is None:
+            self.seconds.labels(method).observe(seconds)
+        else:
+            self.errors.labels(method, reason).inc()

@@ -11,7 +11,7 @@ import pytest
 
 import recollect
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
-from recollect.service.bundle.signing_key import read_signing_key
+from recollect.service.bundle.signing import read_signing_key
 from recollect.service.errors import BundleError, KeyFileError
 from recollect.service.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from recollect.service.serving.change_threads import ChangeThreads
+from recollect.service.http.memory_routes import ChangeThreads
 
 
 def test_change_is_completed_if_its_request_is_cancelled() -> None:

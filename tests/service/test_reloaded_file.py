@@ -10,7 +10,7 @@ import httpx
 import pytest
 import structlog
 
-from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.errors import KeyFileError
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.store.store import Store

@@ -14,8 +14,7 @@ import pytest
 import recollect
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from recollect.service.bundle.signing import read_verify_keys
-from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import read_signing_key, read_verify_keys, sign_manifest
 from recollect.service.errors import BundleError, KeyFileError
 from recollect.service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair

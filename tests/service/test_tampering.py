@@ -12,8 +12,7 @@ import pytest
 import recollect
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
-from recollect.service.bundle.signing import read_verify_keys
-from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import read_signing_key, read_verify_keys, sign_manifest
 from recollect.service.errors import BundleError
 from tests.keys import write_pair
 from tests.service.http_helpers import add_version, copy_store, light_encoder

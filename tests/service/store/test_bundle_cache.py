@@ -118,7 +118,7 @@ def keys(tmp_path: Path) -> Pair:
 def test_signature_is_checked_before_other_files_are_downloaded(
     web: WebServer, origin: Store, keys: Pair, tmp_path: Path
 ) -> None:
-    from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+    from recollect.service.bundle.signing import read_signing_key, sign_manifest
 
     store = open_store(web.url, keys.public, tmp_path / "cache")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/manifest.sig: expected a signature for .*public"):

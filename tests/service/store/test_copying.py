@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.copying import copy_version
 from recollect.service.store.locations import open_store

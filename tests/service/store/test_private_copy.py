@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.service.bundle.signing_key import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.storage.folder_source import FolderSource
 from recollect.service.store.store import Store
