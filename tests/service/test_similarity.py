@@ -25,7 +25,7 @@ def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_computed_similarities_equal_the_similarities_that_a_search_reports(index: tuple[str, KeyIndex]) -> None:
     factory, opened_index = index
-    exhaustive = opened_index.at(opened_index._info.model_copy(update={"effort": 2_000}))
+    exhaustive = opened_index.at(opened_index.info.model_copy(update={"effort": 2_000}))
     rows = np.arange(0, 2_000, 3)
     for query in QUERIES:
         found = exhaustive.search(query[None], 2_000)
