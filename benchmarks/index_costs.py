@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
@@ -51,10 +52,7 @@ _SAMPLED_SECONDS = 0.02
 _TOP_B, _LAMBDA, _TEMPERATURE = 200, 0.5, 0.04
 _HEAD_DIM, _SAMPLE_TEXTS = 32, 64
 # Flags that are also settings of `recollect build`. The environment variables of `recollect build` have no effect here.
-_BUILD_FLAGS = (
-    *("index", "recall_target", "memory_budget", "latency_budget_ms"),
-    *("precision", "device", "threads"),
-)
+_BUILD_FLAGS = ("index", "recall_target", "device", "threads")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Measured:
     Attributes:
         keys: Number of instances and labels together.
         build_seconds: Time from the memory folder to a complete bundle.
-        build_cpu_seconds: CPU time of all threads in this time.
         peak_mb: Peak memory of the build, without pages of mapped files, which the system can reclaim.
         index_mb: Size of both indexes on disk.
         bytes_per_key: Size of both indexes divided by the number of keys.
@@ -80,17 +77,14 @@ class Measured:
     labels: int
     pairs: int
     build_seconds: float
-    build_cpu_seconds: float
     peak_mb: float
     index_mb: float
-    bundle_mb: float
     bytes_per_key: float
     open_seconds: float
     recall: float
     search_p50_ms: float
     search_p99_ms: float
     combine_ms: float
-    threads: int
     chosen: dict[str, str]
 
 
@@ -118,22 +112,18 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     memory = open_memory(settings.run / "memory")
     bundle = Path(settings.store)
     bundle.mkdir()
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     with _peak_memory() as peak:
         manifest, _ = write_bundle(memory, encoder, sample, bundle, settings, usable_device(settings))
-    built, cpu = time.perf_counter() - start, time.process_time() - cpu
+    built = time.perf_counter() - start
     print_status("open and query")
     start = time.perf_counter()
     predictor = Predictor.open(open_bundle(bundle), threads)
     opened = time.perf_counter() - start
     vectors = synthetic.queries(queries)
-    exact, found = (
-        exact_neighbours(memory.keys, vectors, _TOP_B),
-        predictor.memory.searcher.search(vectors, _TOP_B, _LAMBDA),
-    )
-    search_times = search_milliseconds(
-        lambda query: predictor.memory.searcher.search(query, _TOP_B, _LAMBDA), vectors, _TIMED_SECONDS
-    )
+    search = functools.partial(predictor.memory.searcher.search, top_b=_TOP_B, lambda_=_LAMBDA)
+    exact, found = exact_neighbours(memory.keys, vectors, _TOP_B), search(vectors)
+    search_times = search_milliseconds(search, vectors, _TIMED_SECONDS)
     index_bytes = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     return Measured(
         keys=synthetic.keys,
@@ -141,36 +131,28 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
         labels=synthetic.labels,
         pairs=manifest.counts.pairs,
         build_seconds=round(built, 2),
-        build_cpu_seconds=round(cpu, 2),
         peak_mb=round(max(peak) / 1e6, 1),
         index_mb=round(index_bytes / 1e6, 1),
-        bundle_mb=round(manifest.size_bytes / 1e6, 1),
         bytes_per_key=round(index_bytes / synthetic.keys, 1),
         open_seconds=round(opened, 3),
         recall=round(recall(found.keys, memory.keys, vectors, exact), 4),
         search_p50_ms=round(float(np.median(search_times)), 3),
         search_p99_ms=round(float(np.percentile(search_times, 99)), 3),
         combine_ms=round(_combine_milliseconds(found, predictor.memory.instances.values), 3),
-        threads=threads,
         chosen=_chosen(manifest),
     )
 
 
 def _encoder(dim: int) -> Encoder:
-    """Return the packaged encoder.
-
-    For a different dimension, return an encoder of the same shape with random weights.
-    """
+    """An encoder of one layer with random weights: no figure depends on the encoder."""
     packaged = load_pretrained(PACKAGED, "auto", max_length=128, label_max_length=128, device="cpu")
-    if packaged.dim == dim:
-        return packaged
     heads = max(1, dim // _HEAD_DIM)
     if dim % heads:
         raise BuildError(f"--dim {dim}: expected a multiple of the {heads} attention heads; use a multiple of 32")
     shape = BertConfig(
         vocab_size=packaged.tokenizer.get_vocab_size(),
         hidden_size=dim,
-        num_hidden_layers=packaged.model.transformer.config.num_hidden_layers,
+        num_hidden_layers=1,
         num_attention_heads=heads,
         intermediate_size=4 * dim,
     )
@@ -240,13 +222,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--queries", type=positive_int, default=500, help="number of queries; default: 500")
     parser.add_argument("--index", default="auto", help="see `recollect build`; default: auto")
     parser.add_argument("--recall-target", default=0.98, help="see `recollect build`; default: 0.98")
-    parser.add_argument("--memory-budget", help="see `recollect build`; default: none")
-    parser.add_argument("--latency-budget-ms", help="see `recollect build`; default: none")
-    parser.add_argument("--precision", default="fp32", help="see `recollect build`; default: fp32")
     parser.add_argument("--device", default="cpu", help="see `recollect build`; default: cpu")
     parser.add_argument("--threads", type=int, default=0, help="threads that build; default: one for each core")
     parser.add_argument("--folder", type=Path, help="working folder, kept afterwards; default: a temporary folder")
-    parser.add_argument("--seed", type=positive_int, default=1, help="random seed; default: 1")
     given = parser.parse_args(arguments)
     with contextlib.ExitStack() as scratch:
         folder = given.folder or Path(scratch.enter_context(tempfile.TemporaryDirectory()))
@@ -258,7 +236,7 @@ def main(arguments: list[str]) -> int:
             if folder.exists() and any(folder.iterdir()):
                 raise BuildError(f"--folder {folder}: expected an empty or absent folder")
             instances = given.keys - given.labels
-            synthetic = SyntheticMemory(instances, given.labels, given.dim, given.labels_per_instance, given.seed)
+            synthetic = SyntheticMemory(instances, given.labels, given.dim, given.labels_per_instance)
             measured = measure(synthetic, given.queries, BuildSettings(**settings))
         except ValidationError as error:
             problem = error.errors()[0]

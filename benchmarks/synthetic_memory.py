@@ -48,7 +48,7 @@ class SyntheticMemory:
         seed: Random seed.
     """
 
-    def __init__(self, instances: int, labels: int, dim: int, labels_per_instance: float, seed: int) -> None:
+    def __init__(self, instances: int, labels: int, dim: int, labels_per_instance: float, seed: int = 1) -> None:
         self.instances, self.labels, self.dim = instances, labels, dim
         self._labels_per_instance, self._seed = labels_per_instance, seed
         random = self._random("centres", 0)

@@ -21,8 +21,7 @@ from recollect.service.http.routes import Routes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.options import max_request_cost
-from recollect.service.playground.bundle_facts import FactsRoute
-from recollect.service.playground.pages import add_docs, add_playground
+from recollect.service.playground.pages import FactsRoute, add_docs, add_playground
 from recollect.service.redis_client import RedisClient
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.serve_settings import ServeSettings

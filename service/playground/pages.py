@@ -8,13 +8,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 from fastapi.openapi.docs import get_swagger_ui_html
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
+
+from recollect.service.bundle.manifest import Check, Point
+from recollect.service.bundle.strings import StringTable
+from recollect.service.versions.open_versions import OpenVersions
 
 _STATIC = Path(__file__).with_name("static")
 _MEDIA_TYPES = {
@@ -83,3 +90,65 @@ def add_docs(router: Router) -> None:
     for file in (swagger_ui / "swagger-ui-bundle.js", swagger_ui / "swagger-ui.css", _STATIC / "icon.svg"):
         suffix = f".{file.name.rpartition('.')[2]}"
         router.add_route(f"/docs/{file.name}", _StaticFile(file.read_bytes(), suffix, policy).respond)
+
+
+# An example is a text of the memory with at most so many characters.
+_MAX_CHARACTERS = 120
+_EXAMPLES = 24
+
+
+class BundleFacts(BaseModel):
+    """The answer of `GET /playground/bundle`.
+
+    Attributes:
+        examples: Training texts, to ask as queries.
+        curves: All measurements from which the build chose the index.
+        docs: Whether a browser can open `/docs`.
+        writable: Whether the API key of the request may change the memory.
+    """
+
+    version: str
+    examples: list[str]
+    curves: dict[str, list[Point]]
+    checks: list[Check]
+    size_bytes: int
+    docs: bool
+    writable: bool
+
+
+@dataclass(frozen=True)
+class FactsRoute:
+    """The handler of `GET /playground/bundle`."""
+
+    versions: OpenVersions
+    docs: bool
+    writable: bool
+
+    def bundle(
+        self, request: Request
+    ) -> BundleFacts:  # not async: on a thread, because reading mapped texts may wait for the disk
+        """Return examples and measurements of the current version, and the rights of the API key.
+
+        Raises:
+            NotReadyError: If no version is open yet.
+        """
+        key = request.scope.get("api_key")
+        with self.versions.lease() as predictor:
+            manifest = predictor.manifest
+            return BundleFacts(
+                version=manifest.version,
+                examples=example_queries(predictor.bundle.instances.texts),
+                curves=manifest.curves,
+                checks=manifest.checks,
+                size_bytes=manifest.size_bytes,
+                docs=self.docs,
+                writable=self.writable and key is not None and key.writes,
+            )
+
+
+def example_queries(all_texts: StringTable) -> list[str]:
+    """Short training texts, from evenly spaced rows of the memory."""
+    rows = np.linspace(0, len(all_texts) - 1, num=4 * _EXAMPLES, dtype=int)
+    texts = dict.fromkeys(all_texts[row].strip() for row in rows.tolist())
+    short = [text for text in texts if 0 < len(text) <= _MAX_CHARACTERS]
+    return short[:: max(1, len(short) // _EXAMPLES)][:_EXAMPLES]
