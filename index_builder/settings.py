@@ -13,32 +13,17 @@ from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Lambda, Temperature, TopB, WordWeight
 from recollect.service.settings import Device, EngineSettings, Location, Settings
 from recollect.trainer.settings import (
-    BatchSize,
     EmptyTexts,
-    EncoderName,
     LabelLanguage,
-    LabelMaxLength,
-    LabelPrompt,
     Layout,
-    LearningRate,
     Listed,
-    MaxLength,
-    MaxSeconds,
-    MaxSteps,
     MethodName,
     Metric,
     NotEmpty,
-    Pooling,
     Propensity,
-    QueryPrompt,
-    StaticFrom,
     TextFields,
-    Trained,
-    TrainedPart,
-    TrainingDevice,
-    TrainingPrecision,
+    TrainingInputs,
     UnknownLabels,
-    trained_part,
 )
 
 Lexical = Literal["on", "off", "auto"]
@@ -284,10 +269,9 @@ class EvaluateSettings(Settings):
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"
 
 
-class CompareSettings(Settings):
+class CompareSettings(TrainingInputs):
     """Train methods with the same dataset, encoder, budget and seeds, measure them, and write a report."""
 
-    dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="folder for the runs and the report; an interrupted comparison in it continues")
     methods: Annotated[
         list[Annotated[str, AfterValidator(_check_method)]], AfterValidator(_check_unique), *Listed, _EmptyAllowed
@@ -300,42 +284,17 @@ class CompareSettings(Settings):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_check_unique), *Listed, NotEmpty] = Field(
         [0], description="one or more seeds; each method is trained once with each seed"
     )
-    format: Layout = "auto"
-    text_fields: TextFields = []
-    empty_texts: EmptyTexts = "refuse"
-    label_language: LabelLanguage = None
-    unknown_labels: UnknownLabels = "refuse"
-    encoder: EncoderName = "minilm"
-    static_from: StaticFrom = "minilm"
-    pooling: Pooling = "auto"
-    query_prompt: QueryPrompt = None
-    label_prompt: LabelPrompt = None
-    max_length: MaxLength = 128
-    label_max_length: LabelMaxLength = 32
-    train: Trained = None
     epochs: int | None = Field(
         None,
         ge=1,
         description="passes over the instances; default: set by --max-steps or --max-seconds, else 15 for an adapter, "
         "3 for full and 20 for static",
     )
-    max_steps: MaxSteps = 0
-    max_seconds: MaxSeconds = 0
-    batch_size: BatchSize = None
-    learning_rate: LearningRate = None
-    precision: TrainingPrecision = "auto"
-    device: TrainingDevice = "auto"
     metric: Metric = Field(
         "nDCG@5", description="metric that tuning maximises and that decides the best two contestants"
     )
-    propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
-
-    @property
-    def trained(self) -> TrainedPart:
-        """The trained part of the encoder."""
-        return trained_part(self.train, self.encoder)
 
 
 class DemoSettings(Settings):

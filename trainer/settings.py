@@ -70,16 +70,6 @@ EmptyTexts = Annotated[
         description="empty texts of labels, instances and queries: refuse the dataset, drop their rows, or keep them"
     ),
 ]
-EncoderName = Annotated[
-    str,
-    Field(
-        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged; "
-        "static: token vectors"
-    ),
-]
-StaticFrom = Annotated[
-    str, Field(description="encoder that gives a static encoder its tokenizer and its first token vectors")
-]
 QueryEncoder = Annotated[
     Literal["same", "static"],
     Field(description="encoder of queries: same: the run's encoder; static: token vectors distilled from it"),
@@ -92,49 +82,6 @@ Pooling = Annotated[
         "last (the last token, for decoders), or several, such as cls+mean; auto: as declared, else mean"
     ),
 ]
-QueryPrompt = Annotated[
-    str | None,
-    Field(description="text that the encoder reads before each instance and query; unset: as declared, else none"),
-]
-LabelPrompt = Annotated[
-    str | None, Field(description="text that the encoder reads before each label; unset: as declared, else none")
-]
-MaxLength = Annotated[
-    int, Field(ge=3, le=8192, description="maximum number of tokens of an instance or query; longer texts are cut")
-]
-LabelMaxLength = Annotated[
-    int, Field(ge=3, le=8192, description="maximum number of tokens of a label text; longer texts are cut")
-]
-Trained = Annotated[
-    TrainedPart | None,
-    Field(
-        description="adapter: a small network on a frozen encoder; head: only the method's head; full: the whole "
-        "encoder; unset: full for static, else adapter"
-    ),
-]
-MaxSteps = Annotated[
-    int, Field(ge=0, description="number of optimizer steps; with --epochs, the first limit counts; 0: no such limit")
-]
-MaxSeconds = Annotated[
-    float,
-    Field(ge=0, description="maximum training time in seconds, at whose end the learning rate is 0; 0: no limit"),
-]
-BatchSize = Annotated[
-    Annotated[int, Field(ge=1)] | None,
-    Field(
-        description="number of queries in a step; unset: 256 for an adapter, 128 for full, 1,024 for static, "
-        "at most all instances"
-    ),
-]
-LearningRate = Annotated[
-    Positive | None,
-    Field(description="peak learning rate of AdamW; unset: 1e-3 for an adapter or static, 1e-4 for full"),
-]
-TrainingPrecision = Annotated[
-    Literal["auto", "fp32", "tf32", "bf16"],
-    Field(description="precision of matrix products in training; auto: bf16 on a GPU, fp32 on a CPU; tf32: GPU only"),
-]
-TrainingDevice = Annotated[Literal["auto", "cpu", "cuda"], Field(description="device for training and encoding")]
 Metric = Literal["P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100"]
 Propensity = Annotated[
     tuple[float, Positive],
@@ -152,11 +99,6 @@ RankChoice = Annotated[
 ]
 
 
-def trained_part(train: Trained, encoder: str) -> TrainedPart:
-    """The part of the encoder that training changes, if `--train` and `--encoder` have these values."""
-    return train or ("full" if encoder == STATIC else "adapter")
-
-
 class SampleSettings(Settings):
     """Write the built-in sample dataset: the documentation of Python's standard library."""
 
@@ -170,11 +112,79 @@ class PresetsSettings(Settings):
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 
-class SharedTrainSettings(Settings):
-    """The flags of `recollect train` that all methods share."""
+class TrainingInputs(Settings):
+    """The dataset, the encoder and the length of a training: the flags that `train` and `compare` share."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     out: Path = Field(description="run folder to write")
+    format: Layout = "auto"
+    text_fields: TextFields = []
+    empty_texts: EmptyTexts = "refuse"
+    label_language: LabelLanguage = None
+    unknown_labels: UnknownLabels = "refuse"
+    encoder: str = Field(
+        "minilm",
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged; "
+        "static: token vectors",
+    )
+    static_from: str = Field(
+        "minilm", description="encoder that gives a static encoder its tokenizer and its first token vectors"
+    )
+    pooling: Pooling = "auto"
+    query_prompt: str | None = Field(
+        None, description="text that the encoder reads before each instance and query; unset: as declared, else none"
+    )
+    label_prompt: str | None = Field(
+        None, description="text that the encoder reads before each label; unset: as declared, else none"
+    )
+    max_length: int = Field(
+        128, ge=3, le=8192, description="maximum number of tokens of an instance or query; longer texts are cut"
+    )
+    label_max_length: int = Field(
+        32, ge=3, le=8192, description="maximum number of tokens of a label text; longer texts are cut"
+    )
+    train: TrainedPart | None = Field(
+        None,
+        description="adapter: a small network on a frozen encoder; head: only the method's head; full: the whole "
+        "encoder; unset: full for static, else adapter",
+    )
+    epochs: int | None = Field(
+        None,
+        ge=0,
+        description="passes over the instances; 0: none; unset: --max-steps, --max-seconds, or 15 (adapter), 3 (full), "
+        "20 (static)",
+    )
+    max_steps: int = Field(
+        0, ge=0, description="number of optimizer steps; with --epochs, the first limit counts; 0: no such limit"
+    )
+    max_seconds: float = Field(
+        0, ge=0, description="maximum training time in seconds, at whose end the learning rate is 0; 0: no limit"
+    )
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="number of queries in a step; unset: 256 for an adapter, 128 for full, 1,024 for static, "
+        "at most all instances",
+    )
+    learning_rate: Positive | None = Field(
+        None, description="peak learning rate of AdamW; unset: 1e-3 for an adapter or static, 1e-4 for full"
+    )
+    propensity: Propensity = (0.55, 1.5)
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device for training and encoding")
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto",
+        description="precision of matrix products in training; auto: bf16 on a GPU, fp32 on a CPU; tf32: GPU only",
+    )
+
+    @property
+    def trained(self) -> TrainedPart:
+        """The trained part of the encoder."""
+        return self.train or ("full" if self.encoder == STATIC else "adapter")
+
+
+class SharedTrainSettings(TrainingInputs):
+    """The flags of `recollect train` that all methods share."""
+
     preset: str | None = Field(
         None,
         description="settings of a published experiment, such as rae/lf-amazontitles-131k; other flags override them",
@@ -185,34 +195,11 @@ class SharedTrainSettings(Settings):
         le=1,
         description="factor on batch, epochs and steps of --preset; below 1, a static encoder reads short texts",
     )
-    format: Layout = "auto"
-    text_fields: TextFields = []
-    empty_texts: EmptyTexts = "refuse"
-    label_language: LabelLanguage = None
-    unknown_labels: UnknownLabels = "refuse"
-    encoder: EncoderName = "minilm"
-    static_from: StaticFrom = "minilm"
     query_encoder: QueryEncoder = "same"
-    pooling: Pooling = "auto"
-    query_prompt: QueryPrompt = None
-    label_prompt: LabelPrompt = None
-    max_length: MaxLength = 128
-    label_max_length: LabelMaxLength = 32
-    train: Trained = None
     lora: int = Field(
         0, ge=0, description="rank of LoRA matrices, which alone are trained (needs the extra `lora`); 0: all weights"
     )
     method: MethodName = Field("rae", description="training method: loss, pool of keys, and head above the encoder")
-    epochs: int | None = Field(
-        None,
-        ge=0,
-        description="passes over the instances; 0: none; unset: --max-steps, --max-seconds, or 15 (adapter), 3 (full), "
-        "20 (static)",
-    )
-    max_steps: MaxSteps = 0
-    max_seconds: MaxSeconds = 0
-    batch_size: BatchSize = None
-    learning_rate: LearningRate = None
     head_learning_rate: Positive | None = Field(
         None, description="peak learning rate of a head's networks; unset: 2 times the encoder's, or the adapter's"
     )
@@ -249,7 +236,6 @@ class SharedTrainSettings(Settings):
         None,
         description="draw true labels uniformly, or rare labels more often (propensity); unset: propensity for prime",
     )
-    propensity: Propensity = (0.55, 1.5)
     hard_negatives: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
         None,
         description="mined negatives of a query, or all: every label; unset: the method's default "
@@ -289,8 +275,6 @@ class SharedTrainSettings(Settings):
         list(VALIDATE_LAMBDA), description="values of lambda at which checkpoints are compared; the best one counts"
     )
     seed: int = Field(0, ge=0, description="seed of all random draws")
-    device: TrainingDevice = "auto"
-    precision: TrainingPrecision = "auto"
     label_inputs: Literal["text", "enriched"] | None = Field(
         None,
         description="input of an adapter for a label: text vector (prime), or mixed with the mean of its instances",
@@ -323,11 +307,6 @@ class SharedTrainSettings(Settings):
     minutes: Positive = Field(10, description="time limit of --best in minutes")
     resume: CliImplicitFlag[bool] = Field(False, description="continue the unfinished training of the run folder")
     overwrite: CliImplicitFlag[bool] = Field(False, description="replace the contents of the run folder")
-
-    @property
-    def trained(self) -> TrainedPart:
-        """The trained part of the encoder."""
-        return trained_part(self.train, self.encoder)
 
     def tau(self, default: float | None) -> float:
         """Tau of the loss, given the method's default; 1 without normalisation and for a method without tau."""
