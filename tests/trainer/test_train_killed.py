@@ -53,7 +53,18 @@ ON_THE_WAY = [
 KINDS: dict[str, list[object]] = {
     "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
-    "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--tune", "no"],
+    "prototypes": [
+        "--train",
+        "full",
+        "--method",
+        "prime",
+        "--centroids",
+        "instances",
+        "--cluster-from",
+        0,
+        "--tune",
+        "no",
+    ],
 }
 # Each kind has a third of the moments. The first moment is in the first kind, because only frozen encoders have it.
 SEVERAL_TIMES = [pytest.param(kind, ON_THE_WAY[number::3], id=kind) for number, kind in enumerate(KINDS)]
@@ -231,7 +242,19 @@ def assert_same(one: Path, two: Path) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        ["prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2, "--tune", "no"],
+        [
+            "prime",
+            "--centroids",
+            "instances",
+            "--hard-negatives",
+            2,
+            "--cluster-from",
+            0,
+            "--positives",
+            2,
+            "--tune",
+            "no",
+        ],
         ["ova", "--train", "head", "--hard-negatives", 3],
     ],
     ids=lambda method: method[0],

@@ -41,8 +41,9 @@ class PrimeOptions(SymmetricOptions):
         description="prime: lower and upper bound of the triplet margin; equal bounds give a constant margin",
     )
     centroids: CentroidKind = Field(
-        "instances",
-        description="prime: mean of a label's instances without the batch's queries, or momentum as in the paper (ema)",
+        "ema",
+        description="prime: momentum mean of a label's instances as in the paper (ema), or their mean without the "
+        "batch's queries (instances)",
     )
     triplets: TripletKind = Field(
         "weighted",
