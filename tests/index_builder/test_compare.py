@@ -22,6 +22,7 @@ from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import report
 from recollect.trainer.run_folder import RunFolder
+from tests import forked
 from tests.conftest import made_once, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
 
@@ -89,7 +90,7 @@ def compare_twice(folder: Path) -> None:
 
     Its folder is removed then, because the second training has other flags.
 
-    Only the variant is trained in separate processes, because every new process takes time to import torch.
+    Only the variant is trained in separate processes, which are forked, because a new one takes time to import torch.
     """
 
     def call(name: str, verb: str, *arguments: str) -> None:
@@ -101,6 +102,7 @@ def compare_twice(folder: Path) -> None:
     command = [dataset, "--out", out, "--encoder", encoder, "--methods", "rae", "--variants", variants, *SMALL_TRAINING]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RUN_RECOLLECT, call)
+        patch.setattr("subprocess.Popen", forked.Popen)
         for name, learning_rate in (("failed", 1e30), ("done", 1e-3)):
             variants.write_text(VARIANT.format(learning_rate))
             (folder / f"{name}.json").write_text(json.dumps(run(*command)))
@@ -250,9 +252,10 @@ def test_comparison_can_start_from_an_encoder_that_has_an_adapter(
 
 
 def test_same_folder_with_other_flags_for_a_trained_contestant_is_rejected(
-    compared: Compared, out: Path, capfd: pytest.CaptureFixture[str]
+    compared: Compared, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The training itself refuses, and names the flag."""
+    monkeypatch.setattr("subprocess.Popen", forked.Popen)
     output = compared.again(out, "--epochs", "3")
     assert (output.status, output.out) == (1, "")
     assert "rae: " in output.err.splitlines()[-1]

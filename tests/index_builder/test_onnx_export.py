@@ -140,7 +140,7 @@ def test_adapter_is_part_of_the_export_in_every_precision(
     assert cosines(vectors, frozen.encode(TEXTS, 128)).min() < 0.9
 
 
-@pytest.mark.parametrize(("precision", "close"), [("fp32", 0), ("fp16", 0), ("int8", 0), ("int8", 1.1)])
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 0), ("int8", 0), ("int8", 1.1)])
 def test_classifier_vector_is_exported_next_to_the_dual_encoder_vector(
     export_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision, close: float
 ) -> None:
