@@ -42,7 +42,8 @@ _INTRODUCTION = """# Claims of the papers
 
 Each row claims that its first setting is better than its second. The programs in `benchmarks/papers` measure the rows.
 Ours is the mean ± the standard deviation of three seeds. A seed draws 800 US bills with all their labels, and trains a
-static encoder with 128 dimensions, from random vectors, on a CPU. DEXML's Fig. 2 and C.1 have random texts. The rows
+static encoder with 128 dimensions, from random vectors, on a CPU. DEXML's Fig. 2 and C.1 have random texts, and
+their trainings are too short for this encoder. The time of RAE-XMC's Fig. 2 was taken on a busy machine. The rows
 reproduce no figure of a paper. The verdicts:
 
 - *holds*: seen, in a setup that is the paper's in kind;
