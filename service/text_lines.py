@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from recollect.service.errors import InputError, RecollectError
 
 _READ_BYTES = 1 << 20
+_MAX_VALUE_CHARACTERS = 64 << 20
 # The first bytes of files in other encodings. Text in UTF-16 begins with a byte order mark, or has a byte 0.
 _UTF_16, _GZIP = (b"\xff\xfe", b"\xfe\xff"), b"\x1f\x8b"
 
@@ -59,6 +61,46 @@ def read_stream(
         raise error(f"{name}: the gzip stream breaks after line {number} ({broken}); copy the file again") from None
     if last := b"".join(begun):
         yield _decode(last, f"{name}:{number + 1}", error)
+
+
+def read_csv(
+    lines: Iterable[str], name: str, error: type[RecollectError] = InputError
+) -> tuple[list[str], Iterator[dict[str, str]]]:
+    """The columns of the header of CSV lines, and the rows after it. Empty lines are skipped.
+
+    Args:
+        lines: The lines, without line ends.
+        name: Name of the file in messages.
+        error: Class of the errors.
+
+    Raises:
+        RecollectError: If the header has no columns, or equal ones; later, if a row is no CSV, or has another number of
+            values.
+    """
+    csv.field_size_limit(_MAX_VALUE_CHARACTERS)
+    table = csv.reader((f"{line}\n" for line in lines), strict=True)
+    try:
+        columns = next(table, [])
+    except csv.Error as wrong:
+        raise error(f"{name}: expected CSV, found: {wrong}") from None
+    if not columns or len(set(columns)) < len(columns):
+        found = ", ".join(columns) or "an empty file"
+        raise error(f"{name}: expected a header with different names of columns, found {found}")
+    return columns, _csv_rows(table, columns, name, error)
+
+
+def _csv_rows(
+    table: Iterator[list[str]], columns: list[str], name: str, error: type[RecollectError]
+) -> Iterator[dict[str, str]]:
+    number = 1
+    try:
+        for values in filter(None, table):  # without empty lines
+            if len(values) != len(columns):
+                raise csv.Error(f"{len(values)} values for {len(columns)} columns")
+            yield dict(zip(columns, values, strict=True))
+            number += 1
+    except csv.Error as wrong:
+        raise error(f"{name}: row {number}: expected CSV, found: {wrong}") from None
 
 
 def _other_encoding(head: bytes) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 from recollect.service import text_lines
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.errors import DatasetError
-
-_MAX_VALUE_CHARACTERS = 1 << 30
 
 
 def find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -54,18 +51,10 @@ def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dic
     Raises:
         DatasetError: If a column is missing, or a row has another number of values than the header.
     """
-    csv.field_size_limit(_MAX_VALUE_CHARACTERS)
-    rows = csv.DictReader((f"{line}\n" for _, line in read_lines(path)), strict=True)
-    try:
-        columns = rows.fieldnames or ()
-        if not set(required) <= set(columns):
-            raise DatasetError(f"{path}: expected a header with {', '.join(required)}, found {', '.join(columns)}")
-        for number, row in enumerate(rows, start=1):
-            if None in row or None in row.values():
-                raise DatasetError(f"{path}: row {number}: expected {len(columns)} values, as in the header")
-            yield number, row
-    except csv.Error as error:
-        raise DatasetError(f"{path}:{rows.line_num}: expected CSV, found: {error}") from None
+    columns, rows = text_lines.read_csv((line for _, line in read_lines(path)), str(path), DatasetError)
+    if not set(required) <= set(columns):
+        raise DatasetError(f"{path}: expected a header with {', '.join(required)}, found {', '.join(columns)}")
+    yield from enumerate(rows, start=1)
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
