@@ -67,6 +67,7 @@ _RUN_FLAGS = (
 )
 # A variant is also a run folder. `rae-seed1` would be the folder of the method `rae` with seed 1.
 _VARIANT_NAME = re.compile(r"(?!.*-seed\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
+_KNOWN_FILES = {UNTRAINED, "runs", "report.md", "report.json"}
 _METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@100", *(f"F1@5 {segment}" for segment in SEGMENTS))
 # For each heading: the part of `Quality`, the name of the figure, the format and the unit.
 _COSTS_AND_SETTINGS: dict[str, tuple[str, str, str, float]] = {
@@ -131,7 +132,7 @@ def compare(settings: CompareSettings) -> str:
         The table in Markdown; all figures as JSON with `--json`.
 
     Raises:
-        BuildError: If the flags of a variant are invalid.
+        BuildError: If the flags of a variant are invalid, or the output folder holds files of something else.
         DatasetError: If the dataset is invalid or has no test split.
         TrainingError: If torchrun started several processes.
         EncoderError: If the requested device is absent.
@@ -142,6 +143,11 @@ def compare(settings: CompareSettings) -> str:
     dataset = open_named(settings)
     train, test = dataset.read_split("train"), dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
+    if unknown := sorted({path.name for path in out.glob("*")} - _KNOWN_FILES):
+        raise BuildError(
+            f"{out}: expected an absent folder, an empty folder or a comparison, found {unknown[0]} in it; "
+            "choose another --out"
+        )
     (out / "runs").mkdir(parents=True, exist_ok=True)
     queries = Queries(test, len(dataset.labels), settings.propensity, frozen=settings.trained != "full")
     data = {"dataset": fingerprint(dataset.labels, train), "queries": fingerprint(dataset.labels, test)}
@@ -293,11 +299,15 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
     ) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-            reason = line.strip().removeprefix(f"recollect {verb}: ") or reason
-        status = process.wait()
+        try:
+            for line in process.stderr:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+                reason = line.strip().removeprefix(f"recollect {verb}: ") or reason
+            status = process.wait()
+        except BaseException:  # after Ctrl-C, the process of the training must end too
+            process.terminate()
+            raise
     if status < 0:
         reason = f"`recollect {verb}` was killed by {signal.Signals(-status).name}; memory may have run out"
     if status:

@@ -296,6 +296,15 @@ def dataset(tmp_path: Path, no_training: None) -> Path:
     return write_topics(tmp_path / "topics")
 
 
+def test_output_folder_with_files_of_something_else_is_refused(dataset: Path) -> None:
+    out = dataset.parent / "notes"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    assert "expected an absent folder, an empty folder or a comparison, found notes.txt in it" in rejection(
+        dataset, "--methods", "rae", out=out
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
