@@ -213,7 +213,9 @@ _FIXED = ("pooling", "max_length", "label_max_length", "query_prompt", "label_pr
 
 
 def start_from(run: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that `--from` stands for.
+    """The flags that `--from` stands for: `--encoder RUN/checkpoint`, and the settings that belong to the checkpoint.
+
+    The adapter is part of the checkpoint. A head is not loaded, because it has weights for the labels of that run.
 
     Args:
         run: The earlier run.

@@ -128,7 +128,7 @@ def read_keys(path: Path, label: str, load: Callable[[bytes], object], kind: typ
 
 
 class SigningKey:
-    """An Ed25519 private key.
+    """An Ed25519 private key. Only commands that publish a bundle read one; a serving process never does.
 
     Attributes:
         verify_keys: The matching public key.

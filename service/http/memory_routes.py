@@ -48,10 +48,13 @@ log = structlog.get_logger(__name__)
 MAX_ROWS = 1_000
 # Maximum number of new keys of a change, with the labels that it creates.
 _MAX_KEYS = 2 * MAX_ROWS
+# Number of threads that change the memory, and maximum number of changes that run or wait for a thread.
+_THREADS, _MAX_CHANGES = 8, 64
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Result = TypeVar("_Result")
 
 
 class _Body(BaseModel):
@@ -317,16 +320,12 @@ class MemoryRoutes:
             )
 
 
-# Threads that change the memory.
-_THREADS = 8
-# Maximum number of changes in progress, with those that wait for a thread. A further change is refused.
-_MAX_CHANGES = 64
-
-_Result = TypeVar("_Result")
-
-
 class ChangeThreads:
-    """The threads that change the memory. The event loop uses them."""
+    """Runs changes of the memory on threads of their own, so that a large change does not delay other requests.
+
+    Several threads, because the log writes changes that wait at the same time as one group. The event loop uses an
+    object.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "change")

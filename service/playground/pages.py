@@ -1,6 +1,7 @@
 """Serves the web pages: the playground from the files in `static/`, and Swagger UI from the package fastapi-swagger.
 
 The playground is plain HTML, CSS and JavaScript modules, without a build step. A page loads nothing from other servers.
+One route has the facts that only the playground shows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from recollect.service.bundle.strings import StringTable
 from recollect.service.versions.open_versions import OpenVersions
 
 _STATIC = Path(__file__).with_name("static")
+# Number of examples that a page shows, and maximum number of their characters.
+_EXAMPLES, _MAX_CHARACTERS = 24, 120
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -90,11 +93,6 @@ def add_docs(router: Router) -> None:
     for file in (swagger_ui / "swagger-ui-bundle.js", swagger_ui / "swagger-ui.css", _STATIC / "icon.svg"):
         suffix = f".{file.name.rpartition('.')[2]}"
         router.add_route(f"/docs/{file.name}", _StaticFile(file.read_bytes(), suffix, policy).respond)
-
-
-# An example is a text of the memory with at most so many characters.
-_MAX_CHARACTERS = 120
-_EXAMPLES = 24
 
 
 class BundleFacts(BaseModel):

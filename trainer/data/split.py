@@ -34,7 +34,7 @@ class Entries:
         return len(self.texts)
 
     def without_blank_end(self, rows: int) -> Entries:
-        """Leave out the texts after the first `rows` rows, if all of them are blank, as a blank last line is."""
+        """Leave out the texts after the first `rows` rows if all of these are blank: blank lines ended their file."""
         rest = pc.utf8_trim_whitespace(self.texts[rows:])
         is_blank = len(rest) > 0 and pc.all(pc.equal(rest, "")).as_py()
         return self.where(np.arange(len(self)) < rows) if is_blank else self

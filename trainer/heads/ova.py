@@ -58,8 +58,10 @@ class OvaClassifier(Head):
         return nn.functional.pad(vectors, (0, 1), value=1.0)[:, None]
 
     def labels(self, vectors: Float[Tensor, "row below"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 1 dim"]:
-        weights = nn.functional.normalize(self.table(rows), dim=-1)
-        return self._views(weights if self.keys == "alone" else nn.functional.normalize(vectors + weights, dim=-1))
+        views = self.table_views(rows)
+        if self.keys == "alone":
+            return views
+        return self._views(nn.functional.normalize(vectors + self.key(views), dim=-1))
 
     def table_views(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "row 1 dim"]:
         return self._views(nn.functional.normalize(self.table(rows), dim=-1))

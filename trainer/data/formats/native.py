@@ -3,8 +3,8 @@
     train.jsonl[.gz]   test.jsonl[.gz]   {"uid", "text", "labels": [label uid, ...], "exclude": [...]}
     labels.jsonl[.gz]                    {"uid", "text"}, one line for each label, in label order
 
-Positions from 0 may replace the uids in `labels` if no uid of a label is an integer. The uid of an instance is
-optional. The default is the row number, from 0. The list `exclude` is optional too. It names labels, in the same way as
+Positions from 0 may replace the uids in `labels` (`references` has the rule). The uid of an instance is optional. The
+default is the row number, from 0. The list `exclude` is optional too. It names labels, in the same way as
 `labels`, that are removed from the predictions for this row (`filters`).
 """
 
