@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
+
+
+class ValueArrays(NamedTuple):
+    """The labels of all instances as plain arrays, for compiled loops.
+
+    Attributes:
+        offsets: Instance i of the bundle votes for `labels[offsets[i] : offsets[i + 1]]`.
+        labels: Positions of labels, as int32.
+        live_offsets: The same for live instances, which are numbered after those of the bundle.
+        live_labels: Positions of labels, as int32.
+        live_log_counts: The logarithm of each live instance's count; empty if every count is 1.
+        removed: Whether each label was removed, so that votes for it do not count; empty if no label was.
+    """
+
+    offsets: Int[np.ndarray, " offset"]
+    labels: Int[np.ndarray, " pair"]
+    live_offsets: Int[np.ndarray, " live_offset"]
+    live_labels: Int[np.ndarray, " live_pair"]
+    live_log_counts: Float[np.ndarray, " live"]
+    removed: Bool[np.ndarray, " label"]
 
 
 class Values(ABC):
@@ -22,6 +44,10 @@ class Values(ABC):
     @abstractmethod
     def instances(self) -> int:
         """Number of instances."""
+
+    @abstractmethod
+    def arrays(self) -> ValueArrays:
+        """All values as plain arrays."""
 
     @abstractmethod
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
@@ -64,6 +90,23 @@ class SparseValues(Values):
     @property
     def instances(self) -> int:
         return len(self.indptr) - 1
+
+    def arrays(self) -> ValueArrays:
+        return self._arrays
+
+    @functools.cached_property
+    def _arrays(self) -> ValueArrays:
+        offsets, labels = (
+            np.ascontiguousarray(each, dtype) for each, dtype in ((self.indptr, np.int64), (self.indices, np.int32))
+        )
+        return ValueArrays(
+            offsets=offsets,
+            labels=labels,
+            live_offsets=np.zeros(1, dtype=np.int64),
+            live_labels=np.empty(0, dtype=np.int32),
+            live_log_counts=np.empty(0),
+            removed=np.empty(0, dtype=np.bool_),
+        )
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         return gather_rows(self.indptr, self.indices, rows)

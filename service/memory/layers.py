@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt64
 
 from recollect.service.bundle.bundle import InstanceTable, LabelTable
 from recollect.service.bundle.strings import StringTable
-from recollect.service.bundle.values import Values, Voters, gather_rows
+from recollect.service.bundle.values import ValueArrays, Values, Voters, gather_rows
 from recollect.service.memory.growing import Rows, Versions
 from recollect.service.memory.live_table import Ends, LiveRows
 from recollect.service.ranking.names import Names
@@ -46,6 +46,19 @@ class LiveValues(Values):
     @property
     def instances(self) -> int:
         return self.mapped.instances + len(self.live)
+
+    def arrays(self) -> ValueArrays:
+        return self._arrays
+
+    @functools.cached_property
+    def _arrays(self) -> ValueArrays:
+        ends, counts = self.label_ends, self.live_log_counts
+        return self.mapped.arrays()._replace(
+            live_offsets=self.live.offsets,
+            live_labels=self.live.items,
+            live_log_counts=np.empty(0) if counts is None else counts,
+            removed=~ends.present(np.arange(self.labels)) if ends.ended else np.empty(0, dtype=np.bool_),
+        )
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         place, label = gather_layers(self.mapped.gather, self.mapped.instances, self.live, rows)
