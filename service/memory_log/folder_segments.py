@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory_log.segments import FIRST, SegmentFile, first_segment, segment_name, segment_numbers
-from recollect.service.storage.bundle_folder import flush
+from recollect.service.store.files import flush
 
 _SEGMENT_BYTES = 64 << 20
 # Maximum time of a wait for the lock. A commit takes milliseconds.

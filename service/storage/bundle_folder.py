@@ -18,8 +18,7 @@ from pathlib import Path
 
 from recollect.service.bundle.manifest import check_version, is_version
 from recollect.service.errors import StoreError
-
-INCOMING = ".incoming-"
+from recollect.service.store.files import INCOMING, flush
 
 
 class BundleFolder:
@@ -117,12 +116,3 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def flush(path: Path) -> None:
-    """Flush a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,27 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from recollect.service.errors import StoreError
-from recollect.service.storage.bundle_folder import INCOMING, flush, folder_lock
+from recollect.service.storage.bundle_folder import folder_lock
+from recollect.service.store import files
+from recollect.service.store.files import INCOMING, StoreFiles, flush
 
-# Size limits of a file, because a server could send an endless one.
-MAX_SMALL_BYTES, MAX_LOG_BYTES = 1 << 20, 64 << 20
+# Size limit of the log, because a server could send an endless one.
+MAX_LOG_BYTES = 64 << 20
 
 
-class ControlFiles(Protocol):
-    """Reads and writes small files of a store. Every write is complete or has no effect.
-
-    Attributes:
-        name: The store's name in error messages.
-    """
-
-    name: str
-
-    def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
-        """The content of a file; None if the file does not exist.
-
-        Raises:
-            StoreError, OSError: If the file cannot be read.
-        """
+class ControlFiles(StoreFiles, Protocol):
+    """Reads and replaces small files of a store. Every write is complete or has no effect."""
 
     def update(self, name: str, change: Callable[[bytes | None], bytes]) -> None:
         """Replace a file by a change of its content, so that no write of another process is lost.
@@ -54,18 +43,8 @@ class ControlFiles(Protocol):
         """Let only one process at a time call `update` and `append`, if the store has locks."""
 
 
-class FolderFiles:
+class FolderFiles(files.FolderFiles):
     """The small files of a store in a folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.name = str(root)
-        self._root = root
-
-    def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
-        try:
-            return (self._root / name).read_bytes()
-        except FileNotFoundError:
-            return None
 
     def update(self, name: str, change: Callable[[bytes | None], bytes]) -> None:
         self._replace(self._root / name, change(self.read(name)))

@@ -1,4 +1,7 @@
-"""A folder of files in an object store. Small files are read completely, large files in pieces. Nothing is cached."""
+"""A folder of files in an object store. Small files are read completely, large files in pieces. Nothing is cached.
+
+It has the methods of `StoreFiles`. A plain web server is read-only, and cannot list a folder.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from recollect.service.console import printable
 from recollect.service.errors import ActivationConflictError, StoreError
 from recollect.service.storage.connect import connect, require_scheme, without_credentials
-from recollect.service.storage.control_files import MAX_LOG_BYTES, MAX_SMALL_BYTES
+from recollect.service.storage.control_files import MAX_LOG_BYTES
+from recollect.service.store.files import MAX_SMALL_BYTES
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -27,7 +31,10 @@ _UPLOAD_TIMEOUT = timedelta(minutes=5)
 # can have up to 156 GiB.
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
+_LISTED_AT_ONCE = 1_000
 _UPDATE_ATTEMPTS = 20
+# A file that shows whether a server has conditional writes: the second attempt to create it must fail.
+_CREATE_CHECK = ".create-check"
 
 _STATUS = re.compile(r"non-2xx status code: ([^:\n]+)")
 _XML_MESSAGE = re.compile(r"<Message>([^<]+)")
@@ -49,6 +56,7 @@ class ObjectFolder:
 
     Attributes:
         name: The URL without credentials.
+        can_list: Whether `names` works; False for a web server, which lists folders only with WebDAV.
 
     Raises:
         StoreError: If the URL's scheme is unknown.
@@ -57,9 +65,10 @@ class ObjectFolder:
     _first_process: ClassVar[int | None] = None
 
     def __init__(self, url: str) -> None:
-        require_scheme(url)
+        self.can_list = require_scheme(url) not in ("http", "https")
         self.name = without_credentials(url)
         self._url = url
+        self._writes_conditionally = False
         self._clients: dict[timedelta, ObjectStore] = {}
 
     def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
@@ -86,14 +95,21 @@ class ObjectFolder:
         """False: an object store shares no disk blocks with this machine."""
         return False
 
-    def names(self, folder: str) -> list[str]:
-        """The file names in a folder; an empty result if the folder does not exist.
+    def names(self, folder: str, after: str = "") -> list[str]:
+        """The sorted names in a folder that come after the name `after`; an empty list if there is no such folder.
+
+        With `after`, the server lists only the names after it, and the folder must have no folders.
 
         Raises:
             StoreError: If the folder cannot be listed; a web server lists folders only with WebDAV.
         """
+        if after:
+            with self._errors(folder):
+                client = self._connect(_READ_TIMEOUT)
+                listed = client.list(folder, offset=f"{folder}/{after}", chunk_size=_LISTED_AT_ONCE)
+                return sorted(each["path"].rpartition("/")[2] for chunk in listed for each in chunk)
         folders, files = self._list(folder)
-        return [*folders, *files]
+        return sorted([*folders, *files])
 
     def files(self, folder: str) -> dict[str, FileStatus]:
         """Size and age of each file in a folder; an empty result if the folder does not exist.
@@ -133,16 +149,22 @@ class ObjectFolder:
     def create(self, name: str, content: bytes) -> bool:
         """Write a file if it does not exist; return whether it was written.
 
+        obstore repeats a request whose answer was lost. So if the file exists or the request fails, the stored content
+        shows whether this call has written it.
+
         Raises:
-            StoreError: If the file cannot be written, or the server cannot create files conditionally.
+            StoreError: If the file cannot be written, or the server has no conditional writes.
         """
-        written = self._put(name, content, "create")
-        if written is None:
-            raise StoreError(
-                f"{self.name}/{name}: expected a server with conditional writes (If-None-Match), found one without; "
-                "several writers could overwrite each other: use another object store, or a folder"
-            )
-        return written
+        if not self._writes_conditionally:
+            self._require_conditional_writes()
+            self._writes_conditionally = True
+        try:
+            return self._put(name, content, "create") or self._holds(name, content)
+        except StoreError:
+            with contextlib.suppress(StoreError):
+                if self._holds(name, content):
+                    return True
+            raise
 
     def update(self, name: str, change: Callable[[bytes | None], bytes], max_bytes: int = MAX_SMALL_BYTES) -> None:
         """Replace a small file by a change of its content.
@@ -222,6 +244,28 @@ class ObjectFolder:
                 )
             return content, result.meta["e_tag"]
         return None, None
+
+    def _require_conditional_writes(self) -> None:
+        """Check that the server refuses to create a file twice. Some servers ignore the condition without an error.
+
+        Raises:
+            StoreError: If the server has no conditional writes, or cannot be written to.
+        """
+        if not self.can_list:
+            raise StoreError(
+                f"{self.name}: expected an object store or a folder to write to, found a web server, which can only be "
+                "read; write to the folder that it serves"
+            )
+        was_refused = (self._put(_CREATE_CHECK, b"", "create") is False for _ in range(2))
+        if not any(was_refused):
+            raise StoreError(
+                f"{self.name}: expected a server with conditional writes (If-None-Match), found one without; "
+                "several writers could overwrite each other: use another object store, or a folder"
+            )
+
+    def _holds(self, name: str, content: bytes) -> bool:
+        """Whether a file has this content."""
+        return self.size_bytes(name) == len(content) and self.read(name, len(content)) == content
 
     def _write_if_unchanged(self, name: str, content: bytes, tag: str | None) -> bool:
         """Write a small file if it has not changed; return whether it was written.

@@ -21,10 +21,11 @@ from recollect.service.bundle.files import MANIFEST
 from recollect.service.bundle.manifest import FileInfo, Manifest, check_version, is_version
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.storage.bundle_cache import BundleCache, default_cache
-from recollect.service.storage.bundle_folder import INCOMING, already_published
+from recollect.service.storage.bundle_folder import already_published
 from recollect.service.storage.cached_bundles import BundleSource
 from recollect.service.storage.object_folder import ObjectFolder
 from recollect.service.store.activation_record import ACTIVATION
+from recollect.service.store.files import INCOMING
 from recollect.service.store.store import Store, copy_manifest
 
 # A version without a manifest is an upload in progress while its newest file is younger than this age. The upload of

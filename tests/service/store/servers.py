@@ -1,13 +1,14 @@
-"""Local servers for stores at URLs: S3 by moto, and a plain web server for a folder."""
+"""Local servers for stores at URLs: S3 by moto, a faulty proxy for it, and a plain web server for a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,68 @@ def create_bucket(address: str, name: str) -> str:
     bucket = "".join(each for each in name.lower() if each.isalnum())[-40:]
     httpx.put(f"{address}/{bucket}").raise_for_status()
     return f"s3://{bucket}/models/store"
+
+
+class FaultyProxy:
+    """Forwards requests to a server, with faults that a test chooses.
+
+    Attributes:
+        ignores_conditions: Whether the server ignores the header `If-None-Match`.
+        lost_answers: Number of the next PUT requests that are carried out, but whose connection ends without an answer.
+        delay_seconds: Time that each request takes longer.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.ignores_conditions, self.lost_answers, self.delay_seconds = False, 0, 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[str]:
+        """Run the proxy; yield its URL."""
+        with (
+            httpx.Client(base_url=self.address, timeout=TIMEOUT_SECONDS) as client,
+            ThreadingHTTPServer(("127.0.0.1", 0), partial(_Forward, self, client)) as server,
+        ):
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+class _Forward(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, proxy: FaultyProxy, client: httpx.Client, *args: Any) -> None:
+        self._proxy, self._client = proxy, client
+        super().__init__(*args)
+
+    def do_GET(self) -> None:  # noqa: N802
+        time.sleep(self._proxy.delay_seconds)
+        dropped = {"if-none-match"} if self._proxy.ignores_conditions else set()
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        answer = self._client.request(self.command, self.path, headers=headers, content=body)
+        if self.command == "PUT" and self._proxy.lost_answers > 0:
+            self._proxy.lost_answers -= 1
+            self.close_connection = True
+            return
+        self.send_response_only(answer.status_code)
+        for name, value in answer.headers.items():
+            if name not in ("transfer-encoding", "connection", "content-length", "content-encoding"):
+                self.send_header(name, value)
+        length = answer.headers.get("content-length", "0") if self.command == "HEAD" else str(len(answer.content))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.content)
+
+    do_PUT = do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 class WebServer:
