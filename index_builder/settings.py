@@ -10,7 +10,7 @@ from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Precision
-from recollect.service.options import Lambda, Temperature, TopB, WordWeight
+from recollect.service.options import Share, Temperature, TopB
 from recollect.service.settings import Device, EngineSettings, Location, Settings
 from recollect.trainer.settings import (
     EmptyTexts,
@@ -230,7 +230,7 @@ class EvaluateSettings(Settings):
     empty_texts: EmptyTexts = "refuse"
     label_language: LabelLanguage = None
     unknown_labels: UnknownLabels = "refuse"
-    lambda_: Annotated[list[Lambda], *Listed] = Field(
+    lambda_: Annotated[list[Share], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )
     temperature: Annotated[list[Temperature], *Listed] = Field(
@@ -239,7 +239,7 @@ class EvaluateSettings(Settings):
     top_b: Annotated[list[TopB], *Listed] = Field(
         [], description="one or more numbers of keys (b); default: the bundle's default"
     )
-    word_weight: Annotated[list[WordWeight], *Listed] = Field(
+    word_weight: Annotated[list[Share], *Listed] = Field(
         [], description="one or more weights of the votes by words; default: the bundle's default"
     )
     separate_memories: CliImplicitFlag[bool] = Field(

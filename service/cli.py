@@ -22,6 +22,7 @@ from recollect.service.command_settings import (
 )
 from recollect.service.console import print_line, print_status
 from recollect.service.errors import SettingsError
+from recollect.service.options import chosen_options
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.settings import RedisSettings, ServiceSettings
 
@@ -58,8 +59,9 @@ def _predict_one(settings: PredictSettings) -> None:
     if settings.output is not None:
         raise SettingsError("--output: expected --input, or - for the lines of standard input, found one query")
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
-    (answer,) = model.answer([settings.text], **settings.answer_options())
-    for message in describe_unknown(model.resolve(**settings.answer_options()), model.predictor.memory.labels):
+    options = chosen_options(settings)
+    (answer,) = model.answer([settings.text], **options)
+    for message in describe_unknown(model.resolve(**options), model.predictor.memory.labels):
         print_status(message)
     if settings.json_:
         print_line(to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode())

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from recollect.service.bundle.manifest import Order
-from recollect.service.options import (
-    MAX_FILTER_LABELS,
-    Lambda,
-    MinProbability,
-    Temperature,
-    Threshold,
-    TopB,
-    TopK,
-    UidText,
-    WordWeight,
-)
+from recollect.service.options import with_options
 from recollect.service.settings import (
     EngineSettings,
     FileLocation,
@@ -30,39 +19,19 @@ from recollect.service.settings import (
 )
 
 
-class PredictSettings(ServiceSettings):
-    """Answer one query, or all queries of a file or of standard input, without a server."""
+@with_options
+class _QuerySettings(ServiceSettings, cli_implicit_flags=True):
+    """The query, the version and the options of `recollect predict`."""
 
     text: CliPositionalArg[str | None] = Field(
         None, description="Text of the query; - means all lines of standard input"
     )
     version: str = Field("current", description="Version to use")
-    lambda_: Lambda | None = Field(
-        None,
-        validation_alias="lambda",
-        description="Weight of instances against labels, from 0 to 1 (default: from the bundle)",
-    )
-    temperature: Temperature | None = Field(
-        None, description="Temperature of the softmax over the retrieved keys (default: from the bundle)"
-    )
-    top_b: TopB | None = Field(None, description="Number of keys to retrieve (default: from the bundle)")
-    top_k: TopK | None = Field(None, description="Maximum number of labels to return (default: from the bundle)")
-    word_weight: WordWeight | None = Field(None, description="Share of words in a score (default: from the bundle)")
-    threshold: Threshold = Field(0.0, description="Minimum score of a label")
-    allow: list[UidText] | None = Field(
-        None, max_length=MAX_FILTER_LABELS, description="Uids of the only labels to return: A,B or a JSON list"
-    )
-    deny: list[UidText] | None = Field(
-        None, max_length=MAX_FILTER_LABELS, description="Uids of labels not to return: A,B or a JSON list"
-    )
-    explain: CliImplicitFlag[bool] = Field(False, description="Show the terms of each score")
-    order: Order | None = Field(
-        None, description="Order of the labels (default: probability if the bundle has a ranker, otherwise score)"
-    )
-    min_probability: MinProbability | None = Field(None, description="Minimum probability of a label (default: none)")
-    assign: CliImplicitFlag[bool] = Field(
-        False, description="Return the set of labels with the highest expected F1 instead of the --top-k best labels"
-    )
+
+
+class PredictSettings(_QuerySettings):
+    """Answer one query, or all queries of a file or of standard input, without a server. A list is A,B or JSON."""
+
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON for one query")
     input: FileLocation = Field(
         None,
@@ -95,23 +64,6 @@ class PredictSettings(ServiceSettings):
         description="Answer --input with tasks of the Ray cluster at HOST:PORT; without a value, start Ray on this "
         "machine; auto: the cluster that runs on this machine (default: no Ray)",
     )
-
-    def answer_options(self) -> dict[str, Any]:
-        """The chosen options of the answers, as keywords of `Model.answer`."""
-        return {
-            "lambda_": self.lambda_,
-            "temperature": self.temperature,
-            "top_b": self.top_b,
-            "top_k": self.top_k,
-            "word_weight": self.word_weight,
-            "threshold": self.threshold,
-            "allow": self.allow,
-            "deny": self.deny,
-            "explain": self.explain,
-            "order": self.order,
-            "min_probability": self.min_probability,
-            "assign": self.assign,
-        }
 
 
 class VersionsSettings(ServiceSettings):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args, overload
+from typing import Any, Literal, get_args, overload
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict  # pydantic cannot read typing.TypedDict before Python 3.12
+from pydantic import ValidationError
 
-from recollect.service.bundle.manifest import Manifest, Order
+from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import QueryError, SettingsError
 from recollect.service.memory.changes import (
     Encode,
@@ -29,49 +28,13 @@ from recollect.service.memory.changes import (
 from recollect.service.memory.entries import Entry
 from recollect.service.memory.view import View
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.options import (
-    AnswerOptions,
-    Lambda,
-    MinProbability,
-    Temperature,
-    Threshold,
-    TopB,
-    TopK,
-    UidText,
-    WordWeight,
-    check_query,
-    first_problem,
-)
+from recollect.service.options import AnswerOptions, ChosenOptions, check_query, chosen_options, first_problem
 from recollect.service.predictor.answers import Answer, ScoredLabel
 from recollect.service.predictor.changing import change
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.settings import Device, EngineSettings
 from recollect.service.store.locations import open_store
 from recollect.service.threads import threads_or_cores
-
-
-@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
-class ChosenOptions(TypedDict, total=False):
-    """Keyword arguments of `Model.predict`: the fields of `AnswerOptions`.
-
-    An option that is absent gets its default. So does None, where the type allows it.
-    """
-
-    lambda_: Lambda | None
-    temperature: Temperature | None
-    top_b: TopB | None
-    top_k: TopK | None
-    word_weight: WordWeight | None
-    threshold: Threshold
-    allow: Sequence[UidText] | None
-    deny: Sequence[UidText] | None
-    explain: bool
-    order: Order | None
-    min_probability: MinProbability | None
-    assign: bool
-
-
-_CHOSEN_OPTIONS = TypeAdapter(ChosenOptions)
 
 # The use of the live entries of a store.
 Live = Literal["off", "read", "write"]
@@ -156,16 +119,12 @@ class Model:
         return self.predictor.manifest
 
     @overload
-    def predict(  # type: ignore[overload-overlap] # a str is also a sequence of str
-        self, query: str, **options: Unpack[ChosenOptions]
-    ) -> list[ScoredLabel]: ...
+    def predict(self, query: str, **options: Any) -> list[ScoredLabel]: ...
 
     @overload
-    def predict(self, query: Sequence[str], **options: Unpack[ChosenOptions]) -> list[list[ScoredLabel]]: ...
+    def predict(self, query: Sequence[str], **options: Any) -> list[list[ScoredLabel]]: ...
 
-    def predict(
-        self, query: str | Sequence[str], **options: Unpack[ChosenOptions]
-    ) -> list[ScoredLabel] | list[list[ScoredLabel]]:
+    def predict(self, query: str | Sequence[str], **options: Any) -> list[ScoredLabel] | list[list[ScoredLabel]]:
         """Return the labels that fit a text, best first; for several texts, return one such list for each text.
 
         Each label has `uid`, `text` and `score`, and `probability` if the version gives probabilities; with
@@ -173,9 +132,8 @@ class Model:
 
         Args:
             query: One text, or several.
-            options: `top_k` (number of labels), `lambda_`, `temperature`, `top_b`, `word_weight`, `threshold`,
-                `allow`, `deny`, `explain`, `order`, `min_probability` and `assign`, with the bounds of the HTTP
-                interface.
+            options: The fields of `recollect.service.options.AnswerOptions`, such as `top_k`, with the bounds of the
+                HTTP interface. An option that is absent or None gets its default.
 
         Raises:
             QueryError: If a text is empty, or an option is unknown, out of range, or needs probabilities that the
@@ -185,7 +143,7 @@ class Model:
             return self.answer([query], **options)[0].labels
         return [answer.labels for answer in self.answer(query, **options)]
 
-    def answer(self, queries: Sequence[str], **options: Unpack[ChosenOptions]) -> list[Answer]:
+    def answer(self, queries: Sequence[str], **options: Any) -> list[Answer]:
         """Answer several texts like `predict`; each `Answer` also has `truncated` and `exhausted`.
 
         Raises:
@@ -195,7 +153,7 @@ class Model:
         texts = [check_query(query) for query in queries]
         return self.predictor.predict(texts, chosen).answers if texts else []
 
-    def resolve(self, **options: Unpack[ChosenOptions]) -> AnswerOptions:
+    def resolve(self, **options: Any) -> AnswerOptions:
         """Check the options of `predict`, and complete them with the defaults of the version.
 
         Raises:
@@ -293,13 +251,13 @@ class Model:
         return change(self.predictor, lambda view, _: forgotten(view, uid))
 
 
-def _check_options(options: ChosenOptions) -> ChosenOptions:
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     try:
-        return _CHOSEN_OPTIONS.validate_python(options)
+        return chosen_options(ChosenOptions.model_validate(options, by_alias=False, by_name=True))
     except ValidationError as error:
         problem = error.errors()[0]
         name = problem["loc"][0]
         if problem["type"] == "extra_forbidden":
-            known = ", ".join(sorted(ChosenOptions.__annotations__))
+            known = ", ".join(sorted(ChosenOptions.model_fields))
             raise QueryError(f"{name}: unknown option; known: {known}") from None
         raise QueryError(f"{name}: expected {first_problem(error)}; found {problem['input']!r}") from None

@@ -1,7 +1,4 @@
-"""Answer options: the options that a caller chooses, their bounds, and the bundle's defaults for all others.
-
-The HTTP service, the answer cache, the command line and the Python API share these options.
-"""
+"""Answer options: the options that a caller chooses, their bounds, and the bundle's defaults for all others."""
 
 from __future__ import annotations
 
@@ -9,11 +6,20 @@ import dataclasses
 import math
 import numbers
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 
 from recollect.service.bundle.manifest import MOST_KEYS, Defaults, Order
 from recollect.service.errors import QueryError
@@ -100,52 +106,72 @@ def first_problem(error: ValidationError) -> str:
     return error.errors()[0]["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
 
 
-Lambda = Annotated[float, Field(ge=0, le=1, description="weight of instances against labels; 1 uses instances only")]
-Temperature = Annotated[float, Field(ge=1e-4, le=100, description="tau of the softmax over the retrieved keys")]
-TopB = Annotated[int, Field(ge=1, le=MOST_KEYS, description="number of keys to retrieve")]
-TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K, description="maximum number of labels to return")]
-WordWeight = Annotated[
-    float, Field(ge=0, le=1, description="share of words in a score; no effect without a lexical index in the bundle")
-]
-Threshold = Annotated[float, Field(ge=0, le=1, description="minimum score of a returned label")]
-MinProbability = Annotated[float, Field(ge=0, le=1, description="minimum probability of a returned label")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Temperature = Annotated[float, Field(ge=1e-4, le=100)]
+TopB = Annotated[int, Field(ge=1, le=MOST_KEYS)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
+# Validation stops at the first wrong uid: a list of a megabyte could otherwise give 500,000 errors and take seconds.
+Uids = Annotated[tuple[UidText, ...], Field(max_length=MAX_FILTER_LABELS, fail_fast=True, strict=False)]
+
+
+def _option(
+    help_: str,
+    default: Any = dataclasses.MISSING,
+    may_be_none: bool = True,
+    changes_votes: bool = False,
+    filters: bool = False,
+) -> Any:
+    """Declare an option.
+
+    Args:
+        help_: Description in the OpenAPI document and in the help of the command line.
+        default: The value of an option that nobody chose, if the defaults of the bundle have no such option.
+        may_be_none: Whether a caller may choose None, which means the default.
+        changes_votes: Whether the option changes the votes. Probabilities hold only for the bundle's votes.
+        filters: Whether the option restricts the labels that may be returned.
+    """
+    metadata = {"help": help_, "may_be_none": may_be_none, "changes_votes": changes_votes, "filters": filters}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """All options that decide how a query is answered.
 
-    Attributes:
-        lambda_: Weight of instances against labels, from 0 (labels only) to 1 (instances only).
-        temperature: Tau of the softmax over the retrieved keys.
-        top_b: Number of keys to retrieve.
-        top_k: Maximum number of labels to return.
-        word_weight: Share of the votes by words in a score.
-        threshold: Minimum score of a returned label.
-        allow: Uids of the only labels that may be returned; None allows all.
-        deny: Uids of labels that are never returned.
-        explain: Whether to list the terms of each score.
-        order: Whether the labels are in order of score or of probability.
-        min_probability: Minimum probability of a returned label.
-        assign: Whether to return the set of labels with the highest expected F1.
+    A new option is one more field here, and its effect in the predictor. All else derives from the fields: request
+    schema, OpenAPI document, keywords of the Python API, flags of `recollect predict`, tasks of bulk answers, and the
+    keys of cached answers and of equal requests.
     """
 
-    lambda_: float
-    temperature: float
-    top_b: int
-    top_k: int
-    word_weight: float = 0.0
-    threshold: float = 0.0
-    allow: tuple[str, ...] | None = None
-    deny: tuple[str, ...] = ()
-    explain: bool = False
-    order: Order = "score"
-    min_probability: float = 0.0
-    assign: bool = False
+    lambda_: Share = _option(
+        "Weight of instances against labels, from 0 to 1; 1 uses instances only", changes_votes=True
+    )
+    temperature: Temperature = _option("Temperature of the softmax over the retrieved keys", changes_votes=True)
+    top_b: TopB = _option("Number of keys to retrieve", changes_votes=True)
+    top_k: TopK = _option("Maximum number of labels to return")
+    word_weight: Share = _option(
+        "Share of words in a score; no effect without a lexical index in the bundle", 0.0, changes_votes=True
+    )
+    threshold: Share = _option("Minimum score of a returned label", 0.0, may_be_none=False)
+    allow: Uids | None = _option("Uids of the only labels to return", None, filters=True)
+    deny: Uids = _option("Uids of labels not to return", (), filters=True)
+    explain: bool = _option("List the terms of each score", False, may_be_none=False)
+    order: Order = _option("Order of the labels: probability, which a bundle with a ranker prefers, or score", "score")
+    min_probability: Share = _option("Minimum probability of a returned label", 0.0)
+    assign: bool = _option(
+        "Return the set of labels with the highest expected F1 instead of the top_k best labels",
+        False,
+        may_be_none=False,
+    )
+
+    @property
+    def filter_labels(self) -> int:
+        """The number of labels in all filters."""
+        return sum(len(getattr(self, name) or ()) for name in _FILTERS)
 
     @property
     def filtered(self) -> bool:
-        return self.allow is not None or bool(self.deny)
+        return self.allow is not None or self.filter_labels > 0
 
     @property
     def needs_probabilities(self) -> str | None:
@@ -158,43 +184,55 @@ class AnswerOptions:
 
     def uses_votes_of(self, defaults: Defaults) -> bool:
         """Whether the scores are those of a bundle's defaults, for which its probabilities were measured."""
-        votes = self.lambda_, self.temperature, self.top_b, self.word_weight
-        return votes == (defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight)
+        return all(getattr(self, name) == getattr(defaults, name) for name in _VOTES)
 
 
-def resolve_options(
-    defaults: Defaults,
-    *,
-    lambda_: float | None = None,
-    temperature: float | None = None,
-    top_b: int | None = None,
-    top_k: int | None = None,
-    word_weight: float | None = None,
-    threshold: float = 0.0,
-    allow: Iterable[str] | None = None,
-    deny: Iterable[str] | None = None,
-    explain: bool = False,
-    order: Order | None = None,
-    min_probability: float | None = None,
-    assign: bool = False,
-) -> AnswerOptions:
-    """Complete the options that a caller chose with the bundle's defaults; None means "not chosen"."""
-    options = AnswerOptions(
-        lambda_=defaults.lambda_ if lambda_ is None else lambda_,
-        temperature=defaults.temperature if temperature is None else temperature,
-        top_b=defaults.top_b if top_b is None else top_b,
-        top_k=(MOST_ASSIGNED if assign else defaults.top_k) if top_k is None else top_k,
-        word_weight=defaults.word_weight if word_weight is None else word_weight,
-        threshold=threshold,
-        allow=None if allow is None else tuple(allow),
-        deny=() if deny is None else tuple(deny),
-        explain=explain,
-        order=order or "score",
-        min_probability=min_probability or 0.0,
-        assign=assign,
-    )
-    if order is None and defaults.order == "probability" and options.uses_votes_of(defaults):
-        return dataclasses.replace(options, order="probability")
+_OPTIONS = dataclasses.fields(AnswerOptions)
+_FILTERS = [each.name for each in _OPTIONS if each.metadata["filters"]]
+_VOTES = [each.name for each in _OPTIONS if each.metadata["changes_votes"]]
+_FROM_BUNDLE = [each.name for each in _OPTIONS if each.name in Defaults.model_fields]
+_NOT_CHOSEN = {each.name: None if each.metadata["may_be_none"] else each.default for each in _OPTIONS}
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def with_options(model: type[_Model]) -> type[_Model]:
+    """Add the options that a caller can choose to the fields of a model. Their alias is their name in JSON.
+
+    None stands for an option that the caller did not choose.
+    """
+    types, fields = get_type_hints(AnswerOptions, include_extras=True), dict[str, Any]()
+    for each in _OPTIONS:
+        name, usual, description = each.name, _NOT_CHOSEN[each.name], each.metadata["help"]
+        if name in _FROM_BUNDLE:
+            description += " (default: from the bundle)"
+        type_ = types[name] | None if usual is None else types[name]
+        fields[name] = (type_, Field(usual, alias=name.rstrip("_"), description=description))
+    # A copy of the class with more fields; its name, module and documentation stay.
+    return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **fields)
+
+
+@with_options
+class ChosenOptions(BaseModel):
+    """The options that a caller of the HTTP interface or of the Python API chose."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def chosen_options(model: BaseModel) -> dict[str, Any]:
+    """The options that a model with `with_options` contains, by name, without the options that were not chosen."""
+    return {name: value for name, usual in _NOT_CHOSEN.items() if (value := getattr(model, name)) != usual}
+
+
+def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
+    """Complete the options that a caller chose with the defaults of the bundle; None means "not chosen"."""
+    given = {name: value for name, value in chosen.items() if value is not None}
+    usual = {name: getattr(defaults, name) for name in _FROM_BUNDLE}
+    if given.get("assign"):
+        usual["top_k"] = MOST_ASSIGNED
+    options = AnswerOptions(**usual | given)
+    if "order" not in given and not options.uses_votes_of(defaults):
+        return dataclasses.replace(options, order="score")
     return options
 
 
@@ -218,14 +256,10 @@ def require_probabilities(options: AnswerOptions, defaults: Defaults, version: s
             f"{name}: version {version} gives no probabilities; leave out {name}, or build a version from a run with "
             "held-out texts"
         )
-    votes = {
-        "lambda": (options.lambda_, defaults.lambda_),
-        "temperature": (options.temperature, defaults.temperature),
-        "top_b": (options.top_b, defaults.top_b),
-        "word_weight": (options.word_weight, defaults.word_weight),
-    }
-    for other, (found, usual) in votes.items():
+    for other in _VOTES:
+        found, usual = getattr(options, other), getattr(defaults, other)
         if found != usual:
+            other = other.rstrip("_")
             raise QueryError(
                 f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
                 f"{name} or {other}"
@@ -243,9 +277,8 @@ def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:
     """
     texts = sum(math.ceil(len(query.encode()) / _BYTES_PER_UNIT) for query in queries)
     keys = options.top_b * (2 if options.explain else 1)
-    labels = len(options.allow or ()) + len(options.deny)
     per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
-    return texts + len(queries) * per_query + labels // _LABELS_PER_UNIT
+    return texts + len(queries) * per_query + options.filter_labels // _LABELS_PER_UNIT
 
 
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:

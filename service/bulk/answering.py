@@ -34,8 +34,9 @@ _GZIP_LEVEL = 4
 class Task:
     """All that a worker must know to turn blocks of rows into output.
 
-    `options` are the chosen keywords of `Model.answer`. `columns` are the columns that pass into the output; None means
-    all fields of each JSON line.
+    `options` are the keywords of `Model.answer`, without those that nobody chose: a job that is not finished goes on
+    after an update that adds an option. `columns` are the columns that pass into the output; None means all fields of
+    each JSON line.
     """
 
     store: str
@@ -123,7 +124,7 @@ def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
 
         if isinstance(kept, list):
             kept = {name: [_as_text(row[name]) for row in kept] for name in task.columns or ()}
-        return encode_batch(kept, answers, task.options["explain"])
+        return encode_batch(kept, answers, "explain" in task.options)
     if not isinstance(kept, list):
         from recollect.service.bulk.parquet import rows_of
 

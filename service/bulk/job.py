@@ -34,6 +34,7 @@ from recollect.service.bulk.reading import (
 from recollect.service.command_settings import PredictSettings
 from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import SettingsError
+from recollect.service.options import chosen_options
 from recollect.service.store.locations import open_store
 from recollect.service.threads import threads_or_cores
 
@@ -70,7 +71,7 @@ def predict_file(settings: PredictSettings) -> int:
             version=store.resolve(settings.version),
             verify_key=None if settings.verify_key is None else _absolute(settings.verify_key),
             bundle_cache=None if settings.bundle_cache is None else _absolute(settings.bundle_cache),
-            options=settings.answer_options(),
+            options=chosen_options(settings),
             input_format=read.name,
             output_format=written.name,
             output_gzip=written.gzip,

@@ -154,11 +154,13 @@ class FileOutput(Output):
             raise OutputError(
                 f"{self._state}: expected the state of a task, found other content; use --overwrite"
             ) from None
-        for name, expected in ({"format_version": _FORMAT_VERSION} | self._facts).items():
-            if found.get(name) != expected:
+        expected = {"format_version": _FORMAT_VERSION} | self._facts
+        for name in [*expected, *found]:
+            if found.get(name) != expected.get(name):
                 raise OutputError(
                     f"{self._partial}: its task was started with {name} {_shown(found.get(name))}, found "
-                    f"{_shown(expected)}; continue with the same input and options, or start again with --overwrite"
+                    f"{_shown(expected.get(name))}; continue with the same input and options, or start again with "
+                    "--overwrite"
                 )
         return state
 

@@ -25,6 +25,7 @@ from recollect.service.http.schemas import (
     PredictResponse,
     VersionResponse,
 )
+from recollect.service.options import chosen_options
 from recollect.service.redis_client import RedisClient
 from recollect.service.serving.batcher import Batcher
 from recollect.service.serving.pipeline import AnswerPipeline, AnswerRequest, JsonAnswers
@@ -53,9 +54,6 @@ _VERSION_PARAMETER = {
     "version",
     "schema": {"type": "string"},
 }
-
-# Fields of a request body that are arguments of `resolve_options`.
-_OPTIONS = tuple(name for name in AnswerBody.model_fields if name not in ("timeout_ms", "min_sequence"))
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,9 @@ class Routes:
         return await self._answer(body.queries, body, request, batch=True)
 
     async def _answer(self, queries: list[str], body: AnswerBody, request: Request, batch: bool) -> Response:
-        chosen = {name: getattr(body, name) for name in _OPTIONS}
-        if body.assign and body.min_probability is None:
-            chosen["min_probability"] = self.assign_threshold
+        chosen = chosen_options(body)
+        if "assign" in chosen:
+            chosen.setdefault("min_probability", self.assign_threshold)
         named, quota = request.headers.get(VERSION_HEADER) or None, request.scope.get("api_key")
         version, found = await self.pipeline.answer(
             AnswerRequest(

@@ -3,61 +3,28 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from recollect.service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Order, Probabilities
-from recollect.service.options import (
-    MAX_FILTER_LABELS,
-    Lambda,
-    MinProbability,
-    Query,
-    Temperature,
-    Threshold,
-    TopB,
-    TopK,
-    UidText,
-    WordWeight,
-)
+from recollect.service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Probabilities
+from recollect.service.options import ChosenOptions, Query
 from recollect.service.serve_settings import MAX_BATCH
 
-# Validation stops at the first wrong entry: a list of a megabyte could otherwise give 500,000 errors and take seconds.
-Uids = Annotated[list[UidText], Field(fail_fast=True, max_length=MAX_FILTER_LABELS)]
 
-
-class AnswerBody(BaseModel):
+class AnswerBody(ChosenOptions):
     """The fields of both request types: one query and several queries."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    top_k: TopK | None = None
-    lambda_: Lambda | None = Field(None, alias="lambda")
-    temperature: Temperature | None = None
-    top_b: TopB | None = None
-    word_weight: WordWeight | None = None
-    allow: Uids | None = Field(None, description="uids of the only labels to return")
-    deny: Uids | None = Field(None, description="uids of labels not to return")
-    threshold: Threshold = 0.0
-    explain: bool = Field(False, description="whether to list the terms of each score")
-    order: Order | None = Field(
-        None, description="order of the labels; default: probability if the bundle has a ranker, otherwise score"
-    )
-    min_probability: MinProbability | None = None
-    assign: bool = Field(
-        False, description="whether to return the set of labels with the highest expected F1 instead of top_k labels"
-    )
     min_sequence: int = Field(
         0,
         ge=0,
-        description="sequence number of a change of the memory that the answer must know; a replica that does not "
+        description="Sequence number of a change of the memory that the answer must know; a replica that does not "
         "learn of the change in 2 seconds answers 409",
     )
     timeout_ms: int | None = Field(
         None,
         ge=1,
         le=600_000,
-        description="time limit in milliseconds, at most the limit of the service; a request that takes longer gets "
+        description="Time limit in milliseconds, at most the limit of the service; a request that takes longer gets "
         "status 504",
     )
 

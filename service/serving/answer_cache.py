@@ -41,22 +41,9 @@ def answer_keys(
         options: Options of the answers.
         queries: The queries.
     """
-    if len(options.allow or ()) + len(options.deny) > _MAX_FILTER_LABELS:
+    if options.filter_labels > _MAX_FILTER_LABELS:
         return None
-    parts = [
-        options.lambda_,
-        options.temperature,
-        options.top_b,
-        options.word_weight,
-        options.top_k,
-        options.threshold,
-        options.explain,
-        options.order,
-        options.min_probability,
-        options.assign,
-        None if options.allow is None else sorted({*options.allow}),
-        sorted({*options.deny}),
-    ]
+    parts = [sorted({*value}) if isinstance(value, tuple) else value for value in vars(options).values()]
     common = hashlib.blake2b(json.dumps([_FORMAT, version, sequence, digest.hex(), *parts]).encode(), digest_size=16)
     keys = []
     for query in queries:

@@ -193,11 +193,10 @@ class Batcher:
             DrainingError: After `abort`.
         """
         loop, cost = asyncio.get_running_loop(), request_cost(queries, options)
-        filter_labels = len(options.allow or ()) + len(options.deny)
         # A request does not join a computation that may have begun before the last change of the memory.
         memory = lease.predictor.memory
         key: Hashable = (id(lease.predictor), memory.sequence, convert, options, tuple(queries))
-        if filter_labels > _MAX_COMPARED_LABELS:
+        if options.filter_labels > _MAX_COMPARED_LABELS:
             key = object()
         with self._lock:
             if self._aborted:

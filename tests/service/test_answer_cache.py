@@ -19,24 +19,20 @@ from tests.service.redis_server import RedisServer, needs_redis, replica
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
 
 
+def other_value(value: Any) -> Any:
+    """Another value of an option."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int | float) else ("x",) if value in (None, ()) else f"no {value}"
+
+
 def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
     def keys(version: str, options: AnswerOptions, *queries: str) -> list[bytes]:
         return answer_keys(version, 0, b"", options, queries) or []
 
-    changes: list[dict[str, Any]] = [
-        {"lambda_": 0.25},
-        {"temperature": 0.05},
-        {"top_b": 100},
-        {"top_k": 5},
-        {"word_weight": 0.1},
-        {"threshold": 0.1},
-        {"allow": ("x",)},
+    changes = [
+        *({each.name: other_value(getattr(OPTIONS, each.name))} for each in dataclasses.fields(AnswerOptions)),
         {"allow": ()},
-        {"deny": ("x",)},
-        {"explain": True},
-        {"order": "probability"},
-        {"min_probability": 0.1},
-        {"assign": True},
     ]
     requests: list[tuple[str, AnswerOptions, str]] = [
         ("v1", OPTIONS, "bread"),
@@ -46,9 +42,6 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
         *(("v1", dataclasses.replace(OPTIONS, **change), "bread") for change in changes),
     ]
     assert len({keys(*request)[0] for request in requests}) == len(requests)
-    assert {field.name for field in dataclasses.fields(AnswerOptions)} == {
-        name for change in changes for name in change
-    }
     assert keys("v1", OPTIONS, "a", "bread") == keys("v1", OPTIONS, "a") + keys("v1", OPTIONS, "bread")
 
 
