@@ -20,8 +20,7 @@ import numpy as np
 from recollect.service.command_settings import ExportSettings
 from recollect.service.errors import OutputError
 from recollect.service.files import write_lines
-from recollect.service.memory.delta import Delta
-from recollect.service.memory.view import View
+from recollect.service.memory.snapshot import Snapshot, SnapshotBuilder
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.store.locations import open_store
 
@@ -40,11 +39,11 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
     bundle = store.open(store.resolve(settings.version))
     no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
     log = MemoryLog.of(store, bundle.manifest, lambda *texts: np.tile(no_vectors, (sum(map(len, texts)), 1)))
-    memory = Delta(bundle).apply(log.read())
+    memory = SnapshotBuilder(bundle).apply(log.read())
     return *export(memory, settings.out), memory.sequence
 
 
-def export(memory: View, out: Path) -> tuple[int, int]:
+def export(memory: Snapshot, out: Path) -> tuple[int, int]:
     """Write a dataset folder; return the numbers of instances and labels.
 
     The folder appears after its files are complete.
@@ -68,25 +67,20 @@ def export(memory: View, out: Path) -> tuple[int, int]:
     return instances, labels
 
 
-def _labels(memory: View) -> Iterator[dict[str, Any]]:
+def _labels(memory: Snapshot) -> Iterator[dict[str, Any]]:
     labels = memory.labels
     for position in np.flatnonzero(labels.present()).tolist():
         yield {"uid": labels.uids[position], "text": labels.texts[position]}
 
 
-def _instances(memory: View) -> Iterator[dict[str, Any]]:
+def _instances(memory: Snapshot) -> Iterator[dict[str, Any]]:
     """The instances of the bundle, then the live ones."""
-    mapped = len(memory.instance_ends.ends)
-    live = np.arange(memory.instances.count)
-    present = [
-        np.flatnonzero(memory.instance_ends.present(np.arange(mapped))),
-        mapped + live[memory.instances.ends.present(live)],
-    ]
-    numbers, uids = np.concatenate(present), memory.labels.uids
+    instances, uids = memory.instances, memory.labels.uids
+    numbers = np.flatnonzero(~instances.rows.removed)
     for start in range(0, len(numbers), _BLOCK_ROWS):
         block = numbers[start : start + _BLOCK_ROWS]
-        place, label = memory.values.gather(block)
+        place, label = instances.values.gather(block)
         starts = np.searchsorted(place, np.arange(len(block) + 1))
         for nth, row in enumerate(block.tolist()):
             own = [uids[position] for position in label[starts[nth] : starts[nth + 1]].tolist()]
-            yield {"uid": memory.instance_uids[row], "text": memory.instance_texts[row], "labels": own}
+            yield {"uid": instances.uids[row], "text": instances.texts[row], "labels": own}

@@ -26,7 +26,7 @@ from recollect.service.memory.changes import (
     removed,
 )
 from recollect.service.memory.entries import Entry
-from recollect.service.memory.view import View
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.options import AnswerOptions, ChosenOptions, check_query, chosen_options, first_problem
 from recollect.service.predictor.answers import Answer, ScoredLabel
@@ -190,8 +190,8 @@ class Model:
         """
         new_instances, new_labels = read_instances(instances), read_labels(labels)
 
-        def make(view: View, encode: Encode) -> list[Entry]:
-            return added(view, encode, new_instances, new_labels, create_labels)
+        def make(memory: Snapshot, encode: Encode) -> list[Entry]:
+            return added(memory, encode, new_instances, new_labels, create_labels)
 
         return change(self.predictor, make)
 
@@ -206,7 +206,7 @@ class Model:
             UnknownUidError: If a uid is not in the memory. Nothing is changed.
         """
         instance_uids, label_uids = read_uids(instances, "instances"), read_uids(labels, "labels")
-        return change(self.predictor, lambda view, _: removed(view, instance_uids, label_uids))
+        return change(self.predictor, lambda memory, _: removed(memory, instance_uids, label_uids))
 
     def learn(self, query: str, label: str, relevant: bool = True) -> str:
         """Learn that a label fits a query, or that it does not fit.
@@ -229,8 +229,8 @@ class Model:
         (label,) = read_uids([label], "label")
         uid = new_feedback()
 
-        def make(view: View, encode: Encode) -> list[Entry]:
-            return learned(view, encode, uid, query, label, relevant)
+        def make(memory: Snapshot, encode: Encode) -> list[Entry]:
+            return learned(memory, encode, uid, query, label, relevant)
 
         change(self.predictor, make)
         return uid
@@ -248,7 +248,7 @@ class Model:
             UnknownUidError: If there is no such feedback, or it was undone before.
         """
         read_uids([uid], "feedback")
-        return change(self.predictor, lambda view, _: forgotten(view, uid))
+        return change(self.predictor, lambda memory, _: forgotten(memory, uid))
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A table is two arrays: `<name>.utf8.npy`, the joined UTF-8 of all strings, and `
 from __future__ import annotations
 
 import array
+import functools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -87,6 +88,31 @@ class StringTable:
                 found.append(rows[at])
             spans += [(first, middle, low, at), (middle + 1, last, at, high)]
         return np.array(found, dtype=np.int32)
+
+
+class UidIndex:
+    """Finds the row of a uid in a table, by its hash.
+
+    A bundle has no such index, because answers do not need it. It is built when it is first used, in about a second for
+    three million uids, and takes 16 bytes for each.
+    """
+
+    def __init__(self, uids: StringTable) -> None:
+        self._uids = uids
+
+    @functools.cached_property
+    def _by_hash(self) -> tuple[Int[np.ndarray, " uid"], Int[np.ndarray, " uid"]]:
+        """The hashes of all uids in rising order, and their rows."""
+        hashes = np.fromiter((hash(self._uids.raw(row)) for row in range(len(self._uids))), np.int64, len(self._uids))
+        rows = np.argsort(hashes, kind="stable")
+        return hashes[rows], rows
+
+    def find(self, uid: str) -> int | None:
+        """The row of a uid: the first one if there are several, None if there is none."""
+        hashes, rows = self._by_hash
+        raw = uid.encode("utf-8", "surrogatepass")
+        first, last = hashes.searchsorted(hash(raw)), hashes.searchsorted(hash(raw), side="right")
+        return next((row for row in rows[first:last].tolist() if self._uids.raw(row) == raw), None)
 
 
 def write_table(folder: Path, name: str, strings: Iterable[str]) -> StringTable:

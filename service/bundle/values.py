@@ -138,7 +138,14 @@ def gather_rows(
     indptr: Int[np.ndarray, " offset"], indices: Shaped[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
 ) -> tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]:
     """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
-    starts, counts = indptr[rows], indptr[rows + 1] - indptr[rows]
-    row = np.repeat(np.arange(len(rows)), counts)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return row, indices[starts[row] + nth]
+    row, entry = spans(indptr[rows], indptr[rows + 1] - indptr[rows])
+    return row, indices[entry]
+
+
+def spans(
+    starts: Int[np.ndarray, " span"], counts: Int[np.ndarray, " span"]
+) -> tuple[Int[np.ndarray, " entry"], Int[np.ndarray, " entry"]]:
+    """The entries of some spans, each a start and a number of entries: the place of the span, and the entry."""
+    span = np.repeat(np.arange(len(starts)), counts)
+    nth = np.arange(len(span)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return span, starts[span] + nth

@@ -34,7 +34,7 @@ from recollect.service.memory.changes import (
     added,
 )
 from recollect.service.memory.entries import Entry
-from recollect.service.memory.view import View
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import MAX_TOP_K, check_query
 from recollect.service.serving.pipeline import AnswerPipeline, AnswerRequest
 from recollect.service.versions.open_versions import OpenVersions
@@ -152,9 +152,9 @@ class AnnifRoutes:
         texts = {self._shorten(each.text): each.subjects for each in documents}  # of equal texts, the last one counts
         learned = {text: subjects for text, subjects in texts.items() if subjects and _has_words(text)}
 
-        def make(view: View, encode: Encode) -> list[Entry]:
+        def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             instances = [_instance(text, subjects) for text, subjects in learned.items()]
-            return added(view, encode, instances, _new_labels(view, itertools.chain(*learned.values())))
+            return added(memory, encode, instances, _new_labels(memory, itertools.chain(*learned.values())))
 
         if learned:
             await self.memory.apply(make, request, [*learned])
@@ -214,7 +214,7 @@ def _instance(text: str, subjects: list[Subject]) -> NewInstance:
     return NewInstance(uid=uid, text=text, labels=[each.uri for each in subjects])
 
 
-def _new_labels(view: View, subjects: Iterable[Subject]) -> list[NewLabel]:
+def _new_labels(memory: Snapshot, subjects: Iterable[Subject]) -> list[NewLabel]:
     """The subjects that are not in the memory, each with the last name that the documents give it.
 
     Raises:
@@ -222,7 +222,7 @@ def _new_labels(view: View, subjects: Iterable[Subject]) -> list[NewLabel]:
     """
     unknown: dict[str, str | None] = {}
     for each in subjects:
-        if view.labels.position(each.uri) is None:
+        if memory.labels.position(each.uri) is None:
             unknown[each.uri] = each.label or unknown.get(each.uri)
     for uri, label in unknown.items():
         if label is None:

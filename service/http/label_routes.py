@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import KnownLabel, LabelResponse, LabelsResponse
 from recollect.service.lexical.text_search import MAX_CHARACTERS
-from recollect.service.memory.layers import Labels
+from recollect.service.memory.tables import Labels
 from recollect.service.options import require_words
 from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.versions.open_versions import OpenVersions

@@ -37,9 +37,9 @@ from recollect.service.memory.changes import (
     removed,
 )
 from recollect.service.memory.entries import Entry, RemoveCorrection, RemoveInstance
-from recollect.service.memory.view import View
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import Query
-from recollect.service.predictor.changing import Change, change, present_view
+from recollect.service.predictor.changing import Change, change
 from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -183,26 +183,26 @@ class MemoryRoutes:
     async def put_instances(self, body: InstancesBody, request: Request) -> Response:
         """Insert instances, or replace those with the same uids."""
 
-        def make(view: View, encode: Encode) -> list[Entry]:
-            return added(view, encode, body.instances, [], body.create_labels)
+        def make(memory: Snapshot, encode: Encode) -> list[Entry]:
+            return added(memory, encode, body.instances, [], body.create_labels)
 
         return JSONResponse(await self.apply(make, request, [each.text for each in body.instances]))
 
     async def put_labels(self, body: LabelsBody, request: Request) -> Response:
         """Insert labels, or replace those with the same uids. The next request is answered with them."""
 
-        def make(view: View, encode: Encode) -> list[Entry]:
-            return added(view, encode, [], body.labels)
+        def make(memory: Snapshot, encode: Encode) -> list[Entry]:
+            return added(memory, encode, [], body.labels)
 
         return JSONResponse(await self.apply(make, request, [each.text for each in body.labels]))
 
     async def remove_instance(self, uid: str, request: Request) -> Changed:
         """Remove an instance."""
-        return Changed(**await self.apply(lambda view, _: removed(view, [uid], []), request))
+        return Changed(**await self.apply(lambda memory, _: removed(memory, [uid], []), request))
 
     async def remove_label(self, uid: str, request: Request) -> Changed:
         """Remove a label and its votes. It is never answered again."""
-        return Changed(**await self.apply(lambda view, _: removed(view, [], [uid]), request))
+        return Changed(**await self.apply(lambda memory, _: removed(memory, [], [uid]), request))
 
     async def feedback(self, body: FeedbackBody, request: Request) -> Response:
         """Learn that a label is relevant to a query, or that it is not."""
@@ -213,24 +213,24 @@ class MemoryRoutes:
             # An earlier, opposite judgement.
             opposite = [RemoveCorrection(uid) if body.relevant else RemoveInstance(uid)]
 
-        def make(view: View, encode: Encode) -> list[Entry]:
-            return [*opposite, *learned(view, encode, uid, body.query, body.label, body.relevant)]
+        def make(memory: Snapshot, encode: Encode) -> list[Entry]:
+            return [*opposite, *learned(memory, encode, uid, body.query, body.label, body.relevant)]
 
         return JSONResponse({"id": uid, **await self.apply(make, request, [body.query])})
 
     async def forget(self, uid: str, request: Request) -> Changed:
         """Undo a feedback."""
-        return Changed(**await self.apply(lambda view, _: forgotten(view, uid), request))
+        return Changed(**await self.apply(lambda memory, _: forgotten(memory, uid), request))
 
-    def status(self) -> MemoryStatus:  # not async: on a thread, because the first call builds tables
+    def status(self) -> MemoryStatus:
         """Return the size of the memory, and of its live entries."""
         with self.versions.lease() as predictor:
-            view = present_view(predictor)
-            facts = dataclasses.asdict(view.status)
+            memory = predictor.memory.snapshot
+            facts = dataclasses.asdict(memory.status)
             oldest = facts.pop("oldest_seconds")
             return MemoryStatus(
                 version=predictor.version,
-                sequence=view.sequence,
+                sequence=memory.sequence,
                 max_live_keys=self.max_live_keys,
                 log_bytes=0 if predictor.log is None else predictor.log.log.size_bytes,
                 oldest=None if oldest is None else datetime.fromtimestamp(oldest, UTC),
@@ -242,18 +242,18 @@ class MemoryRoutes:
     def instance(self, uid: str) -> MemoryInstance:
         """Return an instance of the memory: its text, labels and weight."""
         with self.versions.lease() as predictor:
-            view = present_view(predictor)
-            number = view.instance(uid)
+            memory = predictor.memory.snapshot
+            number = memory.instance(uid)
             if number is None:
                 raise ProblemError(404, f"instance {uid[:80]!r} is not in the memory", "unknown_instance")
-            row = np.array([number])
+            row, values = np.array([number]), memory.instances.values
             return MemoryInstance(
                 version=predictor.version,
-                sequence=view.sequence,
+                sequence=memory.sequence,
                 uid=uid,
-                text=view.instance_texts[number],
-                labels=[view.labels.uids[label] for label in view.values.gather(row)[1].tolist()],
-                weight=float(f"{np.exp(view.values.log_counts_of(row)).item():.12g}"),  # the memory keeps the logarithm
+                text=memory.instances.texts[number],
+                labels=[memory.labels.uids[label] for label in values.gather(row)[1].tolist()],
+                weight=float(f"{np.exp(values.log_counts_of(row)).item():.12g}"),  # the memory keeps the logarithm
             )
 
     async def apply(self, make: Change, request: Request, texts: Sequence[str] = ()) -> dict[str, Any]:
@@ -273,12 +273,12 @@ class MemoryRoutes:
         return await self.threads.run(lambda: self._write(make))
 
     def _write(self, make: Change) -> dict[str, Any]:
-        def limited(view: View, encode: Encode) -> list[Entry]:
+        def limited(memory: Snapshot, encode: Encode) -> list[Entry]:
             def encode_few(queries: Sequence[str], labels: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-                self._require_room(view, len(queries) + len(labels))
+                self._require_room(memory, len(queries) + len(labels))
                 return encode(queries, labels)
 
-            return make(view, encode_few)
+            return make(memory, encode_few)
 
         with self.versions.lease() as predictor:
             if predictor.log is not None:
@@ -294,14 +294,14 @@ class MemoryRoutes:
                         other.catch_up()
         return changed
 
-    def _require_room(self, view: View, keys: int) -> None:
+    def _require_room(self, memory: Snapshot, keys: int) -> None:
         """Refuse a change with too many new keys, before their texts are encoded."""
         if keys > _MAX_KEYS:
             raise ChangeError(
                 f"labels: expected at most {_MAX_KEYS:,} new instances and labels in a call, found {keys:,}; add the "
                 "labels first, in several calls"
             )
-        if (live := view.status.live_keys) + keys > self.max_live_keys:
+        if (live := memory.live_keys) + keys > self.max_live_keys:
             raise ProblemError(
                 507,
                 f"the memory has {live:,} live keys, {keys:,} more are needed, and --delta-keys allows "

@@ -26,7 +26,7 @@ from recollect.service.memory.entries import (
     RemoveInstance,
     RemoveLabel,
 )
-from recollect.service.memory.view import View
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import CONTROL_CHARACTERS, UidText, check_query, first_problem, require_words
 
 MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
@@ -111,7 +111,7 @@ def read_uids(uids: Iterable[Any], kind: str) -> list[str]:
 
 
 def added(
-    view: View,
+    memory: Snapshot,
     encode: Encode,
     instances: Sequence[NewInstance],
     labels: Sequence[NewLabel],
@@ -120,7 +120,7 @@ def added(
     """The entries that insert or replace labels and instances.
 
     Args:
-        view: The memory.
+        memory: The memory.
         encode: Encodes all new texts together.
         instances: The instances; their labels are in the memory or in `labels`.
         labels: The labels.
@@ -133,7 +133,7 @@ def added(
     _require_once("labels", [each.uid for each in labels])
     given = {each.uid: each for each in labels}
     named = dict.fromkeys(uid for each in instances for uid in each.labels if uid not in given)
-    unknown = [uid for uid in named if view.labels.position(uid) is None]
+    unknown = [uid for uid in named if memory.labels.position(uid) is None]
     if unknown and not create_labels:
         raise ChangeError(
             f"labels: expected labels of the memory, found {len(unknown):,} unknown: {_name(unknown)}; "
@@ -150,14 +150,14 @@ def added(
     ]
 
 
-def removed(view: View, instances: Sequence[str], labels: Sequence[str]) -> list[Entry]:
+def removed(memory: Snapshot, instances: Sequence[str], labels: Sequence[str]) -> list[Entry]:
     """The entries that remove instances and labels, by their uids.
 
     Raises:
         ChangeError: If a uid occurs twice.
         UnknownUidError: If a uid is not in the memory.
     """
-    for kind, uids, find in (("instances", instances, view.instance), ("labels", labels, view.labels.position)):
+    for kind, uids, find in (("instances", instances, memory.instance), ("labels", labels, memory.labels.position)):
         _require_once(kind, uids)
         if unknown := [uid for uid in uids if find(uid) is None]:
             raise UnknownUidError(
@@ -171,14 +171,14 @@ def new_feedback() -> str:
     return FEEDBACK + uuid.uuid4().hex
 
 
-def learned(view: View, encode: Encode, uid: str, query: str, label: str, relevant: bool) -> list[Entry]:
+def learned(memory: Snapshot, encode: Encode, uid: str, query: str, label: str, relevant: bool) -> list[Entry]:
     """The entry of a feedback.
 
     A label that is relevant to a query becomes the label of a new instance. A label that is not relevant gets a
     correction.
 
     Args:
-        view: The memory.
+        memory: The memory.
         encode: Encodes the query.
         uid: Uid of the feedback.
         query: The query.
@@ -190,22 +190,22 @@ def learned(view: View, encode: Encode, uid: str, query: str, label: str, releva
         QueryError: If the query is empty.
     """
     text = check_query(query)
-    if view.labels.position(label) is None:
+    if memory.labels.position(label) is None:
         raise ChangeError(f"label: expected a label of the memory, found {label[:80]!r}; add the label first")
     (vector,) = encode([text], [])
     return [PutInstance(uid, text, [label], vector) if relevant else PutCorrection(uid, text, label, vector)]
 
 
-def forgotten(view: View, uid: str) -> list[Entry]:
+def forgotten(memory: Snapshot, uid: str) -> list[Entry]:
     """The entry that undoes a feedback.
 
     Raises:
         UnknownUidError: If there is no such feedback.
     """
     if uid.startswith(FEEDBACK):
-        if view.corrections.rows.find(uid) is not None:
+        if memory.corrections.rows.find(uid) is not None:
             return [RemoveCorrection(uid)]
-        if view.instance(uid) is not None:
+        if memory.instance(uid) is not None:
             return [RemoveInstance(uid)]
     raise UnknownUidError(f"feedback {uid[:80]!r}: expected the id of a feedback that was not undone before")
 

@@ -8,12 +8,14 @@ for an equal vector, so the factor is, too. Of several corrections of a label, t
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from recollect.service.memory.live_table import LiveRows
+from recollect.service.memory.rows import Rows
 
 
 class Corrected(NamedTuple):
@@ -30,17 +32,22 @@ class Corrected(NamedTuple):
     factor: Float[np.ndarray, " pair"]
 
 
+@dataclass(frozen=True, eq=False)
 class Corrections:
-    """The corrections of one view.
+    """The corrections of a snapshot.
 
-    Args:
+    Attributes:
         rows: The corrections; their numbers are positions of labels.
-        by_label: At least the corrections of each label, in order of their rows.
-        has_any: Whether a label has corrections, or had some.
     """
 
-    def __init__(self, rows: LiveRows, by_label: dict[int, list[int]], has_any: Bool[np.ndarray, " label"]) -> None:
-        self.rows, self._by_label, self._has_any = rows, by_label, has_any
+    rows: Rows
+
+    @functools.cached_property
+    def _by_label(self) -> tuple[Int[np.ndarray, " correction"], Int[np.ndarray, " correction"]]:
+        """The labels of the present corrections in rising order, and the corrections."""
+        present = np.flatnonzero(~self.rows.removed)
+        order = present[np.argsort(self.rows.numbers[present], kind="stable")]
+        return self.rows.numbers[order], order
 
     def find(
         self,
@@ -57,17 +64,14 @@ class Corrections:
             label: The label of each pair, by its position.
             temperature: Tau.
         """
-        places, rows, factors = [], [], []
-        for place in np.flatnonzero(self._has_any[label]).tolist():
-            own = np.array(self._by_label[int(label[place])])
-            own = own[: own.searchsorted(self.rows.count)]
-            own = own[self.rows.ends.present(own)]
-            if not len(own):
-                continue
+        labels, corrections = self._by_label
+        starts, ends = labels.searchsorted(label), labels.searchsorted(label, side="right")
+        places = np.flatnonzero(starts < ends)
+        rows, factors = np.empty(len(places), dtype=np.int64), np.empty(len(places))
+        for nth, place in enumerate(places.tolist()):
+            own = corrections[starts[place] : ends[place]]
             difference = self.rows.vectors[own].astype(np.float64) - vectors[query[place]]
             distance = np.einsum("cd,cd->c", difference, difference)
             nearest = int(distance.argmin())
-            places.append(place)
-            rows.append(own[nearest])
-            factors.append(-np.expm1(-distance[nearest] / (2 * temperature)))
-        return Corrected(np.array(places, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(factors))
+            rows[nth], factors[nth] = own[nearest], -np.expm1(-distance[nearest] / (2 * temperature))
+        return Corrected(places, rows, factors)

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from recollect.service.bundle.bundle import LabelTable
 from recollect.service.lexical.text_search import TextSearch
-from recollect.service.memory.layers import Labels, LiveLabels
+from recollect.service.memory.tables import Labels
 
 # Number of labels whose uids begin with a search text that are considered.
 _MAX_UIDS = 1_000
@@ -38,7 +38,7 @@ class LabelSearch:
         word that begins with it; other texts that contain it; similar texts.
 
         Args:
-            labels: The present labels of the memory: those of the bundle, or of a view.
+            labels: The labels of the memory.
             text: The search text.
             limit: Maximum number of labels.
         """
@@ -59,40 +59,23 @@ class LabelSearch:
 
     def _texts(self, labels: Labels) -> TextSearch:
         """The search of the texts: those of the bundle, then all live texts."""
-        live = labels.live.count if isinstance(labels, LiveLabels) else 0
+        live = len(labels.rows.vectors)
         with self._build:
             if self._mapped is None:
                 self._mapped = TextSearch(self._labels.texts)
-            if not isinstance(labels, LiveLabels) or not live:
+            if not live:
                 return self._mapped
             if self._with_live is None or self._with_live[0] != live:
-                self._with_live = (live, self._mapped.add(labels.live.texts[:live]))
+                self._with_live = (live, self._mapped.add(labels.rows.texts.live[:live]))
             return self._with_live[1]
 
     def _by_uid(self, labels: Labels, text: str) -> Iterable[int]:
-        mapped = [*itertools.islice(self._labels.uids.beginning_with(text, self._labels.order), _MAX_UIDS)]
-        if not isinstance(labels, LiveLabels):
-            return mapped
-        uids = itertools.islice(labels.live.uids, labels.live.count)
-        live = np.array([row for row, uid in enumerate(uids) if uid.startswith(text)], dtype=np.int64)
-        positions = np.concatenate([np.array(mapped, dtype=np.int64), labels.live.numbers[live]])
-        found: list[int] = positions[labels.ends.present(positions)].tolist()
-        return found
+        rows = [*itertools.islice(self._labels.uids.beginning_with(text, self._labels.order), _MAX_UIDS)]
+        live = itertools.islice(labels.rows.uids.live, len(labels.rows.vectors))
+        rows += [row for row, uid in enumerate(live, labels.rows.mapped) if uid.startswith(text)]
+        return self._positions(labels, np.array(rows, dtype=np.int64))
 
     def _positions(self, labels: Labels, rows: Int[np.ndarray, " row"]) -> Iterable[int]:
-        """The positions of the labels that have the texts in some rows, without texts that were replaced or removed."""
-        if not isinstance(labels, LiveLabels):
-            return map(int, rows)
-        is_live = rows >= len(self._labels)
-        live, present = rows[is_live] - len(self._labels), self._are_present(labels, rows, is_live)
-        positions = rows.copy()
-        positions[is_live] = labels.live.numbers[live]
-        return map(int, positions[present])
-
-    def _are_present(
-        self, labels: LiveLabels, rows: Int[np.ndarray, " row"], is_live: Bool[np.ndarray, " row"]
-    ) -> Bool[np.ndarray, " row"]:
-        present, mapped = np.empty(len(rows), dtype=bool), rows[~is_live]
-        present[is_live] = labels.live.ends.present(rows[is_live] - len(self._labels))
-        present[~is_live] = labels.ends.present(mapped) & (labels.rows[mapped] < 0)
-        return present
+        """The positions of the labels to which some rows belong, without rows that were replaced or removed."""
+        found: list[int] = labels.position_of(rows[~labels.rows.removed[rows]]).tolist()
+        return found

@@ -9,19 +9,12 @@ from jaxtyping import Float
 
 from recollect.service.memory.changes import Encode
 from recollect.service.memory.entries import Entry
-from recollect.service.memory.view import View
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import number
 from recollect.service.predictor.predictor import Predictor
 
 # Checks a change against a memory, and returns its entries.
-Change = Callable[[View, Encode], list[Entry]]
-
-
-def present_view(predictor: Predictor) -> View:
-    """The present memory of a predictor as a view. The first call builds the tables that find instances by uid."""
-    view = predictor.memory.view or predictor.apply([]).view
-    assert view is not None, "a memory to which entries were applied has a view"
-    return view
+Change = Callable[[Snapshot, Encode], list[Entry]]
 
 
 def change(predictor: Predictor, make: Change) -> int:
@@ -52,7 +45,7 @@ def change(predictor: Predictor, make: Change) -> int:
         return np.array([*map(queries_known.get, queries), *map(labels_known.get, labels)])
 
     def entries() -> list[Entry]:
-        return make(present_view(predictor), encode)
+        return make(predictor.memory.snapshot, encode)
 
     entries()
     if predictor.log is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Bool, Int
 
-from recollect.service.memory.layers import Labels
+from recollect.service.memory.tables import Labels
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.scoring import Ranking
 

@@ -1,4 +1,4 @@
-"""The memory that answers queries: a bundle's memory, or a view of it with the entries of a log.
+"""The memory that answers queries: a snapshot of a bundle's memory with the entries of a log.
 
 A predictor replaces its memory as a whole. A computation reads one memory from its beginning to its end.
 """
@@ -9,19 +9,22 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Int
+
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.lexical.index import LexicalIndex
-from recollect.service.memory.delta import Delta
 from recollect.service.memory.entries import LoggedEntry
-from recollect.service.memory.layers import Instances, Labels, LiveInstances
-from recollect.service.memory.view import View
+from recollect.service.memory.rows import Rows
+from recollect.service.memory.snapshot import Snapshot, SnapshotBuilder
+from recollect.service.memory.tables import Instances, Labels
 from recollect.service.milvus.collection import open_searcher
 from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.answers import Reason
 from recollect.service.predictor.exhaustive import ExhaustiveRanker
 from recollect.service.predictor.live_keys import LiveKeyIndex
 from recollect.service.predictor.reranking import Reranker
-from recollect.service.predictor.searcher import Searcher
+from recollect.service.predictor.searcher import Keys, Searcher
 from recollect.service.predictor.words import WordVoter
 from recollect.service.ranking.features import LabelFacts
 from recollect.service.ranking.ranker import Ranker
@@ -33,52 +36,52 @@ class Memory:
     """Everything that an answer reads, except the encoder and the options.
 
     Attributes:
+        snapshot: The instances, the labels and the corrections.
         searcher: Finds the nearest keys.
-        instances: The instances, by number.
-        labels: The labels.
         words: Finds keys by words; None without a lexical index.
         reranker: Orders labels; None without a ranker.
         exhaustive: Ranks the labels that a filter admits.
-        view: The live entries; None for the memory of a bundle.
-        sequence: Sequence number of the last entry that the memory knows; 0 if it knows none.
-        digest: Digest of the log up to this entry; empty without a log.
+        digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
 
+    snapshot: Snapshot
     searcher: Searcher
-    instances: Instances
-    labels: Labels
     words: WordVoter | None
     reranker: Reranker | None
     exhaustive: ExhaustiveRanker
-    view: View | None = None
-    sequence: int = 0
     digest: bytes = b""
 
     @classmethod
-    def open(cls, bundle: Bundle, device: Device, milvus: Connection | None = None) -> Memory:
-        """Open the memory of a bundle.
+    def of(cls, snapshot: Snapshot, mapped: Searcher, ranker: Ranker | None, digest: bytes = b"") -> Memory:
+        """The memory of a snapshot, from the index of the bundle's keys, and its ranker."""
+        instances, labels, values = snapshot.instances, snapshot.labels, snapshot.instances.values
+        searcher = Searcher(
+            _live_keys(mapped.instances, instances.rows), _live_keys(mapped.labels, labels.rows, labels.row_of)
+        )
+        reranker = None
+        if ranker is not None and snapshot.names is not None:
+            reranker = Reranker(ranker.with_memory(LabelFacts(labels.counts, snapshot.names), values), values)
+        return cls(
+            snapshot=snapshot,
+            searcher=searcher,
+            words=None if snapshot.words is None else WordVoter(snapshot.words, values),
+            reranker=reranker,
+            exhaustive=ExhaustiveRanker(instances.voters, searcher, values),
+            digest=digest,
+        )
 
-        Args:
-            bundle: The bundle.
-            device: Device that searches.
-            milvus: The connection to Milvus, for a bundle whose keys are there.
+    @property
+    def instances(self) -> Instances:
+        return self.snapshot.instances
 
-        Raises:
-            BundleError: If a file or a collection does not open, or does not fit to the manifest.
-            EngineError: If the keys are in Milvus, and it does not answer.
-        """
-        searcher = Searcher.open(bundle, device) if milvus is None else open_searcher(bundle.manifest, milvus)
-        values = bundle.instances.values
-        words, reranker = None, None
-        if bundle.manifest.has_lexical_index:
-            counts = bundle.manifest.counts
-            index = LexicalIndex.open_with(bundle.components.open, counts.instances, counts.labels)
-            words = WordVoter(index, values)
-        if bundle.manifest.has_ranker:
-            reranker = Reranker(Ranker.open(bundle, values), values)
-        exhaustive = ExhaustiveRanker(bundle.instances.voters, searcher, values)
-        sequence = bundle.manifest.memory_sequence
-        return cls(searcher, bundle.instances, bundle.labels, words, reranker, exhaustive, sequence=sequence)
+    @property
+    def labels(self) -> Labels:
+        return self.snapshot.labels
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the last entry that the memory knows; 0 if it knows none."""
+        return self.snapshot.sequence
 
     def reasons(self, terms: Sequence[tuple[int, float, bool]]) -> list[Reason]:
         """Describe terms of a score: a key, its share, and whether the key was found by words."""
@@ -90,8 +93,7 @@ class Memory:
             return Reason("instance", instances.uids[key], instances.texts[key], share, by)
         if label < len(self.labels):
             return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)
-        assert self.view is not None, "only a memory with live entries has corrections"
-        corrections, row = self.view.corrections.rows, label - len(self.labels)
+        corrections, row = self.snapshot.corrections.rows, label - len(self.labels)
         return Reason("correction", corrections.uids[row], corrections.texts[row], share)
 
 
@@ -100,14 +102,23 @@ class LiveMemory:
 
     Args:
         bundle: The bundle.
-        memory: Its memory.
+        device: Device that searches.
+        milvus: The connection to Milvus, for a bundle whose keys are there.
+
+    Raises:
+        BundleError: If a file or a collection does not open, or does not fit to the manifest.
+        EngineError: If the keys are in Milvus, and it does not answer.
     """
 
-    def __init__(self, bundle: Bundle, memory: Memory) -> None:
-        self._memory, self._digest, self._write = memory, b"", threading.Lock()
-        words = None if memory.words is None else memory.words.index
-        names = None if memory.reranker is None else memory.reranker.ranker.facts.names
-        self._delta = Delta(bundle, words, names)
+    def __init__(self, bundle: Bundle, device: Device, milvus: Connection | None = None) -> None:
+        manifest, components, values = bundle.manifest, bundle.components, bundle.instances.values
+        counts, words = manifest.counts, None
+        self._searcher = Searcher.open(bundle, device) if milvus is None else open_searcher(manifest, milvus)
+        if manifest.has_lexical_index:
+            words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
+        self._ranker = Ranker.open(bundle, values) if manifest.has_ranker else None
+        names = None if self._ranker is None else self._ranker.facts.names
+        self._builder, self._digest, self._write = SnapshotBuilder(bundle, words, names), b"", threading.Lock()
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries in order, and return the memory after them.
@@ -117,30 +128,11 @@ class LiveMemory:
             digest: Digest of the log up to the last entry; None if it is the one before.
         """
         with self._write:
-            view = self._delta.apply(entries)
+            snapshot = self._builder.apply(entries)
             self._digest = self._digest if digest is None else digest
-            return self._with(view)
+            return Memory.of(snapshot, self._searcher, self._ranker, self._digest)
 
-    def _with(self, view: View) -> Memory:
-        """The memory of a view."""
-        mapped, values, first = self._memory, view.values, len(view.instance_ends.ends)
-        instances, labels = mapped.searcher.instances, mapped.searcher.labels
-        searcher = Searcher(
-            LiveKeyIndex(instances, view.instance_ends, view.instances, lambda keys: keys - first, values.instances),
-            LiveKeyIndex(labels, view.label_key_ends, view.labels.live, view.labels.rows.__getitem__, values.labels),
-        )
-        reranker = None
-        if mapped.reranker is not None and view.names is not None:
-            facts = LabelFacts(view.labels.counts, view.names)
-            reranker = Reranker(mapped.reranker.ranker.with_memory(facts, values), values)
-        return Memory(
-            searcher=searcher,
-            instances=LiveInstances(values, view.voters, view.instance_uids, view.instance_texts),
-            labels=view.labels,
-            words=None if view.words is None else WordVoter(view.words, values),
-            reranker=reranker,
-            exhaustive=ExhaustiveRanker(view.voters, searcher, values),
-            view=view,
-            sequence=view.sequence,
-            digest=self._digest,
-        )
+
+def _live_keys(mapped: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> Keys:
+    """The keys of a snapshot; the index of the bundle itself without live or removed rows."""
+    return LiveKeyIndex(mapped, rows, row_of) if len(rows.vectors) or rows.removed_mapped else mapped

@@ -62,15 +62,15 @@ class Predictor:
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
         self.milvus = None if bundle.manifest.engine is None else Connection(engine or EngineSettings())
         try:
-            self.memory = self.bundle_memory = Memory.open(bundle, device, self.milvus)
+            self._live = LiveMemory(bundle, device, self.milvus)
         except BaseException:
             if self.milvus is not None:
                 self.milvus.close()
             raise
+        self.memory = self.bundle_memory = self._live.apply([])
         self.changing = threading.Lock()
         self.log: MemoryWriter[Memory] | None = None
         self.label_search = LabelSearch(bundle.labels)
-        self._live: LiveMemory | None = None
         self._write = threading.Lock()
         bundle.components.release_unused()
 
@@ -146,13 +146,10 @@ class Predictor:
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries of this version's log, in order, and return the memory with them.
 
-        Searches that begin later use this memory. Entries that were applied before change nothing. The first call also
-        builds the tables that find instances by their uids. `digest` is that of the log up to the last entry, if there
-        is a log.
+        Searches that begin later use this memory. Entries that were applied before change nothing. `digest` is that of
+        the log up to the last entry, if there is a log.
         """
         with self._write:
-            if self._live is None:
-                self._live = LiveMemory(self.bundle, self.bundle_memory)
             self.memory = self._live.apply(entries, digest)
             return self.memory
 
@@ -277,9 +274,10 @@ class Predictor:
         else:
             rank_admitted = memory.exhaustive.rank_admitted
             ranking, votes = rank_admitted(vectors, nearest, votes, by_words, options, label_filter, watch)
-        if memory.view is not None:
+        corrections = memory.snapshot.corrections
+        if corrections.rows.present:
             values = memory.instances.values
-            corrections, first_key = memory.view.corrections, values.instances + values.labels
+            first_key = values.instances + values.labels
             corrected = corrections.find(vectors, ranking.query, ranking.label, options.temperature)
             ranking, votes = correct(ranking, votes, corrected, first_key)
             if memory.reranker is not None and reranked is not None:

@@ -104,6 +104,6 @@ class ModelManager:
         with self.versions.lease() as current:
             memory = current.memory
             self._metrics.memory_sequence.set(memory.sequence)
-            self._metrics.memory_live_keys.set(0 if memory.view is None else memory.view.status.live_keys)
+            self._metrics.memory_live_keys.set(memory.snapshot.live_keys)
         if failures:
             raise failures[0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recollect.service.memory import live_table, sealed_block
+from recollect.service.memory import rows, sealed_block
 from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor import exhaustive
@@ -55,10 +55,25 @@ def changed(open_tables: Open, seed: int, count: int, **options: Any) -> tuple[P
     return live, open_tables(tables, **options), tables
 
 
+def test_a_request_keeps_the_memory_with_which_it_started(open_tables: Open, ranker: str) -> None:
+    rng = np.random.default_rng(5)
+    tables = random_tables(rng)
+    live = open_tables(tables, words=True, ranker=ranker)
+    entries = logged(random_entries(rng, tables, random_texts(rng, 160), random_vectors(rng, 160)))
+    queries, vectors = random_texts(rng, 12), random_vectors(rng, 12)
+    options = dataclasses.replace(OPTIONS, word_weight=0.4, order="probability")
+    before = []
+    for start in range(0, 160, 40):
+        memory = live.apply(entries[start : start + 40])
+        before.append((memory, live.answer(vectors, options, queries)))
+    for memory, answers in before:
+        assert live.answer(vectors, options, queries, memory) == answers
+
+
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
 def test_answers_equal_those_of_a_rebuilt_bundle(open_tables: Open, ranker: str, lambda_: float) -> None:
     live, rebuilt, tables = changed(open_tables, 1, 160, words=True, ranker=ranker)
-    status = live.memory.view.status  # type: ignore[union-attr]
+    status = live.memory.snapshot.status
     assert (status.instances, status.labels, status.skipped) == (len(tables.instances), len(tables.labels), 0)
     some = [*tables.labels][::3]
     for options in (
@@ -102,12 +117,11 @@ def test_search_repeats_if_most_of_the_nearest_keys_were_removed(open_on_engine:
 def test_search_of_codes_finds_the_keys_of_an_exact_search(
     open_tables: Open, top_b: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_table, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(rows, "BLOCK_ROWS", 16)
     monkeypatch.setattr(sealed_block, "_FIRST_CODES", 2)
     live, rebuilt, _ = changed(open_tables, 13, 200)
-    assert live.memory.view is not None
-    assert len(live.memory.view.instances.blocks) > 4
-    assert len(live.memory.view.labels.live.blocks) > 1
+    assert len(live.memory.instances.rows.blocks) > 4
+    assert len(live.memory.labels.rows.blocks) > 1
     rng, options = np.random.default_rng(14), dataclasses.replace(OPTIONS, top_b=top_b)
     vectors = random_vectors(rng, 12)
     expected = rebuilt.answer(vectors, options)
@@ -160,9 +174,8 @@ def test_entries_with_unknown_labels_are_skipped_and_counted(open_tables: Open) 
             ]
         )
     )
-    view = live.memory.view
-    assert view is not None
-    assert (view.status.skipped, view.instance("a"), view.instance("b")) == (2, None, 150)
+    memory = live.memory.snapshot
+    assert (memory.status.skipped, memory.instance("a"), memory.instance("b")) == (2, None, 150)
 
 
 def test_entry_with_a_wrong_vector_is_refused_and_nothing_is_applied(open_tables: Open) -> None:

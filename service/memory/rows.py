@@ -1,0 +1,216 @@
+"""Rows: the texts of one kind (instances, labels or corrections) in a memory, those of the bundle before live ones.
+
+One thread writes. What a snapshot has read does not change: new rows are appended after its rows in the same buffers,
+and an array is copied before its values change. A row that is replaced or removed stays, and a mask says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+
+from recollect.service.bundle.strings import StringTable
+from recollect.service.memory.sealed_block import BLOCK_ROWS, SealedBlock
+
+# Number of rows of the smallest buffer.
+_FIRST_ROWS = 64
+
+
+class Column:
+    """An array that one thread extends and changes.
+
+    Args:
+        first: The first rows; they do not change in this array.
+    """
+
+    def __init__(self, first: Shaped[np.ndarray, " row *column"]) -> None:
+        self._buffer, self._rows, self._is_shared = first, len(first), True
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def now(self) -> Shaped[np.ndarray, " row *column"]:
+        """The rows as they are now, for the thread that writes."""
+        return self._buffer[: self._rows]
+
+    def snapshot(self) -> Shaped[np.ndarray, " row *column"]:
+        """The rows as they are now; later changes do not change this array."""
+        self._is_shared = True
+        return self.now
+
+    def change(self) -> Shaped[np.ndarray, " row *column"]:
+        """The rows, to change them in place. The first call after `snapshot` copies them."""
+        if self._is_shared:
+            self._move(len(self._buffer))
+        return self.now
+
+    def append(self, row: Shaped[np.ndarray, " *column"] | float) -> None:
+        self.extend((row,))
+
+    def extend(self, rows: Shaped[np.ndarray, " added *column"] | Sequence[np.ndarray | float]) -> None:
+        """Append rows. A full buffer is replaced by one of twice the size, so this takes constant time on average."""
+        end = self._rows + len(rows)
+        if end > len(self._buffer):
+            self._move(max(_FIRST_ROWS, 2 * end))
+        self._buffer[self._rows : end] = rows
+        self._rows = end
+
+    def _move(self, rows: int) -> None:
+        buffer = np.empty((rows, *self._buffer.shape[1:]), dtype=self._buffer.dtype)
+        buffer[: self._rows] = self.now
+        self._buffer, self._is_shared = buffer, False
+
+
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """The strings of the rows of a bundle, then those of live rows.
+
+    Attributes:
+        mapped: The strings of the bundle.
+        live: The live strings, and perhaps later ones.
+        rows: The row of each number by which the strings are read; None if the number is the row.
+    """
+
+    mapped: StringTable | tuple[()]
+    live: list[str]
+    rows: Int[np.ndarray, " number"] | None = None
+
+    def __getitem__(self, number: int) -> str:
+        row = number if self.rows is None else self.rows.item(number)
+        return self.mapped[row] if row < len(self.mapped) else self.live[row - len(self.mapped)]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one snapshot.
+
+    Attributes:
+        uids: Their uids.
+        texts: Their texts.
+        removed: Whether each row was replaced or removed.
+        vectors: The unit vectors of the live rows.
+        numbers: The number that each live row has in the memory: an instance, or the position of a label.
+        blocks: The codes of the first vectors, in order of their rows.
+    """
+
+    uids: Strings
+    texts: Strings
+    removed: Bool[np.ndarray, " row"]
+    vectors: Float[np.ndarray, "live dim"]
+    numbers: Int[np.ndarray, " live"]
+    blocks: tuple[SealedBlock, ...]
+    _table: RowTable
+
+    @property
+    def mapped(self) -> int:
+        """Number of rows of the bundle."""
+        return len(self.removed) - len(self.vectors)
+
+    @functools.cached_property
+    def removed_mapped(self) -> int:
+        """Number of rows of the bundle that were replaced or removed."""
+        return int(np.count_nonzero(self.removed[: self.mapped]))
+
+    @functools.cached_property
+    def removed_live(self) -> int:
+        """Number of live rows that were replaced or removed."""
+        return int(np.count_nonzero(self.removed[self.mapped :]))
+
+    @property
+    def present(self) -> int:
+        """Number of rows that were neither replaced nor removed."""
+        return len(self.removed) - self.removed_mapped - self.removed_live
+
+    def find(self, uid: str) -> int | None:
+        """The present row with a uid."""
+        return self._table.find(uid, self.removed)
+
+    def find_live(self, uid: str) -> int | None:
+        """The present live row with a uid."""
+        return self._table.find_live(uid, self.removed)
+
+
+class RowTable:
+    """The rows of one kind, which one thread changes.
+
+    Args:
+        dim: Number of dimensions of a vector.
+        uids: Uids of the rows of the bundle.
+        texts: Their texts.
+        find_mapped: Finds the row of the bundle with a uid.
+
+    Attributes:
+        texts: The texts of all rows.
+        numbers: As in `Rows`.
+        removed: As in `Rows`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        uids: StringTable | tuple[()] = (),
+        texts: StringTable | tuple[()] = (),
+        find_mapped: Callable[[str], int | None] = lambda _: None,
+    ) -> None:
+        self._uids, self.texts, self._find_mapped = Strings(uids, []), Strings(texts, []), find_mapped
+        self.mapped = len(uids)
+        self.removed = Column(np.zeros(self.mapped, dtype=bool))
+        self.numbers = Column(np.empty(0, dtype=np.int64))
+        self._vectors = Column(np.empty((0, dim), dtype=np.float32))
+        self._blocks: tuple[SealedBlock, ...] = ()
+        # The last live row of each uid, and the row before each live row with the same uid.
+        self._newest: dict[str, int] = {}
+        self._before: list[int | None] = []
+
+    def __len__(self) -> int:
+        """Number of rows, with those that were replaced or removed."""
+        return len(self.removed)
+
+    def add(self, uid: str, text: str, vector: Float[np.ndarray, " dim"], number: int) -> int:
+        """Append a row, and return it."""
+        row = len(self)
+        self._uids.live.append(uid)
+        self.texts.live.append(text)
+        self._vectors.append(vector)
+        self.numbers.append(number)
+        self.removed.append(False)
+        self._before.append(self._newest.get(uid))
+        self._newest[uid] = row
+        if len(self._vectors) % BLOCK_ROWS == 0:
+            first = len(self._vectors) - BLOCK_ROWS
+            self._blocks += (SealedBlock.seal(first, self._vectors.now[first:]),)
+        return row
+
+    def remove(self, row: int) -> None:
+        self.removed.change()[row] = True
+
+    def find(self, uid: str, removed: Bool[np.ndarray, " row"] | None = None) -> int | None:
+        """The present row with a uid, now or in the snapshot that has this mask of removed rows."""
+        removed = self.removed.now if removed is None else removed
+        row = self.find_live(uid, removed)
+        if row is None:
+            row = self._find_mapped(uid)
+        return None if row is None or removed[row] else row
+
+    def find_live(self, uid: str, removed: Bool[np.ndarray, " row"]) -> int | None:
+        """The present live row with a uid in the snapshot that has this mask of removed rows."""
+        row = self._newest.get(uid)
+        while row is not None and row >= len(removed):  # a row that the snapshot does not have
+            row = self._before[row - self.mapped]
+        return None if row is None or removed[row] else row
+
+    def snapshot(self) -> Rows:
+        return Rows(
+            uids=self._uids,
+            texts=self.texts,
+            removed=self.removed.snapshot(),
+            vectors=self._vectors.snapshot(),
+            numbers=self.numbers.snapshot(),
+            blocks=self._blocks,
+            _table=self,
+        )
