@@ -38,7 +38,7 @@ from recollect.service.bundle.manifest import IndexInfo, Manifest
 from recollect.service.bundle.values import Values
 from recollect.service.console import print_status, progress_bar
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.scoring import cast_votes, rank
+from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
@@ -166,7 +166,7 @@ def _combine_milliseconds(found: Neighbours, values: Values) -> float:
     for query in range(len(found.keys)):
         one = Neighbours(found.similarities[query : query + 1], found.keys[query : query + 1])
         start = time.perf_counter()
-        rank(cast_votes(one, _TEMPERATURE, _LAMBDA, values), values)
+        score_labels(weigh_keys(one, _TEMPERATURE, values), _LAMBDA, values).best()
         spent.append(time.perf_counter() - start)
     return 1e3 * float(np.median(spent))
 

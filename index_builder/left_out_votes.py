@@ -12,9 +12,9 @@ from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.recall import exact_neighbours
 from recollect.service.bundle.values import SparseValues
 from recollect.service.lexical.index import LexicalIndex
-from recollect.service.predictor.scoring import Ranking, Votes, key_weights, votes_of
+from recollect.service.predictor.scoring import Ranking, WeightedKeys, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, search_parts
-from recollect.service.predictor.words import word_votes
+from recollect.service.predictor.words import weigh_words
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.left_out import label_neighbours
 from recollect.trainer.memory.memory import Memory
@@ -26,8 +26,8 @@ _SEARCHED = 64
 
 def left_out_votes(
     memory: Memory, rows: Int[np.ndarray, " query"], index: LexicalIndex | None
-) -> Iterator[tuple[slice, Votes, Votes | None]]:
-    """Yield the votes for blocks of instances with the memory's default options, without the instances themselves.
+) -> Iterator[tuple[slice, WeightedKeys, WeightedKeys | None]]:
+    """Yield the keys that vote for blocks of instances with the memory's defaults, without the instances themselves.
 
     Args:
         memory: The memory that votes.
@@ -35,7 +35,7 @@ def left_out_votes(
         index: The lexical index; None leaves out the votes by words.
 
     Yields:
-        The places of the block in `rows`, the votes by vectors, and the votes by words.
+        The places of the block in `rows`, the keys that vote by vectors, and those that vote by words.
     """
     lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
     values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
@@ -43,21 +43,18 @@ def left_out_votes(
     texts = [] if index is None else texts_of(memory, rows)
     for start in range(0, len(rows), _BLOCK_QUERIES):
         block = slice(start, start + _BLOCK_QUERIES)
-        nearest = Neighbours(found.similarities[block], found.keys[block])
-        weights = key_weights(nearest.similarities, temperature)
         by_words = None
         if index is not None:
             shared = leave_out(Neighbours(*index.search(texts[block], _SEARCHED, lambda_)), rows[block])
-            by_words = word_votes(shared, lambda_, values)
-        yield block, votes_of(nearest.keys, weights, lambda_, values), by_words
+            by_words = weigh_words(shared, values)
+        yield block, weigh_keys(found[block], temperature, values), by_words
 
 
 def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:
     """A ranking without the labels that the dataset removes from the answers to each query."""
     labels = filtered.shape[1]
     pairs = ranking.query * np.int64(labels) + ranking.label
-    kept = ~np.isin(pairs, LabelSets.of(filtered).codes(labels))
-    return Ranking(ranking.query[kept], ranking.label[kept], ranking.score[kept])
+    return ranking.where(~np.isin(pairs, LabelSets.of(filtered).codes(labels)))
 
 
 def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:
@@ -66,11 +63,10 @@ def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours
 
     def search_instances(vectors: np.ndarray, top_b: int) -> Neighbours:
         found = leave_out(exact_neighbours(memory.instance_keys, vectors, top_b + 1), rows)
-        return Neighbours(found.similarities[:, :top_b], found.keys[:, :top_b])
+        return found.first(top_b)
 
     def search_labels(_: np.ndarray, top_b: int) -> Neighbours:
-        found = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
-        return Neighbours(found.similarities, found.keys)
+        return label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
 
     vectors = memory.queries(rows)
     return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])

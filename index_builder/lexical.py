@@ -22,8 +22,7 @@ from recollect.service.bundle.files import LEXICAL_FILES
 from recollect.service.bundle.values import SparseValues
 from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
-from recollect.service.predictor.scoring import rank
-from recollect.service.predictor.words import mix
+from recollect.service.predictor.scoring import score_labels
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import Memory
@@ -31,6 +30,7 @@ from recollect.trainer.metrics import hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
 _QUERIES, _SEED = 1_000, 0
+_DEPTH = 5
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     Raises:
         TrainingError: If no instance has a label.
     """
-    values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    values, lambda_ = (
+        SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels),
+        memory.defaults["lambda"],
+    )
     rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
     if trained_on:
         print_status(
@@ -119,13 +122,13 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
-    for block, votes, by_words in left_out_votes(memory, rows, index):
+    for block, keys, by_words in left_out_votes(memory, rows, index):
         for weight, score in scores.items():
-            ranking = rank(mix(votes, by_words, weight) if weight and by_words else votes, values)
-            ranking = remove_filtered(ranking, filtered[block])
+            mixed = keys.mix(by_words, weight) if weight and by_words else keys
+            ranking = remove_filtered(score_labels(mixed, lambda_, values), filtered[block]).best(_DEPTH)
             best = pick(ranking.label, best_rows(ranking.query, len(score[block])), -1)
-            hit = hits(best[:, :5], truth[block])
-            score[block] = ndcg_at(hit, np.diff(truth[block].indptr), 5)
+            hit = hits(best[:, :_DEPTH], truth[block])
+            score[block] = ndcg_at(hit, np.diff(truth[block].indptr), _DEPTH)
     chosen = max(_WEIGHTS, key=lambda weight: (scores[weight].mean(), -weight))
     return _gain(chosen, scores[0.0], scores[chosen])
 

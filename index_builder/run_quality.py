@@ -13,10 +13,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.service.console import progress_bar, with_progress
+from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.split import Split
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.search import nearest
 from recollect.trainer.metrics import propensity_weights, query_scores, report

@@ -25,7 +25,7 @@ from recollect.service.bundle.values import SparseValues
 from recollect.service.model import open_model
 from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.scoring import cast_votes, rank
+from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, search_parts
 from recollect.service.settings import Device
 from recollect.service.store.store import Store
@@ -194,7 +194,7 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     defaults = memory.defaults
     lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
     found = exact_search(memory, vectors, top_b, lambda_)
-    ranking = rank(cast_votes(found, defaults["temperature"], lambda_, values), values)
+    ranking = score_labels(weigh_keys(found, defaults["temperature"], values), lambda_, values).best()
     uids = list(read_field(memory.folder / "labels.jsonl", "uid"))
     most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer
     rows = np.searchsorted(ranking.query, np.arange(len(texts) + 1))

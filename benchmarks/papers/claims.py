@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 import recollect
+from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.memory.search import nearest
 from recollect.trainer.metrics import report

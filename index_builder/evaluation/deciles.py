@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 from scipy import sparse
 
-from recollect.service.predictor.scoring import Votes
+from recollect.service.bundle.values import Values
+from recollect.service.predictor.scoring import WeightedKeys
 
 _GROUPS = 10
 _DEPTHS_OF_RECALL = (10, 100)
@@ -50,21 +51,27 @@ DECILES = {"deciles": deciles_of_labels, "deciles_by_pairs": deciles_of_pairs}
 
 
 def count_sources(
-    votes: Votes, relevance: sparse.csr_matrix, instances: int, groupings: Iterable[Int[np.ndarray, " label"]]
+    weighted: WeightedKeys,
+    values: Values,
+    relevance: sparse.csr_matrix,
+    groupings: Iterable[Int[np.ndarray, " label"]],
 ) -> Int[np.ndarray, "grouping source decile"]:
     """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys.
 
     Args:
-        votes: The votes of the retrieved keys.
-        relevance: True labels of each query, with the queries of the votes.
-        instances: Number of instance keys. They come before the label keys.
+        weighted: The retrieved keys.
+        values: The labels that they vote for.
+        relevance: True labels of each query.
         groupings: The decile of each label, in each way to form deciles.
     """
-    labels = np.int64(relevance.shape[1])
-    query = np.repeat(np.arange(relevance.shape[0]), np.diff(relevance.indptr))
-    true = np.isin(votes.query * labels + votes.label, query * labels + relevance.indices)
-    by_instance = votes.key < instances
-    found = [votes.label[true & source] for source in (by_instance, ~by_instance)]
+    by_instances, by_labels = [], []
+    for query in range(relevance.shape[0]):
+        true = relevance.indices[relevance.indptr[query] : relevance.indptr[query + 1]].astype(np.int64)
+        place, column = weighted.voters(query, true, values)
+        is_label = weighted.keys[query, column] >= values.instances
+        by_instances.append(true[place[~is_label]])
+        by_labels.append(true[place[is_label]])
+    found = [np.concatenate(each) for each in (by_instances, by_labels)]
     return np.stack([[np.bincount(deciles[each], minlength=_GROUPS) for each in found] for deciles in groupings])
 
 

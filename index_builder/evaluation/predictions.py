@@ -23,9 +23,8 @@ from recollect.service.bundle.values import Values
 from recollect.service.console import progress_bar
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.scoring import Ranking, Votes, cast_votes, rank
+from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, Searcher, search_parts
-from recollect.service.predictor.words import mix
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.metrics import hits
 
@@ -172,19 +171,23 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors = predictor.encode(texts)
             # Computed once for each lambda. `_grid` refuses a word weight without a lexical index.
-            votes_by_words = None if words is None else functools.cache(functools.partial(words.votes, texts))
+            by_words = (
+                None if words is None else functools.cache(functools.partial(words.weigh, words.search_each(texts)))
+            )
             search = _CachedSearch(predictor.memory.searcher, vectors)
             relevance = truth.relevance[start : start + len(vectors)]
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
                 options = setting.options()
-                votes = _votes(search, setting, values)
-                counts.append(count_sources(votes, relevance, values.instances, truth.deciles.values()))
-                mixed = votes
-                if setting.word_weight and votes_by_words is not None:
-                    mixed = mix(votes, votes_by_words(setting.lambda_), setting.word_weight)
-                ranking = rank(mixed, values)
+                keys = _weigh(search, setting, values)
+                counts.append(count_sources(keys, values, relevance, truth.deciles.values()))
+                mixed = keys
+                if setting.word_weight and by_words is not None:
+                    mixed = keys.mix(by_words(setting.lambda_), setting.word_weight)
+                scores = score_labels(mixed, setting.lambda_, values)
                 if setting.order == "probability" and predictor.memory.reranker is not None:
-                    ranking = _ranker_order(predictor, texts, search, setting, votes, ranking)
+                    ranking = _ranker_order(predictor, texts, search, setting, keys, scores)
+                else:
+                    ranking = scores.best()
                 ranking = _allowed(ranking, start, truth)
                 joint = setting.memories == "joint"  # calibration knows no other scores
                 probabilities = predictor.probabilities(ranking, options) if joint else None
@@ -214,34 +217,31 @@ class _CachedSearch:
         )
 
 
-def _votes(search: _CachedSearch, setting: Setting, values: Values) -> Votes:
-    """The votes of the nearest keys: of both memories, or of each memory with its own softmax."""
-    if setting.memories == "joint":
-        return cast_votes(search.nearest(setting.top_b, setting.lambda_), setting.temperature, setting.lambda_, values)
+def _weigh(search: _CachedSearch, setting: Setting, values: Values) -> WeightedKeys:
+    """The nearest keys with their weights: of both memories, or of each memory with its own softmax."""
+    if setting.memories == "joint" or setting.lambda_ in (0, 1):
+        return weigh_keys(search.nearest(setting.top_b, setting.lambda_), setting.temperature, values)
     instances, labels = (
-        cast_votes(search.nearest(setting.top_b, only), setting.temperature, setting.lambda_, values)
-        for only in (1.0, 0.0)
+        weigh_keys(search.nearest(setting.top_b, only), setting.temperature, values) for only in (1.0, 0.0)
     )
-    votes = Votes(
-        query=np.concatenate([instances.query, labels.query]),
-        key=np.concatenate([instances.key, labels.key]),
-        label=np.concatenate([instances.label, labels.label]),
-        share=np.concatenate([instances.share, labels.share]),
+    return WeightedKeys(
+        keys=np.concatenate([instances.keys, labels.keys], axis=1),
+        weights=np.concatenate([instances.weights, labels.weights], axis=1),
     )
-    return votes.take(votes.share > 0)  # at the ends of lambda, one memory has no votes
 
 
 def _ranker_order(
-    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, votes: Votes, ranking: Ranking
+    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, keys: WeightedKeys, scores: Ranking
 ) -> Ranking:
-    """The ranking in the order of the bundle's ranker."""
-    assert predictor.memory.reranker is not None
-    top_b = setting.top_b
-    words = None if predictor.memory.words is None else predictor.memory.words.search_each(texts)
-    found = predictor.memory.reranker.find(
+    """The labels in the order of the bundle's ranker."""
+    memory, top_b = predictor.memory, setting.top_b
+    assert memory.reranker is not None
+    words = None if memory.words is None else memory.words.search_each(texts)
+    votes = score_labels(keys, setting.lambda_, memory.instances.values)
+    found = memory.reranker.find(
         texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options(), None
     )
-    return predictor.memory.reranker.reorder(ranking, found)
+    return memory.reranker.reorder(scores, found)
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:
@@ -268,9 +268,7 @@ def pick(
 def _allowed(ranking: Ranking, first_query: int, truth: GroundTruth) -> Ranking:
     """A ranking without filtered labels, so that 100 other labels remain."""
     codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
-    kept = ~np.isin(codes, truth.filtered_codes)
-    logit = None if ranking.logit is None else ranking.logit[kept]
-    return Ranking(ranking.query[kept], ranking.label[kept], ranking.score[kept], logit)
+    return ranking.where(~np.isin(codes, truth.filtered_codes))
 
 
 def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> _Best:

@@ -13,7 +13,7 @@ from recollect.service.bundle.values import SparseValues
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.postings import invert
 from recollect.service.lexical.word_index import WordIndex
-from recollect.service.predictor.scoring import cast_votes
+from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, search_parts
 from recollect.service.predictor.words import TOP_WORDS
 from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
@@ -94,7 +94,7 @@ class CandidateSource:
             queries = texts[block]
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
-            votes = cast_votes(nearest_keys, temperature, lambda_, self._values)
+            votes = score_labels(weigh_keys(nearest_keys, temperature, self._values), lambda_, self._values)
             searches = Searches.of(
                 Found.by_vectors(
                     instances.keys, instances.similarities, temperature, self._values.log_counts_of(instances.keys)
@@ -102,7 +102,7 @@ class CandidateSource:
                 Found.by_vectors(labels.keys, labels.similarities, temperature),
                 None if words is None else words.search_each(queries, TOP_WORDS),
             )
-            candidates = find_candidates(searches, Voted(votes.query, votes.label, votes.share), self._values)
+            candidates = find_candidates(searches, Voted(votes.query, votes.label, votes.score), self._values)
             yield Block(first, len(queries), candidates, feature_matrix(candidates, queries, facts, self.features))
 
     def _words_without(self, absent: Int[np.ndarray, " absent"]) -> LexicalIndex | None:

@@ -21,7 +21,7 @@ from recollect.service.memory.tables import Instances, Labels
 from recollect.service.milvus.collection import open_searcher
 from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.answers import Reason
-from recollect.service.predictor.exhaustive import ExhaustiveRanker
+from recollect.service.predictor.filters import AdmittedKeys
 from recollect.service.predictor.live_keys import LiveKeyIndex
 from recollect.service.predictor.reranking import Reranker
 from recollect.service.predictor.searcher import Keys, Searcher
@@ -40,7 +40,7 @@ class Memory:
         searcher: Finds the nearest keys.
         words: Finds keys by words; None without a lexical index.
         reranker: Orders labels; None without a ranker.
-        exhaustive: Ranks the labels that a filter admits.
+        admitted: Finds the keys that vote for the labels that a filter admits.
         digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
 
@@ -48,7 +48,7 @@ class Memory:
     searcher: Searcher
     words: WordVoter | None
     reranker: Reranker | None
-    exhaustive: ExhaustiveRanker
+    admitted: AdmittedKeys
     digest: bytes = b""
 
     @classmethod
@@ -66,7 +66,7 @@ class Memory:
             searcher=searcher,
             words=None if snapshot.words is None else WordVoter(snapshot.words, values),
             reranker=reranker,
-            exhaustive=ExhaustiveRanker(instances.voters, searcher, values),
+            admitted=AdmittedKeys(instances.voters, searcher),
             digest=digest,
         )
 
@@ -83,17 +83,16 @@ class Memory:
         """Sequence number of the last entry that the memory knows; 0 if it knows none."""
         return self.snapshot.sequence
 
-    def reasons(self, terms: Sequence[tuple[int, float, bool]]) -> list[Reason]:
-        """Describe terms of a score: a key, its share, and whether the key was found by words."""
-        return [self._reason(key, share, "words" if by_words else None) for key, share, by_words in terms]
-
-    def _reason(self, key: int, share: float, by: str | None) -> Reason:
+    def reason(self, key: int, share: float, by: str | None) -> Reason:
+        """Describe a term of a score: a key, its share, and "words" if the key was found by words."""
         instances, label = self.instances, key - self.instances.values.instances
         if label < 0:
             return Reason("instance", instances.uids[key], instances.texts[key], share, by)
-        if label < len(self.labels):
-            return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)
-        corrections, row = self.snapshot.corrections.rows, label - len(self.labels)
+        return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)
+
+    def correction(self, row: int, share: float) -> Reason:
+        """Describe a correction, which is a negative term of a score."""
+        corrections = self.snapshot.corrections.rows
         return Reason("correction", corrections.uids[row], corrections.texts[row], share)
 
 

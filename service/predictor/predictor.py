@@ -27,12 +27,10 @@ from recollect.service.predictor.answers import Answer, Answers, ScoredLabel, St
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.memory import LiveMemory, Memory
-from recollect.service.predictor.scoring import Ranking, Votes, cast_votes, correct, rank, sort_votes
-from recollect.service.predictor.searcher import Neighbours
-from recollect.service.predictor.words import mix
+from recollect.service.predictor.scoring import Ranking
+from recollect.service.predictor.steps import RankedLabels, rank_labels
 from recollect.service.ranking.assign import assigned_counts
 from recollect.service.ranking.calibration import calibrate_answers, log_odds
-from recollect.service.ranking.ranker import RankedCandidates
 from recollect.service.settings import Device, EngineSettings
 
 
@@ -267,39 +265,22 @@ class Predictor:
         watch: Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
-        nearest, votes, by_words, reranked = self._search(memory, queries, vectors, options, label_filter, watch)
-        if label_filter is None:
-            votes = votes if by_words is None else mix(votes, by_words, options.word_weight)
-            ranking = rank(votes, memory.instances.values)
-        else:
-            rank_admitted = memory.exhaustive.rank_admitted
-            ranking, votes = rank_admitted(vectors, nearest, votes, by_words, options, label_filter, watch)
-        corrections = memory.snapshot.corrections
-        if corrections.rows.present:
-            values = memory.instances.values
-            first_key = values.instances + values.labels
-            corrected = corrections.find(vectors, ranking.query, ranking.label, options.temperature)
-            ranking, votes = correct(ranking, votes, corrected, first_key)
-            if memory.reranker is not None and reranked is not None:
-                reranked = memory.reranker.correct(reranked, corrections, vectors, options.temperature)
-        if memory.reranker is not None and reranked is not None:
-            ranking = memory.reranker.reorder(ranking, reranked)
-        exhausted = label_filter is not None and len(ranking.label) < options.top_k
-        sorted_votes = sort_votes(votes) if options.explain else None
-        rows = np.searchsorted(ranking.query, np.arange(len(vectors) + 1))
+        found = rank_labels(memory, queries, vectors, options, label_filter, watch)
+        ranking, offsets = found.ranking, found.ranking.offsets
         chances = self.probabilities(ranking, options, complete=label_filter is None)
-        counts = np.minimum(np.diff(rows), options.top_k)
+        counts = np.minimum(np.diff(offsets), options.top_k)
+        exhausted = label_filter is not None and len(ranking.label) < options.top_k
         if options.assign and chances is not None:
-            counts = assigned_counts(chances, rows, options.top_k)
+            counts = assigned_counts(chances, offsets, options.top_k)
         answers = []
-        for query, (start, count) in enumerate(zip(rows[:-1].tolist(), counts.tolist(), strict=True)):
-            labels = [
-                _describe(memory, query, row, ranking, chances, sorted_votes, reranked)
+        for query, (start, count) in enumerate(zip(offsets[:-1].tolist(), counts.tolist(), strict=True)):
+            rows = [
+                row
                 for row in range(start, start + count)
                 if ranking.score[row] >= options.threshold
                 and (chances is None or chances[row] >= options.min_probability)
             ]
-            answers.append(Answer(labels, truncated[query], exhausted))
+            answers.append(Answer(_describe(found, query, rows, chances, options.explain), truncated[query], exhausted))
         watch.lap("combine")
         return answers
 
@@ -324,55 +305,24 @@ class Predictor:
         first_calibration = info.first_calibration if complete else None
         return calibrate_answers(info.calibration, first_calibration, logits, ranking.query)
 
-    def _search(
-        self,
-        memory: Memory,
-        queries: Sequence[str] | None,
-        vectors: Float[np.ndarray, "query dim"],
-        options: AnswerOptions,
-        label_filter: LabelFilter | None,
-        watch: Stopwatch,
-    ) -> tuple[Neighbours, Votes, Votes | None, RankedCandidates | None]:
-        """Find the nearest keys, their votes, the votes by words, and the ranker's candidates.
-
-        The votes by words are None if words have no share in the scores. The candidates are None if the ranker does not
-        order the labels.
-        """
-        reranker = memory.reranker if options.order == "probability" else None
-        by_words, words = None, None
-        if memory.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
-            words = memory.words.search_each(queries)
-            by_words = memory.words.votes_of(words, options.lambda_) if options.word_weight > 0 else None
-            watch.lap("words")
-        if reranker is None or queries is None:
-            nearest = memory.searcher.search(vectors, options.top_b, options.lambda_)
-            watch.lap("search")
-            return nearest, _cast_votes(memory, nearest, options), by_words, None
-        nearest, instances, labels = memory.searcher.search_each(vectors, options.top_b, options.lambda_)
-        watch.lap("search")
-        votes = _cast_votes(memory, nearest, options)
-        candidates = reranker.find(queries, votes, instances, labels, words, options, label_filter)
-        watch.lap("rank")
-        return nearest, votes, by_words, candidates
-
-
-def _cast_votes(memory: Memory, neighbours: Neighbours, options: AnswerOptions) -> Votes:
-    return cast_votes(neighbours, options.temperature, options.lambda_, memory.instances.values)
-
 
 def _describe(
-    memory: Memory,
-    query: int,
-    row: int,
-    ranking: Ranking,
-    chances: Float[np.ndarray, " row"] | None,
-    votes: Votes | None,
-    reranked: RankedCandidates | None,
-) -> ScoredLabel:
-    table, label = memory.labels, int(ranking.label[row])
-    because = None if votes is None else memory.reasons([*votes.terms(query, label)])
-    probability = None if chances is None else float(chances[row])
-    score, terms = float(ranking.score[row]), None
-    if votes is not None and memory.reranker is not None and reranked is not None:
-        terms = memory.reranker.explain(query, label, reranked)
-    return ScoredLabel(label, table.uids[label], table.texts[label], score, because, probability, terms)
+    found: RankedLabels, query: int, rows: list[int], chances: Float[np.ndarray, " row"] | None, explain: bool
+) -> list[ScoredLabel]:
+    """The labels in some rows of a ranking, which belong to one query."""
+    table, ranking = found.memory.labels, found.ranking
+    labels, scores = ranking.label[rows].tolist(), ranking.score[rows].tolist()
+    probabilities = [None] * len(rows) if chances is None else chances[rows].tolist()
+    because = found.reasons(query, labels) if explain else [None] * len(rows)
+    return [
+        ScoredLabel(
+            position=label,
+            uid=table.uids[label],
+            text=table.texts[label],
+            score=score,
+            because=terms,
+            probability=probability,
+            ranked_by=found.logit_terms(query, label) if explain else None,
+        )
+        for label, score, terms, probability in zip(labels, scores, because, probabilities, strict=True)
+    ]

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from recollect.service import loops
 from recollect.service.bundle.values import Values
 from recollect.service.lexical.index import FoundByWords
 from recollect.service.memory.corrections import Corrections
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.answers import LogitTerm
 from recollect.service.predictor.filters import LabelFilter
-from recollect.service.predictor.scoring import Ranking, Votes
+from recollect.service.predictor.scoring import Ranking
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.candidates import Candidates, Searches, Voted
 from recollect.service.ranking.evidence import Found
@@ -40,7 +41,7 @@ class Reranker:
     def find(
         self,
         queries: Sequence[str],
-        votes: Votes,
+        votes: Ranking,
         instances: Neighbours,
         labels: Neighbours,
         by_words: tuple[FoundByWords, FoundByWords] | None,
@@ -51,7 +52,7 @@ class Reranker:
 
         Args:
             queries: The texts of the queries.
-            votes: The votes of the nearest keys, without votes by words: the ranker has other features for words.
+            votes: The scores by the nearest keys, without votes by words: the ranker has other features for words.
             instances: The nearest instances of each query.
             labels: The nearest labels of each query, by their positions.
             by_words: The instances and the labels that share words with each query; None without a lexical index.
@@ -63,7 +64,7 @@ class Reranker:
         by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
         searches = Searches.of(by_instances, by_labels, by_words)
         admits = None if label_filter is None else label_filter.admits
-        return self.ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.share), admits)
+        return self.ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)
 
     def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
         """Put the candidates before all other labels of a ranking, in order of their logits."""
@@ -72,8 +73,9 @@ class Reranker:
         score, logit = np.zeros(len(pair)), np.full(len(pair), -np.inf)
         score[row[:ranked]], logit[row[ranked:]] = ranking.score, found.logit
         query, label = np.divmod(pair, self._values.labels)
-        order = np.lexsort((-score, -logit, query))  # stable: equal labels stay sorted by position
-        return Ranking(query[order], label[order], score[order], logit[order])
+        offsets = np.searchsorted(query, np.arange(len(ranking.offsets)))
+        offsets, rows = loops.best_rows(offsets, len(label), logit, score, label)
+        return Ranking(offsets, label[rows], score[rows], logit[rows])
 
     def correct(
         self,

@@ -43,6 +43,13 @@ class Neighbours:
     similarities: Float[np.ndarray, "query top_b"]
     keys: Int[np.ndarray, "query top_b"]
 
+    def __getitem__(self, queries: slice) -> Neighbours:
+        return Neighbours(self.similarities[queries], self.keys[queries])
+
+    def first(self, top_b: int) -> Neighbours:
+        """The first keys of each query."""
+        return Neighbours(self.similarities[:, :top_b], self.keys[:, :top_b])
+
 
 class OpenIndex:
     """One memory-mapped faiss index, and a copy of it on the GPU if a GPU is used.

@@ -16,7 +16,7 @@ import numpy as np
 
 from recollect.service.bundle.values import Values
 from recollect.service.lexical.index import FoundByWords, LexicalIndex
-from recollect.service.predictor.scoring import Votes, votes_of
+from recollect.service.predictor.scoring import WeightedKeys, weigh_logits
 from recollect.service.predictor.searcher import Neighbours, search_parts
 
 # Number of keys that vote by words, and the power of a similarity in a key's weight. On library titles, 50 keys were as
@@ -42,41 +42,17 @@ class WordVoter:
         """The instances, and the labels, that are most similar by words."""
         return self.index.search_each(queries, TOP_WORDS)
 
-    def votes(self, queries: Sequence[str], lambda_: float) -> Votes:
-        return self.votes_of(self.search_each(queries), lambda_)
-
-    def votes_of(self, found: tuple[FoundByWords, FoundByWords], lambda_: float) -> Votes:
-        """The votes of the keys that are most similar by words, from the result of `search_each`."""
+    def weigh(self, found: tuple[FoundByWords, FoundByWords], lambda_: float) -> WeightedKeys:
+        """The keys that are most similar by words, from the result of `search_each`, and their weights."""
         instances, labels = (Neighbours(*each) for each in found)
         count, vectors = len(self.index.instances), found[0].similarities  # search_parts only passes the vectors on
         merged = search_parts(lambda *_: instances, lambda *_: labels, count, vectors, TOP_WORDS, lambda_)
-        return word_votes(merged, lambda_, self._values)
+        return weigh_words(merged, self._values)
 
 
-def word_votes(found: Neighbours, lambda_: float, values: Values) -> Votes:
-    """The votes of the keys that are most similar by words.
-
-    Args:
-        found: The keys.
-        lambda_: Weight of instances against labels.
-        values: The labels of the keys.
-    """
-    similarities = np.maximum(found.similarities, 0).astype(np.float64)
-    powers = (similarities**_POWER * np.exp(values.log_counts_of(found.keys)))[:, :TOP_WORDS]
-    weights = powers / np.maximum(powers.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    return votes_of(found.keys[:, :TOP_WORDS], weights, lambda_, values)
-
-
-def mix(votes: Votes, by_words: Votes, weight: float) -> Votes:
-    """Mix the votes of the nearest keys and the votes by words. Each query that has votes by words gives them `weight`.
-
-    The shares of the result add up to the scores, as those of `votes` do.
-    """
-    mixed = np.isin(votes.query, by_words.query)
-    return Votes(
-        query=np.concatenate([votes.query, by_words.query]),
-        key=np.concatenate([votes.key, by_words.key]),
-        label=np.concatenate([votes.label, by_words.label]),
-        share=np.concatenate([np.where(mixed, 1 - weight, 1) * votes.share, weight * by_words.share]),
-        by_words=np.repeat([False, True], [len(votes.key), len(by_words.key)]),
-    )
+def weigh_words(found: Neighbours, values: Values) -> WeightedKeys:
+    """The weights of the first keys that are most similar by words: `TOP_WORDS` of them for each query."""
+    found = found.first(TOP_WORDS)
+    logits = np.full(found.keys.shape, -np.inf)
+    np.log(found.similarities, out=logits, where=found.similarities > 0, dtype=np.float64)
+    return weigh_logits(found.keys, _POWER * logits, values)

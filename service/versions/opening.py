@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from recollect.service import loops
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.milvus.connection import Observer
 from recollect.service.predictor.golden import check_golden
@@ -132,6 +133,8 @@ class Opener:
         except BaseException:
             predictor.close()
             raise
+        if throttle is None and loops.compiled_without_cache:
+            log.warning("loops_compiled", why="no folder for numba's cache can be written; set NUMBA_CACHE_DIR")
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)
         return predictor

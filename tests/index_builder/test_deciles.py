@@ -16,7 +16,8 @@ from recollect.index_builder.evaluation.deciles import (
 )
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
-from recollect.service.predictor.scoring import Votes
+from recollect.service.bundle.values import SparseValues
+from recollect.service.predictor.scoring import WeightedKeys
 from recollect.trainer.metrics import hits
 
 QUERIES, LABELS, INSTANCES = 12, 37, 50
@@ -50,14 +51,13 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
     counts[7] = 1_000  # the most frequent label is never true
     predictions = np.argsort(random.random((QUERIES, LABELS)), axis=1)
     predictions[0, 4:] = -1
-    votes = Votes(
-        query=random.integers(0, QUERIES, 400),
-        key=random.integers(0, INSTANCES + LABELS, 400),
-        label=random.integers(0, LABELS, 400),
-        share=np.ones(400),
-    )
+    # Each key of an instance votes for two labels.
+    labels = np.stack([random.permutation(LABELS)[:2] for _ in range(INSTANCES)]).astype(np.int32)
+    values = SparseValues(np.arange(0, 2 * INSTANCES + 1, 2), labels.ravel(), LABELS)
+    keys = np.stack([random.permutation(INSTANCES + LABELS)[:30] for _ in range(QUERIES)])
+    weighted = WeightedKeys(keys, np.full(keys.shape, 1 / 30))
     deciles, relevance = deciles_of_labels(counts), sparse.csr_matrix(truth)
-    (sources,) = count_sources(votes, relevance, INSTANCES, [deciles])
+    (sources,) = count_sources(weighted, values, relevance, [deciles])
     rows = by_frequency(predictions, hits(predictions, relevance), relevance, counts, deciles, sources)
     assert [row["decile"] for row in rows] == list(range(1, 11))
     for number, row in enumerate(rows):
@@ -66,9 +66,11 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
         found = {
             k: sum((q, int(label)) in pairs for q in range(QUERIES) for label in predictions[q, :k]) for k in (5, 10)
         }
-        keys = [
+        voting = [
             key
-            for query, key, label in zip(votes.query, votes.key, votes.label, strict=True)
+            for query in range(QUERIES)
+            for key in keys[query].tolist()
+            for label in (labels[key].tolist() if key < INSTANCES else [key - INSTANCES])
             if (query, label) in pairs
         ]
         assert (row["labels"], row["true"]) == (len(members), len(pairs))
@@ -76,9 +78,9 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
         assert row["P@5"] == pytest.approx(100 * found[5] / (5 * QUERIES))
         if pairs:
             assert row["R@10"] == pytest.approx(100 * found[10] / len(pairs))
-            assert row["instance_keys"] == pytest.approx(sum(key < INSTANCES for key in keys) / len(pairs))
-            assert row["label_keys"] == pytest.approx(sum(key >= INSTANCES for key in keys) / len(pairs))
-            assert row["label_key_share"] == pytest.approx(100 * np.mean([key >= INSTANCES for key in keys]))
+            assert row["instance_keys"] == pytest.approx(sum(key < INSTANCES for key in voting) / len(pairs))
+            assert row["label_keys"] == pytest.approx(sum(key >= INSTANCES for key in voting) / len(pairs))
+            assert row["label_key_share"] == pytest.approx(100 * np.mean([key >= INSTANCES for key in voting]))
 
 
 def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out() -> None:

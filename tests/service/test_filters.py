@@ -202,13 +202,13 @@ def test_label_is_found_if_ten_thousand_keys_are_nearer_than_its_only_voter(far:
 def test_label_with_one_distant_voter_is_found_together_with_a_frequent_label(
     far: Predictor, monkeypatch: pytest.MonkeyPatch, lambda_: float
 ) -> None:
-    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
+    monkeypatch.setattr("recollect.service.predictor.filters.MAX_CHEAP_VOTES", 11_000)
     answer = ask(far, lambda_=lambda_, allow=uids([0, 1]), top_k=2)
     assert [label.uid for label in answer.labels] == ["label 0", "label 1"]
     assert not answer.exhausted
 
 
 def test_explanation_with_too_many_terms_is_refused(far: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.service.predictor.exhaustive.MAX_CHEAP_VOTES", 11_000)
+    monkeypatch.setattr("recollect.service.predictor.steps.MOST_TERMS", 11_000)
     with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; set a smaller top_k"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect.service.bundle.values import SparseValues, Values
-from recollect.service.predictor.scoring import Ranking, cast_votes, key_weights, rank
+from recollect.service.bundle.values import SparseValues, ValueArrays, Values
+from recollect.service.predictor.scoring import Ranking, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours
 
 LAMBDAS = (0.0, 0.3, 1.0)
@@ -53,6 +53,10 @@ def brute_force(memory: Memory, temperature: float, lambda_: float) -> np.ndarra
     return p
 
 
+def rank(neighbours: Neighbours, temperature: float, lambda_: float, values: Values) -> Ranking:
+    return score_labels(weigh_keys(neighbours, temperature, values), lambda_, values).best()
+
+
 def dense(ranking: Ranking, queries: int, labels: int) -> np.ndarray:
     p = np.zeros((queries, labels))
     p[ranking.query, ranking.label] = ranking.score
@@ -64,11 +68,9 @@ def dense(ranking: Ranking, queries: int, labels: int) -> np.ndarray:
 def test_scores_equal_the_dense_formula(seed: int, lambda_: float, temperature: float) -> None:
     memory = random_memory(seed)
     values, neighbours = memory
-    votes = cast_votes(neighbours, temperature, lambda_, values)
-    ranking = rank(votes, values)
+    ranking = rank(neighbours, temperature, lambda_, values)
     p = brute_force(memory, temperature, lambda_)
     np.testing.assert_allclose(dense(ranking, *p.shape), p, rtol=0, atol=1e-12)
-    assert votes.share.sum() == pytest.approx(p.sum(), abs=1e-9)
     assert len(set(zip(ranking.query, ranking.label, strict=True))) == len(ranking.label)
 
 
@@ -76,7 +78,7 @@ def test_scores_equal_the_dense_formula(seed: int, lambda_: float, temperature: 
 @given(seed=st.integers(0, 2**32 - 1), lambda_=st.sampled_from(LAMBDAS), temperature=st.sampled_from(TEMPERATURES))
 def test_labels_are_sorted_by_falling_score(seed: int, lambda_: float, temperature: float) -> None:
     values, neighbours = random_memory(seed)
-    ranking = rank(cast_votes(neighbours, temperature, lambda_, values), values)
+    ranking = rank(neighbours, temperature, lambda_, values)
     rows = list(zip(ranking.query, -ranking.score, ranking.label, strict=True))
     assert rows == sorted(rows)
 
@@ -86,7 +88,7 @@ def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperatu
     rng = np.random.default_rng(0)
     values = SparseValues(np.arange(7), rng.integers(5, size=6).astype(np.int32), 5)
     neighbours = Neighbours(rng.uniform(-1, 1, size=(3, 6)).astype(np.float32), np.tile(np.arange(6), (3, 1)))
-    ranking = rank(cast_votes(neighbours, temperature, 1.0, values), values)
+    ranking = rank(neighbours, temperature, 1.0, values)
     np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
 
 
@@ -96,9 +98,15 @@ class CountedValues(SparseValues):
 
     log_counts: np.ndarray
 
-    def log_counts_of(self, keys: np.ndarray) -> np.ndarray:
-        is_instance = (keys >= 0) & (keys < self.instances)
-        return np.where(is_instance, self.log_counts[np.where(is_instance, keys, 0)], 0.0)
+    def arrays(self) -> ValueArrays:
+        values = super().arrays()
+        return values._replace(
+            offsets=values.live_offsets,
+            labels=values.live_labels,
+            live_offsets=values.offsets,
+            live_labels=values.labels,
+            live_log_counts=self.log_counts,
+        )
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
@@ -112,7 +120,7 @@ def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) ->
         values = CountedValues(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
         found = np.concatenate([similarities[chosen], label_key])[None]
         keys = np.array([[*range(len(chosen)), len(chosen) + 1]])
-        ranking = rank(cast_votes(Neighbours(found, keys), 0.1, lambda_, values), values)
+        ranking = rank(Neighbours(found, keys), 0.1, lambda_, values)
         return dict(zip(ranking.label.tolist(), ranking.score.tolist(), strict=True))
 
     assert score([0, 1], np.log([3, 1])) == pytest.approx(score([0, 1, 2, 3], np.zeros(4)))
@@ -120,7 +128,10 @@ def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) ->
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: float) -> None:
-    weights = key_weights(np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]]), temperature)
+    similarities = np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]], dtype=np.float32)
+    keys = np.array([[0, 1, 2, -1], [3, -1, -1, -1]])
+    values = SparseValues(np.zeros(5, dtype=np.int64), np.empty(0, dtype=np.int32), 1)
+    weights = weigh_keys(Neighbours(similarities, keys), temperature, values).weights
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-15)
     assert weights[0, 0] == weights[0, 1]
     assert (weights[[0, 1, 1, 1], [3, 1, 2, 3]] == 0).all()
@@ -133,7 +144,7 @@ def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None
     neighbours = Neighbours(np.full(keys.shape, 0.5, dtype=np.float32), keys)
     tracemalloc.start()
     try:
-        ranking = rank(cast_votes(neighbours, 0.04, 0.3, values), values)
+        ranking = rank(neighbours, 0.04, 0.3, values)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -19,7 +19,7 @@ from recollect.service.errors import BundleError
 from recollect.service.lexical.index import write_lexical_index
 from recollect.service.options import resolve_options
 from recollect.service.predictor.answers import Answer
-from recollect.service.predictor.exhaustive import ExhaustiveRanker
+from recollect.service.predictor.filters import AdmittedKeys
 from recollect.service.predictor.predictor import Predictor
 
 QUERIES = ["Who must pay tax on the sale of a house", "Galaxies", "law and football", "音楽"]
@@ -137,7 +137,7 @@ def test_terms_by_words_are_named_and_all_terms_add_up_to_the_score(worded: Pred
 def test_filtered_labels_get_votes_by_words_too(
     worded: Predictor, predictor: Predictor, monkeypatch: pytest.MonkeyPatch, cheap: bool, top_b: int
 ) -> None:
-    monkeypatch.setattr(ExhaustiveRanker, "is_cheap", lambda *_: cheap)
+    monkeypatch.setattr(AdmittedKeys, "is_cheap", lambda *_: cheap)
     for query in QUERIES:
         for chosen in ({"allow": ("Law", "音楽", "Never seen")}, {"deny": ("Taxation",)}):
             options: dict[str, Any] = {**chosen, "lambda_": 0.4, "top_b": top_b}

@@ -11,7 +11,8 @@ from scipy import sparse
 
 from recollect.service.bundle.values import SparseValues
 from recollect.service.predictor import scoring, searcher
-from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.service.predictor.searcher import Neighbours
+from recollect.trainer.memory.inference import InferenceSetting, predict
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (0.01, 0.04, 0.3)
@@ -57,7 +58,7 @@ def served(memory: Memory, setting: InferenceSetting) -> scoring.Ranking:
     )
     labels = searcher.Neighbours(labels.similarities, np.where(labels.keys < 0, -1, labels.keys + values.instances))
     found = {0: labels, 1: instances}.get(setting.lambda_) or searcher.merge(instances, labels, setting.top_b)
-    return scoring.rank(scoring.cast_votes(found, setting.temperature, setting.lambda_, values), values)
+    return scoring.score_labels(scoring.weigh_keys(found, setting.temperature, values), setting.lambda_, values).best()
 
 
 def served_labels(memory: Memory, setting: InferenceSetting, depth: int) -> list[list[int]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.memory.inference import Neighbours
 from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.search import nearest

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.keys import Keys
-from recollect.trainer.memory.inference import InferenceSetting, Neighbours, predict
+from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.memory.memory import DEFAULTS
 from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among

@@ -11,7 +11,7 @@ import pytest
 from recollect.service.memory import rows, sealed_block
 from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
 from recollect.service.options import AnswerOptions
-from recollect.service.predictor import exhaustive
+from recollect.service.predictor import filters
 from recollect.service.predictor.answers import Stopwatch
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.predictor import Predictor
@@ -91,7 +91,7 @@ def test_answers_equal_those_of_a_rebuilt_bundle(open_tables: Open, ranker: str,
 def test_answers_equal_without_a_lexical_index_and_a_ranker(
     open_on_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exhaustive, "MAX_CHEAP_VOTES", 20)  # searches run for filters, too
+    monkeypatch.setattr(filters, "MAX_CHEAP_VOTES", 20)  # searches run for filters, too
     live, rebuilt, tables = changed(open_on_engine, 3, 120)
     assert_equal(live, rebuilt, 3, OPTIONS)
     no_explanation = dataclasses.replace(OPTIONS, explain=False, lambda_=0.5)

@@ -1,0 +1,353 @@
+"""The loops of an answer, which numba compiles to machine code: softmax, votes, sums, the best rows, words and trees.
+
+    p = softmax(q K^T / tau) [lambda Y; (1 - lambda) I]        over the b nearest keys (RAE-XMC, Eq. 5 and 7)
+
+The loops do not hold Python's lock, so several threads compute at once. Sums are in the order of the keys, so equal
+inputs give equal bits. All loops are in one file, because numba's cache notices a change of this file only.
+
+The cache is the folder __pycache__ beside this file, or ~/.cache/numba if that folder cannot be written, or the folder
+in the environment variable NUMBA_CACHE_DIR. Without a folder that can be written, each process compiles the loops.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numba import boolean, float64, int32, int64, types
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy")
+
+# Whether numba found no folder for its cache, so that this process compiled the loops itself.
+compiled_without_cache = False
+
+
+def _compiled(*arguments: Any) -> Callable[[Function], Function]:
+    """Compile a function for arguments of these types, or load it from the cache."""
+
+    def decorate(function: Function) -> Function:
+        global compiled_without_cache  # noqa: PLW0603
+        try:
+            compiled: Function = _compile([arguments], cache=True)(function)
+        except RuntimeError:  # numba: no locator available
+            compiled_without_cache = True
+            compiled = _compile([arguments])(function)
+        return compiled
+
+    return decorate
+
+
+def _inlined(function: Function) -> Function:
+    """Compile a function together with its callers."""
+    compiled: Function = _compile()(function)
+    return compiled
+
+
+def _array(dtype: Any, dimensions: int = 1) -> Any:
+    """The type of an array that a loop only reads."""
+    return types.Array(dtype, dimensions, "C", readonly=True)
+
+
+# The arguments of a loop that reads `ValueArrays`, without the counts.
+_VALUES = (_array(int64), _array(int32), _array(int64), _array(int32), _array(boolean))
+
+
+@_compiled(_array(int64, 2), _array(float64, 2), int64, _array(float64))
+def softmax(
+    keys: Int[np.ndarray, "query key"],
+    logits: Float[np.ndarray, "query key"],
+    mapped: int,
+    live_log_counts: Float[np.ndarray, " live"],
+) -> Float[np.ndarray, "query key"]:
+    """Weight the keys of each query: one softmax over these keys (RAE-XMC, Eq. 5).
+
+    A key with count n weighs as much as n equal keys.
+
+    Args:
+        keys: The keys; -1 for a missing key.
+        logits: The similarities divided by tau; -inf for a missing key.
+        mapped: Number of instances without a count.
+        live_log_counts: The logarithms of the counts of the instances after them; empty if every count is 1.
+
+    Returns:
+        Weights that sum to 1 for every query with at least one key.
+    """
+    weights = np.zeros(keys.shape)
+    for query in range(keys.shape[0]):
+        greatest = -np.inf
+        for slot in range(keys.shape[1]):
+            logit, live = logits[query, slot], keys[query, slot] - mapped
+            if 0 <= live < len(live_log_counts):
+                logit += live_log_counts[live]
+            weights[query, slot] = logit
+            if keys[query, slot] >= 0:
+                greatest = max(greatest, logit)
+        total = 0.0
+        for slot in range(keys.shape[1]):
+            found = keys[query, slot] >= 0 and weights[query, slot] > -np.inf
+            weights[query, slot] = np.exp(weights[query, slot] - greatest) if found else 0.0
+            total += weights[query, slot]
+        if total > 0:
+            for slot in range(keys.shape[1]):
+                weights[query, slot] /= total
+    return weights
+
+
+@_inlined
+def _row(
+    key: int,
+    offsets: Int[np.ndarray, " offset"],
+    labels: Int[np.ndarray, " pair"],
+    live_offsets: Int[np.ndarray, " live_offset"],
+    live_labels: Int[np.ndarray, " live_pair"],
+) -> Int[np.ndarray, " label"]:
+    """The labels of an instance."""
+    mapped = len(offsets) - 1
+    if key < mapped:
+        return labels[offsets[key] : offsets[key + 1]]
+    return live_labels[live_offsets[key - mapped] : live_offsets[key - mapped + 1]]
+
+
+@_inlined
+def _table(entries: int) -> Int[np.ndarray, " place"]:
+    """A hash table for at most this number of entries. A place has the number of its entry, or -1."""
+    places = 16
+    while places < 2 * entries:
+        places *= 2
+    table = np.empty(places, dtype=np.int64)
+    _clear(table)
+    return table
+
+
+@_inlined
+def _clear(table: Int[np.ndarray, " place"]) -> None:
+    for place in range(len(table)):  # numba compiles an assignment to a slice in ten times as long
+        table[place] = -1
+
+
+@_inlined
+def _find(
+    table: Int[np.ndarray, " place"], entries: Int[np.ndarray, " entry"], wanted: int | np.int64
+) -> int | np.int64:
+    """The place of an entry in a table; without such an entry, the place where it belongs."""
+    mask = len(table) - 1
+    place = wanted * 0x9E3779B1
+    place = (place ^ (place >> 16)) & mask
+    while table[place] >= 0 and entries[table[place]] != wanted:
+        place = (place + 1) & mask
+    return place
+
+
+@_compiled(_array(int64, 2), _array(float64, 2), float64, int64, *_VALUES, _array(boolean))
+def sum_votes(
+    keys: Int[np.ndarray, "query key"],
+    weights: Float[np.ndarray, "query key"],
+    lambda_: float,
+    labels: int,
+    value_offsets: Int[np.ndarray, " offset"],
+    value_labels: Int[np.ndarray, " pair"],
+    live_offsets: Int[np.ndarray, " live_offset"],
+    live_labels: Int[np.ndarray, " live_pair"],
+    removed: Bool[np.ndarray, " label"],
+    admits: Bool[np.ndarray, " label"],
+) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
+    """Sum the votes for each label: w [lambda Y; (1 - lambda) I] (RAE-XMC, Eq. 7).
+
+    An instance gives lambda times its weight to each of its labels, a label key 1 - lambda times its weight to its
+    label.
+
+    Args:
+        keys: The keys of each query; -1 for a missing key.
+        weights: Their weights.
+        lambda_: Weight of instances against labels.
+        labels: Number of labels.
+        value_offsets: This argument and the next four: `ValueArrays`.
+        value_labels: See there.
+        live_offsets: See there.
+        live_labels: See there.
+        removed: See there.
+        admits: Whether each label is summed; empty means that all labels are.
+
+    Returns:
+        The labels of query i and their sums, in no particular order, are the rows `offsets[i]` to `offsets[i + 1]`.
+    """
+    instances = len(value_offsets) + len(live_offsets) - 2
+    queries, most = keys.shape[0], 0
+    offsets = np.zeros(queries + 1, dtype=np.int64)
+    for query in range(queries):  # the number of votes limits the number of labels
+        votes = 0
+        for slot in range(keys.shape[1]):
+            key = keys[query, slot]
+            if key >= instances + labels:
+                raise IndexError("an index found a key that the memory does not have")
+            if key >= instances:
+                votes += 1
+            elif key >= 0:
+                votes += len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+        votes = min(votes, labels)
+        most = max(most, votes)
+        offsets[query + 1] = offsets[query] + votes
+    found, sums = np.empty(offsets[queries], dtype=np.int64), np.empty(offsets[queries])
+    table = _table(most)
+    stop = 0
+    for query in range(queries):
+        start = stop
+        _clear(table)
+        for slot in range(keys.shape[1]):
+            key = keys[query, slot]
+            if key < 0:
+                continue
+            is_label = key >= instances
+            share = weights[query, slot] * ((1 - lambda_) if is_label else lambda_)
+            row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
+            for nth in range(1 if is_label else len(row)):
+                label = key - instances if is_label else np.int64(row[nth])
+                if len(removed) and removed[label] or len(admits) and not admits[label]:
+                    continue
+                place = _find(table, found[start:stop], label)
+                if table[place] < 0:
+                    table[place] = stop - start
+                    found[stop], sums[stop] = label, 0.0
+                    stop += 1
+                sums[start + table[place]] += share
+        offsets[query + 1] = stop
+    return offsets, found[:stop], sums[:stop]
+
+
+@_compiled(_array(int64), int64, *_VALUES, _array(int64))
+def find_voters(
+    keys: Int[np.ndarray, " key"],
+    labels: int,
+    value_offsets: Int[np.ndarray, " offset"],
+    value_labels: Int[np.ndarray, " pair"],
+    live_offsets: Int[np.ndarray, " live_offset"],
+    live_labels: Int[np.ndarray, " live_pair"],
+    removed: Bool[np.ndarray, " label"],
+    wanted: Int[np.ndarray, " wanted"],
+) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+    """The votes of some keys for the wanted labels: the label's place in `wanted`, and the key's place in `keys`.
+
+    The arguments are those of `sum_votes`, with the keys of one query.
+    """
+    instances = len(value_offsets) + len(live_offsets) - 2
+    table, votes = _table(len(wanted)), 0
+    for nth in range(len(wanted)):
+        table[_find(table, wanted, wanted[nth])] = nth
+    for key in keys:
+        if key >= instances:
+            votes += 1
+        elif key >= 0:
+            votes += len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+    places, slots, count = np.empty(votes, dtype=np.int64), np.empty(votes, dtype=np.int64), 0
+    for slot in range(len(keys)):
+        key = keys[slot]
+        if key < 0:
+            continue
+        is_label = key >= instances
+        row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
+        for nth in range(1 if is_label else len(row)):
+            label = key - instances if is_label else np.int64(row[nth])
+            nth_wanted = table[_find(table, wanted, label)]
+            if nth_wanted >= 0 and not (len(removed) and removed[label]):
+                places[count], slots[count] = nth_wanted, slot
+                count += 1
+    return places[:count], slots[:count]
+
+
+@_inlined
+def _is_before(
+    first: Float[np.ndarray, " row"],
+    second: Float[np.ndarray, " row"],
+    last: Int[np.ndarray, " row"],
+    a: int,
+    b: int,
+) -> bool:
+    if first[a] != first[b]:
+        return bool(first[a] > first[b])
+    if second[a] != second[b]:
+        return bool(second[a] > second[b])
+    return bool(last[a] < last[b])
+
+
+@_inlined
+def _sift(
+    heap: Int[np.ndarray, " row"],
+    size: int,
+    place: int,
+    first: Float[np.ndarray, " row"],
+    second: Float[np.ndarray, " row"],
+    last: Int[np.ndarray, " row"],
+) -> None:
+    """Move the row at a place of a heap down, until no child of it comes before it."""
+    row = heap[place]
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and _is_before(first, second, last, heap[child + 1], heap[child]):
+            child += 1
+        if not _is_before(first, second, last, heap[child], row):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = row
+
+
+@_inlined
+def _best(
+    rows: Int[np.ndarray, " row"],
+    most: int,
+    first: Float[np.ndarray, " row"],
+    second: Float[np.ndarray, " row"],
+    last: Int[np.ndarray, " row"],
+) -> Int[np.ndarray, " best"]:
+    """The first `most` of some rows, as in `best_rows`. The array of rows is used up."""
+    heap, size = rows, len(rows)
+    for place in range(size // 2 - 1, -1, -1):
+        _sift(heap, size, place, first, second, last)
+    best = np.empty(min(most, size), dtype=np.int64)
+    for nth in range(len(best)):
+        best[nth] = heap[0]
+        size -= 1
+        heap[0] = heap[size]
+        if size:
+            _sift(heap, size, 0, first, second, last)
+    return best
+
+
+@_compiled(_array(int64), int64, _array(float64), _array(float64), _array(int64))
+def best_rows(
+    offsets: Int[np.ndarray, " offset"],
+    most: int,
+    first: Float[np.ndarray, " row"],
+    second: Float[np.ndarray, " row"],
+    last: Int[np.ndarray, " row"],
+) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " best"]]:
+    """The first rows of each query: falling by `first`, then falling by `second`, then rising by `last`.
+
+    Args:
+        offsets: Query i has the rows `offsets[i]` to `offsets[i + 1]`.
+        most: Maximum number of rows of a query.
+        first: The first criterion.
+        second: The second criterion.
+        last: The last criterion.
+
+    Returns:
+        New offsets, and the rows.
+    """
+    queries = len(offsets) - 1
+    ends = np.zeros(queries + 1, dtype=np.int64)
+    for query in range(queries):
+        ends[query + 1] = ends[query] + min(most, offsets[query + 1] - offsets[query])
+    best = np.empty(ends[queries], dtype=np.int64)
+    for query in range(queries):
+        rows = np.empty(offsets[query + 1] - offsets[query], dtype=np.int64)
+        for nth in range(len(rows)):
+            rows[nth] = offsets[query] + nth
+        chosen = _best(rows, most, first, second, last)
+        for nth in range(len(chosen)):
+            best[ends[query] + nth] = chosen[nth]
+    return ends, best

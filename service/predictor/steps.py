@@ -1,0 +1,168 @@
+"""The steps from the vectors of queries to their ranked labels, in the order in which they happen.
+
+    1. similarity     the nearest keys of each query; with a filter, also keys that vote for the admitted labels
+    2. softmax        weighs these keys, with their counts (Eq. 5)
+    3. words          mixes in the keys that share words with the query
+    4. votes, sum     each key gives its weight to its labels (Eq. 7)
+    5. corrections    lower the scores of rejected labels
+    6. order          by score, or by the ranker's log-odds
+
+The probability of each label is last: `Predictor.probabilities`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from recollect.service.errors import QueryError
+from recollect.service.memory.corrections import Corrected
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor.answers import LogitTerm, Reason, Stopwatch
+from recollect.service.predictor.filters import LabelFilter
+from recollect.service.predictor.memory import Memory
+from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
+from recollect.service.predictor.searcher import Neighbours
+from recollect.service.ranking.ranker import RankedCandidates
+
+# Maximum number of votes that the explanation of an answer with a filter lists.
+MOST_TERMS = 16_384
+
+
+@dataclass(frozen=True)
+class RankedLabels:
+    """The ranked labels of some queries, and everything that explains their scores.
+
+    Attributes:
+        ranking: The labels, best first.
+        memory: The memory that ranked them.
+        lambda_: Weight of instances against labels.
+        weighted: The keys that voted.
+        corrections: The corrections that lowered scores, by their query and label, and their shares; each is negative.
+        candidates: The ranker's candidates; None if the ranker did not order the labels.
+        filtered: Whether a filter applied.
+    """
+
+    ranking: Ranking
+    memory: Memory
+    lambda_: float
+    weighted: WeightedKeys
+    corrections: dict[tuple[int, int], tuple[int, float]]
+    candidates: RankedCandidates | None
+    filtered: bool
+
+    def reasons(self, query: int, labels: Sequence[int]) -> list[list[Reason]]:
+        """The terms of the scores of some labels of a query, the greatest share first.
+
+        Raises:
+            QueryError: If a filter applied, and too many keys vote for the labels.
+        """
+        memory, weighted = self.memory, self.weighted
+        places, columns = weighted.voters(query, np.array(labels, dtype=np.int64), memory.instances.values)
+        if self.filtered and len(places) > MOST_TERMS:
+            raise QueryError(
+                f"explain: expected at most {MOST_TERMS:,} keys that vote for the labels found, found {len(places):,}; "
+                "set a smaller top_k, or set explain to false"
+            )
+        keys, weights = weighted.keys[query, columns], weighted.weights[query, columns]
+        shares = np.where(keys < memory.instances.values.instances, self.lambda_, 1 - self.lambda_) * weights
+        first_word = weighted.keys.shape[1] - weighted.by_words
+        terms: list[list[Reason]] = [[] for _ in labels]
+        for vote in np.argsort(-shares, kind="stable").tolist():
+            by = "words" if columns[vote] >= first_word else None
+            terms[places[vote]].append(memory.reason(int(keys[vote]), float(shares[vote]), by))
+        for label, reasons in zip(labels, terms, strict=True):
+            if (query, label) in self.corrections:
+                reasons.append(memory.correction(*self.corrections[query, label]))
+        return terms
+
+    def logit_terms(self, query: int, label: int) -> list[LogitTerm] | None:
+        """The terms of the ranker's logit, the greatest first; None if the ranker did not order the labels."""
+        if self.memory.reranker is None or self.candidates is None:
+            return None
+        return self.memory.reranker.explain(query, label, self.candidates)
+
+
+def rank_labels(
+    memory: Memory,
+    queries: Sequence[str] | None,
+    vectors: Float[np.ndarray, "query dim"],
+    options: AnswerOptions,
+    label_filter: LabelFilter | None,
+    watch: Stopwatch,
+) -> RankedLabels:
+    """Rank the labels of queries that have equal options.
+
+    Args:
+        memory: The memory that answers.
+        queries: The texts of the queries; None: words have no share, and the labels are in order of score.
+        vectors: The vectors of the queries.
+        options: Their options.
+        label_filter: Admits labels; None admits all. With a filter, there is only one query.
+        watch: Measures the stages.
+    """
+    values, lambda_ = memory.instances.values, options.lambda_
+    reranker = memory.reranker if options.order == "probability" and queries is not None else None
+    words, by_words = None, None
+    if memory.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
+        words = memory.words.search_each(queries)
+        by_words = memory.words.weigh(words, lambda_) if options.word_weight > 0 else None
+        watch.lap("words")
+
+    candidates = None
+    if reranker is None or queries is None:
+        nearest = memory.searcher.search(vectors, options.top_b, lambda_)
+        watch.lap("search")
+    else:
+        nearest, instances, labels = memory.searcher.search_each(vectors, options.top_b, lambda_)
+        watch.lap("search")
+        # The ranker has features of its own for words.
+        votes = score_labels(weigh_keys(nearest, options.temperature, values), lambda_, values)
+        candidates = reranker.find(queries, votes, instances, labels, words, options, label_filter)
+        watch.lap("rank")
+
+    admits = None if label_filter is None else label_filter.admits
+
+    def score(found: Neighbours) -> tuple[WeightedKeys, Ranking]:
+        weighted = weigh_keys(found, options.temperature, values)
+        if by_words is not None:
+            weighted = weighted.mix(by_words, options.word_weight)
+        return weighted, score_labels(weighted, lambda_, values, admits)
+
+    if label_filter is not None:
+        nearest = memory.admitted.find(
+            vectors, nearest, lambda found: len(score(found)[1].label), options, label_filter
+        )
+        watch.lap("search")
+    weighted, scores = score(nearest)
+
+    corrections: dict[tuple[int, int], tuple[int, float]] = {}
+    rejected = memory.snapshot.corrections
+    if rejected.rows.present:
+        corrections = _correct(scores, rejected.find(vectors, scores.query, scores.label, options.temperature))
+        if reranker is not None and candidates is not None:
+            candidates = reranker.correct(candidates, rejected, vectors, options.temperature)
+
+    ranking = scores.best() if reranker is None or candidates is None else reranker.reorder(scores, candidates)
+    watch.lap("combine")
+    return RankedLabels(ranking, memory, lambda_, weighted, corrections, candidates, label_filter is not None)
+
+
+def _correct(scores: Ranking, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:
+    """Lower the scores of the labels that have corrections.
+
+    A correction is one more vote with a negative share, so that the shares still add up to the score.
+
+    Returns:
+        The correction that counts for a query and a label, and its share.
+    """
+    place = corrected.place
+    if not len(place):
+        return {}
+    shares = (corrected.factor - 1) * scores.score[place]
+    scores.score[place] += shares
+    pairs = zip(scores.query[place].tolist(), scores.label[place].tolist(), strict=True)
+    return dict(zip(pairs, zip(corrected.row.tolist(), shares.tolist(), strict=True), strict=True))
