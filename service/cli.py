@@ -204,7 +204,7 @@ def verify(settings: VerifySettings) -> None:
 
 
 def prune(settings: PruneSettings) -> None:
-    from recollect.service.memory_log.retention import prune_log
+    from recollect.service.memory_log.upkeep import prune_log
     from recollect.service.milvus.connection import Connection
     from recollect.service.milvus.removal import collections_of, unnamed
     from recollect.service.store.retention import prune as prune_store
@@ -229,14 +229,11 @@ def prune(settings: PruneSettings) -> None:
     verb = "would remove" if settings.dry_run else "removed"
     print_status(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
     if settings.memory_log:
-        removed = list(prune_log(store, pruned_versions, settings.dry_run))
-        size_bytes = sum(segment.size_bytes for segment in removed)
-        print_status(f"{verb} {len(removed)} segments of the memory log, {size_bytes:,} bytes")
+        print_status(f"{verb} {prune_log(store, pruned_versions, settings.dry_run):,} commits of the memory log")
 
 
 def copy(settings: CopySettings) -> None:
-    from recollect.service.memory_log.copying import copy_log
-    from recollect.service.memory_log.log import MemoryLog
+    from recollect.service.memory_log.upkeep import copy_log, has_log
     from recollect.service.store.copying import copy_version
     from recollect.service.store.locations import open_store
 
@@ -245,7 +242,7 @@ def copy(settings: CopySettings) -> None:
     store.require_published(version)
     if settings.memory_log:  # before the version, because its replicas need the entries
         print_status(f"copied {copy_log(store, target):,} entries of the memory log")
-    elif MemoryLog.of(store, store.manifest(version)).exists:
+    elif has_log(store):
         print_status(f"{store.name} has a live memory, which is not copied; copy it with --memory-log")
     if not copy_version(store, version, target):
         print_status(f"{target.name} contains the same bundle already")

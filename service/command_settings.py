@@ -167,7 +167,7 @@ class PruneSettings(RedisSettings, EngineSettings):
     dry_run: CliImplicitFlag[bool] = Field(False, description="Print the versions to remove, but remove nothing")
     memory_log: CliImplicitFlag[bool] = Field(
         False,
-        description="Also remove the segments of the memory log that no remaining version needs; "
+        description="Also remove the commits of the memory log that no remaining version needs; "
         "a later `recollect build` from data without these entries then needs --memory-sequence",
     )
 

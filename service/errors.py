@@ -12,7 +12,8 @@ ServiceError (like the errors of all packages, a RecollectError)
 │       └── LogConflictError          another process appended to the log at the same time
 ├── QueryError                a query cannot be answered with its options
 ├── ChangeError               a change of a memory is wrong
-│   └── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
+│   ├── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
+│   └── RepeatedKeyError          another request had this Idempotency-Key
 ├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
 ├── OutputError               answers cannot be written, or are those of another task
 ├── WorkerError               a worker process ended, or one of Ray
@@ -98,6 +99,10 @@ class ChangeError(ServiceError):
 
 
 class UnknownUidError(ChangeError):
+    pass
+
+
+class RepeatedKeyError(ChangeError):
     pass
 
 

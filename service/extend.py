@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.command_settings import ExtendSettings
 from recollect.service.console import progress_bar
 from recollect.service.errors import InputError, SettingsError
-from recollect.service.memory.changes import NewInstance, NewLabel
+from recollect.service.memory.changes import NewInstance, NewLabel, Uid
 from recollect.service.memory.entries import (
     Entry,
     LoggedEntry,
@@ -28,23 +31,39 @@ from recollect.service.memory.entries import (
     is_put,
     subject_of,
 )
-from recollect.service.memory_log.additions import (
-    Addition,
-    Line,
-    Removal,
-    read_additions,
-    read_removals,
-)
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
+from recollect.service.options import first_problem
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.store.locations import open_store
+from recollect.service.text_lines import read_lines
 from recollect.service.threads import threads_or_cores
 
 # Entries that are encoded and written together.
 _BLOCK = 256
 
 _Item = TypeVar("_Item")
+_Parsed = TypeVar("_Parsed")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _Removal(BaseModel):
+    """An instance or a label to remove."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    instance: Uid | None = None
+    label: Uid | None = None
+
+
+_Addition = NewInstance | NewLabel
+
+
+class _Line(NamedTuple, Generic[_Parsed]):
+    """The number of a line, and its content."""
+
+    number: int
+    content: _Parsed
 
 
 class Extended(NamedTuple):
@@ -108,8 +127,8 @@ def extend(settings: ExtendSettings) -> Extended:
     """
     if settings.add is None and settings.remove is None:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
-    additions = read_additions(settings.add) if settings.add else {}
-    removals = read_removals(settings.remove) if settings.remove else {}
+    additions = _read_additions(settings.add) if settings.add else {}
+    removals = _read_removals(settings.remove) if settings.remove else {}
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.require_current())
     log = MemoryLog.of(store, bundle.manifest)
@@ -135,14 +154,14 @@ def extend(settings: ExtendSettings) -> Extended:
     )
 
 
-def _apply(known: KnownUids, entries: Sequence[LoggedEntry]) -> KnownUids:
+def _apply(known: KnownUids, entries: Sequence[LoggedEntry], commit: str) -> KnownUids:
     known.apply(entries)
     return known
 
 
 def _check_labels(
-    additions: dict[Subject, Line[Addition]],
-    removals: dict[Subject, Line[Removal]],
+    additions: dict[Subject, _Line[_Addition]],
+    removals: dict[Subject, _Line[_Removal]],
     known: KnownUids,
     path: Path | None,
 ) -> None:
@@ -159,12 +178,12 @@ def _check_labels(
                     )
 
 
-def _removals(removals: dict[Subject, Line[Removal]]) -> Iterator[list[Entry]]:
+def _removals(removals: dict[Subject, _Line[_Removal]]) -> Iterator[list[Entry]]:
     for block in _blocks(list(removals)):
         yield [RemoveInstance(uid) if kind == "instance" else RemoveLabel(uid) for kind, uid in block]
 
 
-def _additions(additions: dict[Subject, Line[Addition]], encoder: QueryEncoder) -> Iterator[list[Entry]]:
+def _additions(additions: dict[Subject, _Line[_Addition]], encoder: QueryEncoder) -> Iterator[list[Entry]]:
     """The entries of the additions: labels first, so that each label is known before the instances that name it."""
     contents = [line.content for line in additions.values()]
     for kind in (NewLabel, NewInstance):
@@ -195,3 +214,97 @@ def _decide(entries: list[Entry], done: int, known: KnownUids) -> list[Entry]:
 def _blocks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
     for start in range(0, len(items), _BLOCK):
         yield items[start : start + _BLOCK]
+
+
+# ---- The lines of the files ----
+
+
+def _read_additions(path: Path) -> dict[Subject, _Line[_Addition]]:
+    """Read a file of instances and labels: one JSON object a line. An object with `labels` is an instance.
+
+    Raises:
+        InputError: If the file cannot be read, a line is wrong, or two lines have the same subject.
+    """
+
+    def parse(fields: dict[str, Any], where: str) -> tuple[Subject, _Addition]:
+        if "labels" in fields:
+            instance = _parse(NewInstance, fields, where)
+            return ("instance", instance.uid), instance
+        label = _parse(NewLabel, fields, where)
+        return ("label", label.uid), label
+
+    return _read(path, parse)
+
+
+def _read_removals(path: Path) -> dict[Subject, _Line[_Removal]]:
+    """Read a file of uids to remove: one JSON object a line, `{"instance": UID}` or `{"label": UID}`.
+
+    Raises:
+        InputError: As `_read_additions`.
+    """
+
+    def parse(fields: dict[str, Any], where: str) -> tuple[Subject, _Removal]:
+        removal = _parse(_Removal, fields, where)
+        subjects = [(kind, uid) for kind, uid in removal if uid is not None]
+        if len(subjects) != 1:
+            raise InputError(f'{where}: expected {{"instance": UID}} or {{"label": UID}}, found {_shown(fields)}')
+        return subjects[0], removal
+
+    return _read(path, parse)
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any], str], tuple[Subject, _Parsed]]) -> dict[Subject, _Line[_Parsed]]:
+    found: dict[Subject, _Line[_Parsed]] = {}
+    for number, line in _lines(path):
+        where = f"{path}:{number}"
+        subject, content = parse(_parse_object(line, where), where)
+        if subject in found:
+            raise InputError(
+                f"{where}: expected each {subject[0]} once, found {subject[1]!r} also in line {found[subject].number}"
+            )
+        found[subject] = _Line(number, content)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers."""
+    try:
+        for number, line in read_lines(path):
+            if line.strip():
+                yield number, line
+    except OSError as error:
+        raise InputError(f"{path}: expected a file of JSON lines, found: {error.strerror}") from None
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: expected a JSON object, found {line[:40]!r} ({error})") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: expected a JSON object, found {_shown(fields)}")
+    return fields
+
+
+def _parse(model: type[_Model], fields: dict[str, Any], where: str) -> _Model:
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "missing":
+            found = f"fields {', '.join(fields)}" if fields else "no fields"
+            raise InputError(f"{where}: expected a field {name}, found {found}") from None
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(model.model_fields)
+            raise InputError(f"{where}: expected only the fields {known}, found {name}") from None
+        if problem["type"] == "value_error":  # the message names the rule and the next step
+            raise InputError(f"{where}: {name}: {first_problem(error)}") from None
+        raise InputError(
+            f"{where}: {name}: expected {first_problem(error)}, found {_shown(problem['input'])}"
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

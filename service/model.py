@@ -193,7 +193,7 @@ class Model:
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             return added(memory, encode, new_instances, new_labels, create_labels)
 
-        return change(self.predictor, make)
+        return change(self.predictor, make).sequence
 
     def remove(self, instances: Iterable[str] = (), labels: Iterable[str] = ()) -> int:
         """Remove instances and labels, by their uids. An instance without another label is removed with its label.
@@ -206,7 +206,7 @@ class Model:
             UnknownUidError: If a uid is not in the memory. Nothing is changed.
         """
         instance_uids, label_uids = read_uids(instances, "instances"), read_uids(labels, "labels")
-        return change(self.predictor, lambda memory, _: removed(memory, instance_uids, label_uids))
+        return change(self.predictor, lambda memory, _: removed(memory, instance_uids, label_uids)).sequence
 
     def learn(self, query: str, label: str, relevant: bool = True) -> str:
         """Learn that a label fits a query, or that it does not fit.
@@ -248,7 +248,7 @@ class Model:
             UnknownUidError: If there is no such feedback, or it was undone before.
         """
         read_uids([uid], "feedback")
-        return change(self.predictor, lambda memory, _: forgotten(memory, uid))
+        return change(self.predictor, lambda memory, _: forgotten(memory, uid)).sequence
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -38,10 +38,11 @@ from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.signing import SigningKey, read_signing_key, sign_manifest
 from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status
-from recollect.service.errors import ActivationConflictError, LogConflictError
+from recollect.service.errors import ActivationConflictError
 from recollect.service.lexical.index import write_lexical_index
-from recollect.service.memory.entries import Entry, LoggedEntry
-from recollect.service.memory_log.log import MemoryLog, number
+from recollect.service.memory.entries import LoggedEntry
+from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.writer import MemoryWriter
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
 from recollect.service.ranking.names import Names
@@ -53,8 +54,6 @@ from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256
-# Appends to a log that are tried again because another process was faster, at a store without locks.
-_ATTEMPTS = 50
 
 
 def compact(settings: CompactSettings) -> str | None:
@@ -130,7 +129,7 @@ def _compact(
         try:
             memory = open_base()
             merged = write_merged_memory(memory, state, sequence, out / "memory")
-            keep = functools.partial(_keep, log, fold, state.kept)
+            keep = functools.partial(_keep, log, fold, state)
             sample = _sample(memory)
             return _publish(
                 store, bundle, merged, sample, sequence, before, settings, signing, threads, keep, collections
@@ -198,22 +197,14 @@ def _final_state(store: Store, log: MemoryLog, entries: list[LoggedEntry], fold:
     return state
 
 
-def _keep(log: MemoryLog, fold: Fold, kept: list[Entry]) -> None:
+def _keep(log: MemoryLog, fold: Fold, state: FinalState) -> None:
     """Append the entries that a bundle cannot contain again, so that they follow those that the bundle contains.
 
-    This happens under the lock of the log, with the present state of these entries, so that they cannot undo a change
-    that was written meanwhile. It happens just before the publication: a compaction that fails does not change the log.
+    Their present state is written, so that they cannot undo a change that was written meanwhile. It happens just before
+    the publication: a compaction that fails does not change the log.
     """
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            with log.exclusive() as section:
-                if section.others:
-                    kept = fold.apply(section.others).kept
-                section.append(number(kept, section.next_sequence))
-            return
-        except LogConflictError:
-            if attempt == _ATTEMPTS:
-                raise
+    writer = MemoryWriter(log, state, lambda _, entries, commit: fold.apply(entries))
+    writer.write(lambda present: present.kept)
 
 
 def _strings(table: StringTable) -> list[str]:

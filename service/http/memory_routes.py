@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import dataclasses
 import hashlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ from recollect.service.memory.changes import (
 )
 from recollect.service.memory.entries import Entry, RemoveCorrection, RemoveInstance
 from recollect.service.memory.snapshot import Snapshot
+from recollect.service.memory_log.writer import Request as KeyedRequest
 from recollect.service.options import Query
 from recollect.service.predictor.changing import Change, change
 from recollect.service.serving.pipeline import AnswerPipeline
@@ -52,6 +54,17 @@ _MAX_KEYS = 2 * MAX_ROWS
 _THREADS, _MAX_CHANGES = 8, 64
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
+
+# Names a request that changes the memory, so that it is carried out once, even if it is sent several times.
+KEY_HEADER = "Idempotency-Key"
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+_KEY_PARAMETER = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "description": "a new random text for each request, such as a UUID: a request that is sent again with its key "
+    "changes nothing and gets the first answer",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+}
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _Result = TypeVar("_Result")
@@ -170,13 +183,20 @@ class MemoryRoutes:
                 response_model=response_model,
                 responses=documented(401, 403, 413, 415, 422, 429, 503, 507),
                 route_class_override=ChangeRoute,
+                openapi_extra={"parameters": [_KEY_PARAMETER]},
             )
         for path, removal in (
             ("/memory/instances/{uid:path}", self.remove_instance),
             ("/memory/labels/{uid:path}", self.remove_label),
             ("/feedback/{uid}", self.forget),
         ):
-            router.add_api_route(path, removal, methods=["DELETE"], responses=documented(401, 403, 404, 429, 503))
+            router.add_api_route(
+                path,
+                removal,
+                methods=["DELETE"],
+                responses=documented(401, 403, 404, 429, 503),
+                openapi_extra={"parameters": [_KEY_PARAMETER]},
+            )
         router.add_api_route("/memory", self.status, responses=documented(401, 503))
         router.add_api_route("/memory/instances/{uid:path}", self.instance, responses=documented(401, 404, 503))
 
@@ -216,7 +236,7 @@ class MemoryRoutes:
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             return [*opposite, *learned(memory, encode, uid, body.query, body.label, body.relevant)]
 
-        return JSONResponse({"id": uid, **await self.apply(make, request, [body.query])})
+        return JSONResponse(await self.apply(make, request, [body.query], id=uid))
 
     async def forget(self, uid: str, request: Request) -> Changed:
         """Undo a feedback."""
@@ -256,23 +276,29 @@ class MemoryRoutes:
                 weight=float(f"{np.exp(values.log_counts_of(row)).item():.12g}"),  # the memory keeps the logarithm
             )
 
-    async def apply(self, make: Change, request: Request, texts: Sequence[str] = ()) -> dict[str, Any]:
-        """Change the memory for a request that may do so.
+    async def apply(self, make: Change, request: Request, texts: Sequence[str] = (), **answer: str) -> dict[str, Any]:
+        """Change the memory for a request that may do so. A request with a key is carried out once.
 
         Args:
             make: Makes the entries of the change.
             request: The request.
             texts: The new texts, which count towards the rate limit.
+            answer: Further fields of the answer.
 
         Returns:
-            The version and the sequence number.
+            The fields of the answer, with the version and the sequence number.
+
+        Raises:
+            ProblemError: If the request may not change the memory, or its key is malformed.
+            RepeatedKeyError: If another request had its key.
         """
         self.require_write(request)
+        key = await _key_of(request)
         cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts))
         await self.pipeline.charge(request.scope["api_key"], cost)
-        return await self.threads.run(lambda: self._write(make))
+        return await self.threads.run(lambda: self._write(make, key, answer))
 
-    def _write(self, make: Change) -> dict[str, Any]:
+    def _write(self, make: Change, key: tuple[str, str] | None, answer: dict[str, str]) -> dict[str, Any]:
         def limited(memory: Snapshot, encode: Encode) -> list[Entry]:
             def encode_few(queries: Sequence[str], labels: Sequence[str]) -> Float[np.ndarray, "text dim"]:
                 self._require_room(memory, len(queries) + len(labels))
@@ -281,10 +307,9 @@ class MemoryRoutes:
             return make(memory, encode_few)
 
         with self.versions.lease() as predictor:
-            if predictor.log is not None:
-                predictor.log.log.require_writable()
+            answer = {"version": predictor.version, **answer}
             try:
-                changed = {"version": predictor.version, "sequence": change(predictor, limited)}
+                written = change(predictor, limited, None if key is None else KeyedRequest(*key, answer))
             except (StoreError, OSError) as error:
                 log.error("memory_unwritable", error=str(error))
                 raise
@@ -292,7 +317,7 @@ class MemoryRoutes:
                 with lease as other, contextlib.suppress(StoreError, OSError):  # the log follower logs the reason
                     if other is not predictor:  # the candidate, or a version that became current meanwhile
                         other.catch_up()
-        return changed
+        return {**(answer if key is None else written.answer), "sequence": written.sequence}
 
     def _require_room(self, memory: Snapshot, keys: int) -> None:
         """Refuse a change with too many new keys, before their texts are encoded."""
@@ -318,6 +343,26 @@ class MemoryRoutes:
             raise ProblemError(
                 403, "expected an API key with the scope `write`, found one without it", "no_write_scope"
             )
+
+
+async def _key_of(request: Request) -> tuple[str, str] | None:
+    """The digests of the key of a request and of the request itself; None if it has no key.
+
+    The clients of two API keys may choose the same key.
+
+    Raises:
+        ProblemError: If the key is empty, too long, or has other characters.
+    """
+    key = request.headers.get(KEY_HEADER)
+    if key is None:
+        return None
+    if _KEY.fullmatch(key) is None:
+        raise ProblemError(
+            422, f"{KEY_HEADER}: expected 1 to 200 visible ASCII characters, found {key[:40]!r}; send a UUID"
+        )
+    request_line = f"{request.method} {request.url.path}\n".encode()
+    body = hashlib.sha256(request_line + await request.body()).hexdigest()
+    return hashlib.sha256(f"{request.scope['api_key'].name}\n{key}".encode()).hexdigest(), body
 
 
 class ChangeThreads:

@@ -1,99 +1,83 @@
-"""The log of a store's live memory: every change of the memory, in order, durable and checked.
+"""The log of a store's live memory: every change of the memory, in order.
 
-    store/   memory/   the segments of the log
+    store/   memory/   00000000000000000001.jsonl   a commit; its name is the sequence number of its first entry
+                       00000000000000000011.jsonl   the commit after it, so the first one has ten entries
+                       00000000000000000010.pruned  a marker: commits up to this number may have been removed
 
-A commit holds the lock of the log, reads the entries that other processes have appended, decides its own entries, and
-appends these as one group. An object store has no lock; there, the append fails if another process was faster.
+A file never changes, and of two processes that create the same name, one wins. So a writer creates the file with the
+next number. If it exists, another writer was faster: the writer reads this commit, decides again, and tries the next
+number. There is no lock. A reader asks for the next number.
 
-    with log.exclusive() as section:
-        memory = apply(memory, section.others)
-        check the request against the memory
-        entries = number(changes, section.next_sequence)
-        section.append(entries)
-    memory = apply(memory, entries)
+A process may be suspended for hours. Meanwhile, the commits after its last one can become part of a bundle and be
+removed, and their numbers are free again. So `prune` writes a marker before it removes commits, and removes none that
+is younger than an hour. A process whose knowledge of the end of the log is older than five minutes reads the markers.
 """
 
 from __future__ import annotations
 
-import contextlib
+import bisect
 import dataclasses
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Float
 
 from recollect.service.bundle.manifest import Manifest
-from recollect.service.errors import MemoryLogError
+from recollect.service.errors import MemoryLogError, StoreError
 from recollect.service.memory.changes import Encode
 from recollect.service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
-from recollect.service.memory_log.entry_encoding import decode_entries, encode_entry
-from recollect.service.memory_log.folder_segments import FolderSegments
-from recollect.service.memory_log.group_log import GroupLog
-from recollect.service.memory_log.groups import MAX_BODY_BYTES, EncoderOfGroup, Group, encode_group
-from recollect.service.memory_log.object_segments import ObjectSegments
-from recollect.service.memory_log.segments import MEMORY, Segments
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.memory_log.commits import (
+    Answered,
+    Commit,
+    EncoderOfCommit,
+    decode_commit,
+    encode_commit,
+    new_commit,
+)
+from recollect.service.store.files import StoreFiles
 from recollect.service.store.store import Store
 
+# The folder of the log in a store.
+MEMORY = "memory"
+COMMIT, MARKER = ".jsonl", ".pruned"
+_DIGITS = 20
+MAX_COMMIT_BYTES = 256 << 20
+# Calls of an object store at the same time, and entries that are returned together.
+_CALLS, _BLOCK_ENTRIES = 32, 1_000
+# Age from which on the knowledge of the end of the log is checked. `prune` keeps commits of an hour.
+_OLD_SECONDS = 300.0
 
-def number(entries: Sequence[Entry], first: int) -> list[LoggedEntry]:
-    """Give entries their sequence numbers, from `first` on, and the present time."""
-    now = time.time()
-    return [LoggedEntry(first + nth, now, entry) for nth, entry in enumerate(entries)]
-
-
-class Section:
-    """An exclusive section of a log.
-
-    Attributes:
-        others: The entries that were appended since this process read the log last.
-    """
-
-    def __init__(self, log: MemoryLog, others: list[LoggedEntry]) -> None:
-        self._log, self.others = log, others
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence number of the next entry."""
-        return self._log.sequence + 1
-
-    def append(self, entries: Sequence[LoggedEntry]) -> None:
-        """Append entries as one group. They are durable when this method returns.
-
-        Raises:
-            LogConflictError: If another process has appended entries meanwhile, and the store has no locks.
-            MemoryLogError, StoreError: If the entries cannot be written. Then the log does not change.
-        """
-        if entries:
-            self._log._append(entries)
+_Result = TypeVar("_Result")
 
 
 class MemoryLog:
-    """The log of a store, as the process of one version reads and writes it. Several threads may use it.
+    """The log of a store, as the process of one version reads and writes it. One thread at a time uses an object.
 
     Args:
-        segments: The files of the log.
+        files: The files of the store.
         encoder: The encoder of this process.
-        encode: Encodes texts with this encoder. Entries with vectors of another encoder are encoded again. None: the
-            caller needs no vectors, and such entries get empty ones.
+        encode: Encodes texts with this encoder. Vectors of another encoder are replaced. None: the caller needs no
+            vectors, and such entries get empty ones.
         after: Entries up to this sequence number are not returned, because the bundle contains them.
+
+    Attributes:
+        name: The folder of the log, for messages.
+        sequence: Sequence number of the last known entry; `after` if there is none.
+        id: The id of the last known commit: another log has another one, also at this number. Empty if there is none.
+        size_bytes: Size of all known commits.
     """
 
     def __init__(
-        self,
-        segments: Segments,
-        encoder: EncoderOfGroup,
-        encode: Encode | None = None,
-        after: int = 0,
+        self, files: StoreFiles, encoder: EncoderOfCommit, encode: Encode | None = None, after: int = 0
     ) -> None:
-        self._groups = GroupLog(segments, after)
-        self._encoder, self._encode, self._after = encoder, encode, after
-        self._found: list[LoggedEntry] = []  # entries that a call has read before it failed, for the next call
-        self._mutex = threading.Lock()
+        self.name, self.sequence, self.id, self.size_bytes = f"{files.name}/{MEMORY}", after, "", 0
+        self._files, self._encoder, self._encode_texts, self._after = files, encoder, encode, after
+        self._is_missing = False  # the log lacks entries that the bundle contains
+        self._known_at: float | None = None  # time at which no commit existed after the known ones; None at first
 
     @classmethod
     def of(cls, store: Store, manifest: Manifest, encode: Encode | None = None) -> MemoryLog:
@@ -104,137 +88,251 @@ class MemoryLog:
             manifest: The manifest of the version.
             encode: Encodes texts with the encoder of the version, as in the constructor.
         """
-        return cls(segments_of(store), encoder_of(manifest), encode, manifest.memory_sequence)
-
-    @property
-    def name(self) -> str:
-        """The folder of the log, for messages."""
-        return self._groups.name
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all groups that were read or appended."""
-        return self._groups.size_bytes
-
-    @property
-    def sequence(self) -> int:
-        """Sequence number of the last entry that was read or appended; 0 if there is none."""
-        return self._groups.place.sequence
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of all entries up to the last one that was read or appended; empty if there is none.
-
-        It differs between logs with other entries, also if they have equal sequence numbers.
-        """
-        return (self._groups.place.digest or b"") if self.sequence else b""
+        return cls(store.files, encoder_of(manifest), encode, manifest.memory_sequence)
 
     def read(self) -> list[LoggedEntry]:
-        """The entries that were appended since the last call, oldest first. In a folder, no news cost two `stat` calls.
+        """The entries after the known ones, oldest first.
 
         Raises:
-            MemoryLogError: If the log is damaged.
-            StoreError, OSError: If the log cannot be read.
+            MemoryLogError, StoreError: As in `news`.
         """
-        with self._mutex:
-            if self._groups.is_unchanged:
-                return []
-            with self._groups.shared():
-                return self._read()
+        return [entry for commits in self.news() for commit in commits for entry in commit.entries]
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[Section]:
-        """Let no other thread and process append, and read the entries that others have appended.
+    def news(self) -> Iterator[list[Commit]]:
+        """Yield the commits after the known ones, oldest first, in blocks. Without news, this costs one call.
+
+        A block is known when the caller asks for the next one. If the caller fails before, it gets the block again.
 
         Raises:
-            MemoryLogError, StoreError, OSError: As in `read`; or if another process holds the lock for too long.
+            MemoryLogError: If a file is damaged, or entries are missing.
+            StoreError: If the log cannot be read.
         """
-        with self._mutex, self._groups.exclusive():
-            yield Section(self, self._read())
+        if self._known_at is not None or not self._files.can_list:
+            for _ in range(2 if self._files.can_list else _BLOCK_ENTRIES):
+                asked = _now()
+                if (commit := self._read(self.sequence + 1)) is None:
+                    self._require_end(asked)
+                    return
+                yield from self._take([commit])
+            if not self._files.can_list:
+                return
+        # There may be more commits than a reader gets one after the other.
+        asked = _now()
+        listed = self._listed() if self._known_at is not None else self._open()
+        yield from self._blocks(listed)
+        self._known_at = None if self._is_missing else asked
 
-    @property
-    def exists(self) -> bool:
-        """Whether the log has segments."""
-        return self._groups.exists
+    def append(self, entries: Sequence[LoggedEntry], requests: Sequence[Answered] = ()) -> Commit | None:
+        """Create the next commit. It is durable when this method returns, and known after `advance`.
+
+        Args:
+            entries: The entries. The first one has the number after `sequence`.
+            requests: The requests with a key that they carry out.
+
+        Returns:
+            The commit; None if another process was faster. Then nothing has changed.
+
+        Raises:
+            MemoryLogError: If the commit cannot be written.
+        """
+        self.require_writable()
+        commit = new_commit(entries, requests, self._encoder)
+        if commit.first != self.sequence + 1:
+            raise ValueError(f"expected sequence number {self.sequence + 1}, found {commit.first}")
+        content, asked = encode_commit(commit), _now()
+        if len(content) > MAX_COMMIT_BYTES:
+            raise MemoryLogError(
+                f"{self.name}: expected at most {MAX_COMMIT_BYTES:,} bytes of entries in one write, found "
+                f"{len(content):,}; write fewer entries at once"
+            )
+        path = f"{MEMORY}/{commit_name(commit.first)}"
+        try:
+            if not self._files.create(path, content):
+                return None
+        except StoreError as error:
+            raise MemoryLogError(str(error)) from None
+        try:
+            self._require_end(asked)
+        except MemoryLogError:
+            self._files.delete(path)
+            raise
+        return dataclasses.replace(commit, size_bytes=len(content))
+
+    def advance(self, commit: Commit) -> None:
+        """Count a commit as known."""
+        self.sequence, self.id = commit.last, commit.id
+        self.size_bytes += commit.size_bytes
 
     def require_writable(self) -> None:
-        """Check that this process may append.
+        """Check that this process may append, after the first call of `news`.
 
         Raises:
-            MemoryLogError: If the log lacks entries that the bundle contains.
+            MemoryLogError: If the log lacks entries that the bundle contains: other versions of the store would give a
+                new entry the number of one of these.
         """
-        self._groups.require_writable()
+        if self._is_missing:
+            raise MemoryLogError(
+                f"{self.name}: expected the log whose first {self._after:,} entries the version contains, found none; "
+                "copy the log from the store in which the version was built with `recollect copy --memory-log`"
+            )
 
-    def _read(self) -> list[LoggedEntry]:
-        self._groups.read(self._take)
-        found, self._found = self._found, []
-        return found
+    def _open(self) -> list[int]:
+        """The commits after the bundle. Check that the log has the entries of the bundle."""
+        names, known = self._files.names(MEMORY), self.sequence
+        commits, removed = numbers(names, COMMIT), max(numbers(names, MARKER), default=0)
+        self._require_present(removed)
+        self._is_missing = known > removed and not commits
+        place = bisect.bisect_right(commits, known)
+        later = commits[place:]
+        if self._is_missing or known in (0, removed) or later[:1] == [known + 1]:
+            return later
+        last = self._read(commits[place - 1]) if place else None
+        if last is None or last.last < known:
+            raise MemoryLogError(
+                f"{self.name}: expected the log whose first {known:,} entries the version contains, found a log of "
+                f"{0 if last is None else last.last:,} entries; copy the log from the store in which the version was "
+                "built with `recollect copy --memory-log`"
+            )
+        return later if last.last == known else [last.first, *later]
 
-    def _take(self, group: Group) -> None:
-        self._found += self._decode(group)
+    def _listed(self) -> list[int]:
+        """The commits after the known ones, by their first entries."""
+        # A name without its ending comes before all names with this number.
+        names = self._files.names(MEMORY, after=commit_name(self.sequence + 1).removesuffix(COMMIT))
+        self._require_present(max(numbers(names, MARKER), default=0))
+        return numbers(names, COMMIT)
 
-    def _decode(self, group: Group) -> list[LoggedEntry]:
-        if group.end.sequence <= self._after:
-            return []
-        decoded = decode_entries(group.body, self.sequence + 1, group.entries, group.encoder.dim)
-        entries = [each for each in decoded if each.sequence > self._after]
-        return entries if group.encoder == self._encoder else self._encode_again(entries)
+    def _require_end(self, asked: float) -> None:
+        """Note that there was no commit after the known ones at a time. Read the markers if the last note is old."""
+        if self._files.can_list and (self._known_at is None or _now() - self._known_at > _OLD_SECONDS):
+            self._listed()
+        self._known_at = asked
+
+    def _require_present(self, removed: int) -> None:
+        if removed > self.sequence:
+            raise MemoryLogError(
+                f"{self.name}: expected the entries after {self.sequence:,}, found that those up to {removed:,} were "
+                "removed by `recollect prune --memory-log`; serve a newer version, or restart this process if it was "
+                "suspended"
+            )
+
+    def _blocks(self, commits: Sequence[int]) -> Iterator[list[Commit]]:
+        """Read commits, and yield them in blocks. Those before an error are yielded, too."""
+        block = list[Commit]()
+        try:
+            for commit in self._in_order(commits):
+                block.append(commit)
+                if commit.last >= self.sequence + _BLOCK_ENTRIES:
+                    yield from self._take(block)
+                    block = []
+        except StoreError:
+            yield from self._take(block)
+            raise
+        yield from self._take(block)
+
+    def _in_order(self, commits: Sequence[int]) -> Iterator[Commit]:
+        """Read commits, several at the same time, and check that none is missing between them."""
+        expected = self.sequence + 1
+        for first, content in zip(commits, in_parallel(self._content, commits), strict=True):
+            while expected < first:  # perhaps the list was made while the commit was created
+                if (between := self._read(expected)) is None:
+                    self._listed()
+                    raise MemoryLogError(
+                        f"{self.name}/{commit_name(expected)}: expected a commit, because later ones exist, found "
+                        "none; restore the file from a copy of the store"
+                    )
+                yield between
+                expected = between.last + 1
+            if content is not None:  # otherwise the next one finds that it was removed meanwhile
+                commit = decoded(self.name, first, content)
+                yield commit
+                expected = commit.last + 1
+
+    def _take(self, block: list[Commit]) -> Iterator[list[Commit]]:
+        if block:
+            yield [self._as_asked(commit) for commit in block]
+        for commit in block:
+            self.advance(commit)
+
+    def _content(self, first: int) -> bytes | None:
+        return self._files.read(f"{MEMORY}/{commit_name(first)}", MAX_COMMIT_BYTES)
+
+    def _read(self, first: int) -> Commit | None:
+        content = self._content(first)
+        return None if content is None else decoded(self.name, first, content)
+
+    def _as_asked(self, commit: Commit) -> Commit:
+        """A commit without the entries that the bundle contains, and with vectors of this process's encoder."""
+        if commit.first > self._after and commit.encoder == self._encoder:
+            return commit
+        entries = [each for each in commit.entries if each.sequence > self._after]
+        if commit.encoder != self._encoder:
+            entries = self._encode_again(entries)
+        return dataclasses.replace(commit, entries=entries)
 
     def _encode_again(self, entries: list[LoggedEntry]) -> list[LoggedEntry]:
         """Replace the vectors of another encoder."""
-        labels = [each for each in entries if isinstance(each.entry, PutLabel)]
-        others = [
-            each for each in entries if not isinstance(each.entry, PutLabel) and encoded_text(each.entry) is not None
-        ]
-        texts = ([encoded_text(each.entry) or "" for each in part] for part in (others, labels))
-        if self._encode is None or not (others or labels):
-            vectors = np.empty((len(others) + len(labels), 0), dtype=np.float32)
-        else:
-            vectors = self._encode(*texts)
-        own = {each.sequence: vector for each, vector in zip([*others, *labels], vectors, strict=True)}
-        return [
-            LoggedEntry(each.sequence, each.seconds, _with_vector(each.entry, own[each.sequence]))
-            if each.sequence in own
-            else each
-            for each in entries
-        ]
+        texts: dict[str, list[str]] = {"label": [], "other": []}
+        for each in entries:
+            if isinstance(each.entry, PutInstance | PutLabel | PutCorrection):
+                text = each.entry.query if isinstance(each.entry, PutCorrection) else each.entry.text
+                texts["label" if isinstance(each.entry, PutLabel) else "other"].append(text)
+        count = sum(map(len, texts.values()))
+        vectors = np.empty((count, 0), dtype=np.float32)
+        if self._encode_texts is not None and count:
+            vectors = self._encode_texts(texts["other"], texts["label"])
+        others, labels = iter(vectors), iter(vectors[len(texts["other"]) :])
 
-    def _append(self, entries: Sequence[LoggedEntry]) -> None:
-        self.require_writable()
-        if entries[0].sequence != self.sequence + 1:
-            raise ValueError(f"expected sequence number {self.sequence + 1}, found {entries[0].sequence}")
-        encoded = [encode_entry(entry, self._encoder.dim) for entry in entries]
-        if (size := sum(map(len, encoded))) > MAX_BODY_BYTES:
-            raise MemoryLogError(
-                f"{self.name}: expected at most {MAX_BODY_BYTES:,} bytes of entries in one write, found {size:,}; "
-                "write fewer entries at once"
-            )
-        self._groups.append(*encode_group(self._groups.place, self._encoder, encoded))
+        def encoded(entry: Entry) -> Entry:
+            if isinstance(entry, PutInstance | PutLabel | PutCorrection):
+                vector = next(labels if isinstance(entry, PutLabel) else others)
+                return dataclasses.replace(entry, vector=vector)
+            return entry
+
+        return [dataclasses.replace(each, entry=encoded(each.entry)) for each in entries]
 
 
-def encoder_of(manifest: Manifest) -> EncoderOfGroup:
+def commit_name(first: int) -> str:
+    """The name of the file of a commit."""
+    return f"{first:0{_DIGITS}}{COMMIT}"
+
+
+def numbers(names: Iterable[str], ending: str) -> list[int]:
+    """The numbers in the names of commits or markers, in order."""
+    found = (name.removesuffix(ending) for name in names if name.endswith(ending))
+    return sorted(int(digits) for digits in found if len(digits) == _DIGITS and digits.isdecimal())
+
+
+def decoded(name: str, first: int, content: bytes) -> Commit:
+    """The commit in a file of the log with this name.
+
+    Raises:
+        MemoryLogError: If the file is damaged, or of another format.
+    """
+    try:
+        return decode_commit(content, first)
+    except ValueError as error:
+        raise MemoryLogError(
+            f"{name}/{commit_name(first)}: {error}; if the file is damaged, restore it from a copy of the store"
+        ) from None
+
+
+def in_parallel(call: Callable[[int], _Result], items: Sequence[int]) -> Iterator[_Result]:
+    """The results of calls in order. Several calls run at the same time, and only their results are in memory."""
+    with ThreadPoolExecutor(_CALLS, "log") as pool:
+        for start in range(0, len(items), 8 * _CALLS):
+            yield from pool.map(call, items[start : start + 8 * _CALLS])
+
+
+def encoder_of(manifest: Manifest) -> EncoderOfCommit:
     """The encoder of a version: the digest of its files, its prompts, and the length at which it truncates texts."""
     files = manifest.files["encoder.onnx"].sha256, manifest.files["tokenizer.json"].sha256
     info = manifest.encoder
     prompts = [json.dumps([info.query_prompt, info.label_prompt])] if info.query_prompt or info.label_prompt else []
     facts = (*files, str(info.max_length), *prompts)
-    return EncoderOfGroup(hashlib.sha256("\n".join(facts).encode()).digest(), manifest.dim)
+    return EncoderOfCommit(hashlib.sha256("\n".join(facts).encode()).hexdigest(), manifest.dim)
 
 
-def encoded_text(entry: Entry) -> str | None:
-    """The text whose vector an entry has; None for an entry without a vector."""
-    if isinstance(entry, PutInstance | PutLabel):
-        return entry.text
-    return entry.query if isinstance(entry, PutCorrection) else None
-
-
-def _with_vector(entry: Entry, vector: Float[np.ndarray, " dim"]) -> Entry:
-    if isinstance(entry, PutInstance | PutLabel | PutCorrection):
-        return dataclasses.replace(entry, vector=vector)
-    return entry
-
-
-def segments_of(store: Store) -> Segments:
-    """The segments of the log of a store."""
-    files = store.files
-    return ObjectSegments(files, MEMORY) if isinstance(files, ObjectFolder) else FolderSegments(store.root / MEMORY)
+def _now() -> float:
+    """Seconds of a clock that also counts the time in which the machine or the process is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from recollect.service.errors import ChangeError
 from recollect.service.memory.changes import Encode
 from recollect.service.memory.entries import Entry
 from recollect.service.memory.snapshot import Snapshot
-from recollect.service.memory_log.log import number
+from recollect.service.memory_log.commits import number
+from recollect.service.memory_log.writer import Request, Written
 from recollect.service.predictor.predictor import Predictor
 
 # Checks a change against a memory, and returns its entries.
 Change = Callable[[Snapshot, Encode], list[Entry]]
 
 
-def change(predictor: Predictor, make: Change) -> int:
+def change(predictor: Predictor, make: Change, request: Request | None = None) -> Written:
     """Change the memory. When this function returns, later searches of this process use the change.
 
     `make` is called first without a lock, because it encodes texts, and then again, with the vectors of the first call,
@@ -25,12 +28,17 @@ def change(predictor: Predictor, make: Change) -> int:
 
     If the predictor follows a log, the change is durable, and other processes that follow the log apply it too.
 
+    Args:
+        predictor: The predictor.
+        make: Makes the entries of the change.
+        request: The request that makes the change. The log carries it out once, even if it is sent several times.
+
     Returns:
-        Sequence number of the last entry.
+        The sequence number of the last entry, and the answer of the request.
 
     Raises:
         ChangeError: If the change is wrong. Then nothing has changed.
-        MemoryLogError, StoreError, OSError: If the log cannot be read or written. Then nothing has changed.
+        MemoryLogError, StoreError: If the log cannot be read or written; see `MemoryWriter.write`.
     """
     queries_known: dict[str, Float[np.ndarray, " dim"]] = {}
     labels_known: dict[str, Float[np.ndarray, " dim"]] = {}
@@ -47,8 +55,15 @@ def change(predictor: Predictor, make: Change) -> int:
     def entries() -> list[Entry]:
         return make(predictor.memory.snapshot, encode)
 
+    log = predictor.log
+    if log is not None and request is not None:
+        if (written := log.answered(request)) is not None:
+            return written
+        with contextlib.suppress(ChangeError):  # perhaps the request was carried out meanwhile: the log decides
+            entries()
+        return log.write(lambda _: entries(), request)
     entries()
-    if predictor.log is not None:
-        return predictor.log.write(lambda _: entries())
+    if log is not None:
+        return log.write(lambda _: entries())
     with predictor.changing:
-        return predictor.apply(number(entries(), predictor.memory.sequence + 1)).sequence
+        return Written(predictor.apply(number(entries(), predictor.memory.sequence + 1)).sequence, {})

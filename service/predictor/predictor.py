@@ -157,7 +157,7 @@ class Predictor:
         Raises:
             MemoryLogError, StoreError, OSError: If the log cannot be read.
         """
-        self.log = MemoryWriter(log, self.memory, lambda _, entries: self.apply(entries, log.digest))
+        self.log = MemoryWriter(log, self.memory, lambda _, entries, commit: self.apply(entries, commit.encode()))
         self.catch_up()
 
     def catch_up(self) -> None:

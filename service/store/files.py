@@ -101,7 +101,7 @@ class FolderFiles:
         path = self._root / name
         try:
             with path.open("rb") as file:
-                content = file.read(max_bytes + 1)
+                content = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -110,6 +110,20 @@ def test_write_is_sent_to_one_replica_only(client: httpx.Client, replicas: Repli
     assert len(requests_to(replicas)) == 20
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/memory/labels"), ("DELETE", "/memory/instances/a/b")])
+def test_write_with_a_key_is_sent_to_the_other_replica(
+    client: httpx.Client, replicas: Replicas, method: str, path: str
+) -> None:
+    replicas[0].answer = OVERLOADED
+    body = json.dumps({"labels": ["x" * 10_000]}).encode() if method == "POST" else b""
+    headers = {"Idempotency-Key": "key"}
+    answers = [client.request(method, path, content=body, headers=headers) for _ in range(20)]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(200, "second")}
+    assert {(request[0], request[2]) for request in requests_to(replicas)} == {(path, body)}
+    replicas[1].answer = OVERLOADED
+    assert client.request(method, path, content=body, headers=headers).status_code == 503
+
+
 def test_post_request_that_writes_avoids_a_replica_that_is_down(tmp_path: Path) -> None:
     with FakeReplica("first") as first, nginx_in_front_of(tmp_path, first.address, free_address()) as url:
         assert {httpx.post(f"{url}/feedback", json={}).status_code for _ in range(10)} == {200}

@@ -21,12 +21,12 @@ from recollect.service.memory.entries import (
     RemoveLabel,
     subject_of,
 )
-from recollect.service.memory_log.log import MemoryLog, number
-from recollect.service.memory_log.retention import last_entry
-from recollect.service.memory_log.segments import segment_name
+from recollect.service.memory_log.log import MemoryLog, commit_name
+from recollect.service.memory_log.upkeep import last_entry
 from recollect.service.model import Model, open_model
 from recollect.service.store.store import Store
 from tests.conftest import TOPICS, Built
+from tests.service.memory_log.logs import append
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
 
@@ -63,9 +63,7 @@ def live_model(store: Store, version: str) -> Model:
 
 
 def write(store: Store, *entries: Entry) -> None:
-    log = MemoryLog.of(store, store.manifest(store.require_current()))
-    with log.exclusive() as section:
-        section.append(number(entries, section.next_sequence))
+    append(MemoryLog.of(store, store.manifest(store.require_current())), *entries)
 
 
 def changes(encode: Callable[[list[str]], np.ndarray]) -> list[Entry]:
@@ -241,6 +239,7 @@ def test_build_of_an_exported_memory_names_the_last_entry_that_it_contains(
     assert manifest.memory_sequence == 2
     assert MemoryLog.of(store, manifest).read() == []
     write(store, PutInstance("bird", "A bird", ["Law"], vector))
-    (store.root / "memory" / segment_name(1)).rename(store.root / "memory" / segment_name(3))
+    for first, marker in ((1, f"{2:020}.pruned"), (3, commit_name(3))):  # as `recollect prune --memory-log` does
+        (store.root / "memory" / commit_name(first)).rename(store.root / "memory" / marker)
     assert recollect.main([*command, "--memory-sequence", "1"]) == 2
     assert "--memory-sequence: expected at least 2, because `recollect prune" in capsys.readouterr().err

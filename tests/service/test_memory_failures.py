@@ -30,8 +30,8 @@ def flags(tmp_path: Path) -> tuple[str, ...]:
     return ("--api-keys", str(keys), "--writable")
 
 
-def put_label(url: str, uid: str) -> httpx.Response:
-    body = {"labels": [{"uid": uid, "text": TEXT}]}
+def put_label(url: str, uid: str, text: str = TEXT) -> httpx.Response:
+    body = {"labels": [{"uid": uid, "text": text}]}
     return httpx.post(f"{url}/memory/labels", json=body, headers={"X-API-Key": WRITER}, timeout=PATIENCE_SECONDS)
 
 
@@ -49,10 +49,9 @@ def labels(url: str, **options: Any) -> set[str]:
 def test_full_disk_refuses_changes_while_answers_continue(store: Path, flags: tuple[str, ...]) -> None:
     with serving(store, *flags) as server:
         assert put_label(server.url, "before").json()["sequence"] == 1
-        (segment,) = (store / "memory").glob("*.log")
-        unlimited = limit_files(server, segment.stat().st_size + 100)  # as on a full disk
-        problem = is_problem(put_label(server.url, "lost"), 503, "log_unwritable")
-        assert "this write has no effect" in problem["detail"]
+        unlimited = limit_files(server, 50_000)  # as on a full disk; the log of the service is shorter
+        problem = is_problem(put_label(server.url, "lost", TEXT * 3_000), 503, "log_unwritable")
+        assert "free some space and try again" in problem["detail"]
         assert server.wait_for("memory_unwritable")["level"] == "error"
         assert ask(server.url).json()["sequence"] == 1
         assert labels(server.url) & {"before", "lost"} == {"before"}
@@ -81,7 +80,17 @@ def test_changes_need_no_redis_and_reach_a_replica_that_was_away(
         sequences = [put_label(first.url, f"label {number}").json()["sequence"] for number in range(20)]
         assert sequences == list(range(1, 21))
         second.process.send_signal(signal.SIGCONT)
+        # The proxy has sent a write to the replica that was away, and then to the other one.
+        rejected = {"query": TEXT, "label": "label 0", "relevant": False}
+        headers = {"X-API-Key": WRITER, "Idempotency-Key": "once"}
+        second.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{second.url}/feedback", json=rejected, headers=headers, timeout=0.5)
+        answer = httpx.post(f"{first.url}/feedback", json=rejected, headers=headers, timeout=PATIENCE_SECONDS).text
+        second.process.send_signal(signal.SIGCONT)
+        again = httpx.post(f"{second.url}/feedback", json=rejected, headers=headers, timeout=PATIENCE_SECONDS).text
+        assert again == answer
         added = {f"label {number}" for number in range(20)}
-        assert added <= labels(second.url, min_sequence=20)
-        assert put_label(second.url, "one more").json()["sequence"] == 21
+        assert added <= labels(second.url, min_sequence=21)
+        assert put_label(second.url, "one more").json()["sequence"] == 22
         until(lambda: "one more" in labels(first.url))

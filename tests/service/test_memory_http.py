@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.service.test_http import is_problem
 
 WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
 TEXT = "How whales sleep in the ocean"
+TEXT_ROW = {"uid": "Whales", "text": TEXT}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,37 @@ def test_cached_answers_are_not_older_than_a_change(client: httpx.Client) -> Non
     assert ask(client)["labels"][0]["uid"] == "Whales"
     client.delete("/memory/labels/Whales")
     assert ask(client)["labels"][0]["uid"] != "Whales"
+
+
+def test_request_with_a_key_is_carried_out_once_and_gets_the_first_answer(
+    client: httpx.Client, replica: Server
+) -> None:
+    rejected = {"query": TEXT, "label": "Law", "relevant": False}
+
+    def send(url: str, method: str, path: str, key: str, **given: Any) -> httpx.Response:
+        headers = {"X-API-Key": WRITER, "Idempotency-Key": key}
+        return httpx.request(method, f"{url}{path}", headers=headers, timeout=30, **given)
+
+    url, other = str(client.base_url), replica.url
+    before = client.get("/memory").json()
+    with ThreadPoolExecutor(4) as threads:
+        at_once = [
+            threads.submit(send, each, "POST", "/feedback", "f", json=rejected) for each in (url, url, other, other)
+        ]
+        (answer,) = {each.result().text for each in at_once}
+    after = client.get("/memory").json()
+    assert (after["corrections"], after["sequence"]) == (before["corrections"] + 1, before["sequence"] + 1)
+    feedback = json.loads(answer)["id"]
+    for each in (other, url, other):  # the second and third time, there is no such feedback any more
+        removed = send(each, "DELETE", f"/feedback/{feedback}", "d")
+        assert (removed.status_code, removed.json()["sequence"]) == (200, before["sequence"] + 2)
+    assert send(url, "POST", "/feedback", "f", json=rejected).text == answer
+    for path, body in (("/feedback", rejected | {"relevant": True}), ("/memory/labels", {"labels": [TEXT_ROW]})):
+        is_problem(send(other, "POST", path, "f", json=body), 422, "idempotency_key_reused")
+    for key in ("", "with blanks", "x" * 201):
+        problem = is_problem(send(url, "POST", "/feedback", key, json=rejected), 422, "invalid_request")
+        assert problem["detail"].startswith("Idempotency-Key: expected 1 to 200 visible ASCII characters, found")
+    assert client.get("/memory").json()["sequence"] == before["sequence"] + 2
 
 
 def test_integer_is_the_uid_with_its_digits(client: httpx.Client) -> None:
@@ -180,8 +214,8 @@ def test_changes_survive_a_restart_and_a_change_of_the_version(
             serving(store, *flags) as server,
             httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client,
         ):
-            if version == "v3":
-                put_label(client)
+            body, key = {"labels": [TEXT_ROW]}, {"Idempotency-Key": "first"}
+            assert client.post("/memory/labels", json=body, headers=key).json() == {"version": "v3", "sequence": 1}
             answer = ask(client)
             assert (answer["version"], answer["sequence"]) == (version, 1)
             assert answer["labels"][0]["uid"] == "Whales"

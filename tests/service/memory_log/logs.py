@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance
-from recollect.service.memory_log.folder_segments import FolderSegments
-from recollect.service.memory_log.groups import EncoderOfGroup
-from recollect.service.memory_log.log import MemoryLog, number
+from recollect.service.memory_log.commits import EncoderOfCommit, number
+from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
+from recollect.service.store.files import FolderFiles, StoreFiles
 
 DIM = 4
-ENCODER = EncoderOfGroup(hashlib.sha256(b"encoder").digest(), DIM)
+ENCODER = EncoderOfCommit(hashlib.sha256(b"encoder").hexdigest(), DIM)
 
 
-def folder_log(folder: Path, after: int = 0) -> MemoryLog:
-    return MemoryLog(FolderSegments(folder), ENCODER, after=after)
+def log_in(store: Path | StoreFiles, after: int = 0) -> MemoryLog:
+    """The log of a store."""
+    return MemoryLog(FolderFiles(store) if isinstance(store, Path) else store, ENCODER, after=after)
 
 
 def label(uid: str, text: str | None = None) -> PutLabel:
@@ -36,11 +37,15 @@ def vector_of(text: str) -> np.ndarray:
     return unit
 
 
-def append(log: MemoryLog, *entries: Entry) -> list[LoggedEntry]:
-    """Append entries in one section; return them with their sequence numbers."""
-    with log.exclusive() as section:
-        logged = number(entries, section.next_sequence)
-        section.append(logged)
+def append(log: MemoryLog, *entries: Entry, seconds: float | None = None) -> list[LoggedEntry]:
+    """Append entries in one commit after all others; return them with their sequence numbers."""
+    log.read()
+    logged = number(entries, log.sequence + 1)
+    if seconds is not None:
+        logged = [LoggedEntry(each.sequence, seconds, each.entry) for each in logged]
+    commit = log.append(logged)
+    assert commit is not None
+    log.advance(commit)
     return logged
 
 
@@ -56,7 +61,7 @@ def is_same(one: LoggedEntry, other: LoggedEntry) -> bool:
     return vectors[0] == vectors[1] and numbers[0] == numbers[1] and first == second
 
 
-def apply(memory: tuple[str, ...], entries: Sequence[LoggedEntry]) -> tuple[str, ...]:
+def apply(memory: tuple[str, ...], entries: Sequence[LoggedEntry], commit: str = "") -> tuple[str, ...]:
     """A memory that is the uids of its instances and labels, in the order of their entries."""
     for logged in entries:
         memory = tuple(uid for uid in memory if uid != logged.entry.uid)

@@ -104,7 +104,7 @@ def test_label_that_another_process_removes_meanwhile_stops_the_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from recollect.service import extend
-    from recollect.service.memory_log.log import number
+    from recollect.service.memory_log.commits import number
 
     path = lines("add", *({"uid": f"{row}", "text": "text", "labels": ["Law"]} for row in range(3)))
     monkeypatch.setattr(extend, "_BLOCK", 2)

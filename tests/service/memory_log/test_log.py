@@ -1,217 +1,201 @@
-"""The log of a live memory in a folder: order, durability, interrupted writes, damage, full disks, kills."""
+"""The log of a live memory: stored formats, damage, missing entries, other encoders, requests with a key."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 
-from recollect.service.errors import MemoryLogError
+from recollect.service.errors import MemoryLogError, RepeatedKeyError, StoreError
 from recollect.service.memory.entries import (
+    PutCorrection,
     PutInstance,
+    PutLabel,
+    RemoveCorrection,
     RemoveInstance,
+    RemoveLabel,
 )
-from recollect.service.memory_log.folder_segments import FolderSegments
-from recollect.service.memory_log.groups import EncoderOfGroup
+from recollect.service.memory_log.commits import EncoderOfCommit, decode_commit, encode_commit
 from recollect.service.memory_log.log import MemoryLog
-from tests import forked
-from tests.service.memory_log.logs import (
-    append,
-    folder_log,
-    instance,
-    label,
-    uids,
+from recollect.service.memory_log.writer import Request
+from recollect.service.store.files import FolderFiles
+from tests.service.memory_log.logs import append, instance, is_same, label, log_in, uids, writer
+
+DATA = Path(__file__).parent / "data"
+
+
+def commit_file(store: Path, first: int) -> Path:
+    return store / "memory" / f"{first:020}.jsonl"
+
+
+# ---- Stored formats ----
+
+
+def test_stored_commit_of_format_1_is_read_and_written_again_byte_for_byte() -> None:
+    """Every format that a release has written must stay readable: add a file for a new one, and change none."""
+    content = (DATA / "format-1.jsonl").read_bytes()
+    commit = decode_commit(content, 11)
+    vector = np.float32([0.5, -0.5, 0.5, 0.5])
+    expected = [
+        PutLabel("sku-9", "Folding hammock\n– « 吊床 »", vector),
+        PutInstance("q77", "bed that hangs", ["sku-9", "b"], vector),
+        PutInstance("heavy", "text", ["b"], vector, 2.5),
+        PutCorrection("feedback-1", "hanging bed", "b", vector),
+        RemoveInstance("q76"),
+        RemoveLabel("old"),
+        RemoveCorrection("feedback-0"),
+    ]
+    assert [logged.sequence for logged in commit.entries] == list(range(11, 18))
+    assert commit.seconds == 1764163200.5
+    assert commit.encoder.dim == 4
+    for logged, entry in zip(commit.entries, expected, strict=True):
+        assert is_same(logged, type(logged)(logged.sequence, logged.seconds, entry))
+    (request,) = commit.requests
+    assert (request.key, request.sequence, request.answer) == ("k" * 64, 12, {"version": "v1", "id": "feedback-1"})
+    assert encode_commit(commit) == content
+
+
+def test_fields_with_a_default_may_be_missing() -> None:
+    head, entry = (json.loads(line) for line in (DATA / "format-1.jsonl").read_text("utf-8").splitlines()[:2])
+    del head["requests"]
+    commit = decode_commit(lines(head | {"count": 1}, entry), 11)
+    assert (commit.requests, commit.last) == ([], 11)
+
+
+def lines(*rows: Any) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+HEAD = {"format_version": 1, "id": "0", "first": 2, "count": 1, "seconds": 1.5, "encoder": "0", "dim": 4}
+PUT = {"kind": "put_instance", "uid": "x", "text": "x", "labels": ["a"], "vector": "AAAAAAAAAAAAAAAAAACAPw=="}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected the head of a commit as JSON, found b''"),
+        (b"\x00" * 9, "expected the head of a commit as JSON, found"),
+        (lines(HEAD)[:-9], "expected the head of a commit as JSON, found"),
+        (lines(HEAD | {"format_version": 2}, PUT), "expected format_version 1, found 2; a newer release may know it"),
+        (lines(HEAD | {"color": 1}, PUT), "line 1: unknown field color; a newer release may know it"),
+        (lines(HEAD | {"seconds": "1"}, PUT), "line 1: seconds: expected a valid number, found '1'"),
+        (lines(HEAD | {"first": 3}, PUT), "expected a commit that begins with entry 2, found entry 3"),
+        (lines(HEAD | {"count": 2}, PUT), "expected 2 entries, found a file with 1"),
+        (lines(HEAD, PUT)[:-1], "expected 1 entries, found a file with 0"),
+        (lines(HEAD, PUT | {"color": 1}), "line 2: unknown field color; a newer release may know it"),
+        (lines(HEAD, {"kind": "put_instance"}), "line 2: expected a field uid, found none"),
+        (lines(HEAD, {"kind": "move"}), "line 2: "),
+        (lines(HEAD, PUT | {"labels": []}), "line 2: labels: expected List should have at least 1 item"),
+        (lines(HEAD, PUT | {"weight": -1.0}), "line 2: weight: expected greater than 0, found -1.0"),
+        (lines(HEAD, PUT | {"vector": "AACAPw=="}), "line 2: vector: expected 4 dimensions, found 1"),
+        (lines(HEAD, PUT | {"vector": "AAAAAAAAAAAAAAAAAADAfw=="}), "line 2: vector: expected finite numbers, found"),
+        (lines(HEAD, PUT | {"vector": "?"}), "line 2: vector: expected base64, found '?'"),
+    ],
 )
+def test_damaged_file_is_an_error_that_names_file_and_reason_and_changes_nothing(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    append(log_in(tmp_path), label("a"))
+    reader = log_in(tmp_path)
+    reader.read()
+    path = commit_file(tmp_path, 2)
+    path.write_bytes(content)
+    for log in (reader, log_in(tmp_path)):
+        with pytest.raises(MemoryLogError) as caught:
+            log.read()
+        assert str(caught.value).startswith(f"{path}: {message}")
+        assert "\n" not in str(caught.value)
+        assert "restore it from a copy" in str(caught.value)
+        with pytest.raises(MemoryLogError):
+            writer(log).write(lambda _: [label("b")])
+    assert path.read_bytes() == content
+    path.write_bytes(lines(HEAD, PUT))
+    assert uids(reader.read()) == ["x"]  # the process goes on after the repair
 
-REPOSITORY = Path(__file__).parents[3]
+
+def test_missing_commit_between_others_is_an_error(tmp_path: Path) -> None:
+    for uid in "abc":
+        append(log_in(tmp_path), label(uid))
+    commit_file(tmp_path, 2).rename(tmp_path / "aside")
+    own = writer(log_in(tmp_path))
+    with pytest.raises(MemoryLogError, match=r"0002.jsonl: expected a commit, because later ones exist, found none; "):
+        own.write(lambda _: [label("d")])
+    assert own.memory == ("a",)
+    (tmp_path / "aside").rename(commit_file(tmp_path, 2))
+    assert own.catch_up() == ("a", "b", "c")
 
 
-def segment(folder: Path, first: int = 1) -> Path:
-    return folder / f"{first:020}.log"
+def test_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "memory").write_text("a file")
+    with pytest.raises(StoreError, match="memory: expected a folder that can be listed, found: Not a directory; check"):
+        log_in(tmp_path).read()
+
+
+# ---- Logs that do not fit ----
 
 
 def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: Path) -> None:
-    """A new entry would get the number of an entry that the bundle contains, and the next process would skip it."""
-    missing = folder_log(tmp_path / "memory", after=2)
+    """A version of the same store that does not contain them would give their numbers to other entries."""
+    missing = log_in(tmp_path, after=2)
     assert missing.read() == []  # a copy of the bundle alone can be served
-    assert not missing.exists
     with pytest.raises(MemoryLogError, match="expected the log whose first 2 entries the version contains"):
         append(missing, label("a"))
-    append(folder_log(tmp_path / "memory"), label("a"))
-    with pytest.raises(MemoryLogError, match="found a log of 1 entries; copy the log"):
-        folder_log(tmp_path / "memory", after=2).read()
-    append(folder_log(tmp_path / "memory"), label("b"))
-    complete = folder_log(tmp_path / "memory", after=2)
-    append(complete, label("c"))
-    assert complete.exists
+    append(log_in(tmp_path), label("a"))
+    for log in (missing, log_in(tmp_path, after=2)):
+        with pytest.raises(MemoryLogError, match="found a log of 1 entries; copy the log"):
+            log.read()
+    append(log_in(tmp_path), label("b"))
+    assert missing.read() == []
+    append(missing, label("c"))
+    assert uids(log_in(tmp_path).read()) == ["a", "b", "c"]
 
 
 def test_entries_of_another_encoder_are_encoded_again(tmp_path: Path) -> None:
     instance = PutInstance("d", "text of d", ["a"], np.float32([1, 0, 0, 0]))
-    append(folder_log(tmp_path / "memory"), label("a"), RemoveInstance("b"), instance, label("c"))
-    other = EncoderOfGroup(bytes(32), 2)
+    append(log_in(tmp_path), label("a"), RemoveInstance("b"), instance, label("c"))
+    other = EncoderOfCommit("another", 2)
     encoded: list[tuple[Sequence[str], Sequence[str]]] = []
 
     def encode(queries: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         encoded.append((queries, labels))
         return np.float32([*([[0, 1]] * len(queries)), *([[0.6, 0.8]] * len(labels))])
 
-    log = MemoryLog(FolderSegments(tmp_path / "memory"), other, encode)
+    log = MemoryLog(FolderFiles(tmp_path), other, encode)
     first, _, third, last = log.read()
     assert encoded == [(["text of d"], ["text of a", "text of c"])]
     vectors = [vars(each.entry)["vector"].tolist() for each in (first, third, last)]
     assert vectors == [pytest.approx([0.6, 0.8]), [0, 1], pytest.approx([0.6, 0.8])]
     append(log, PutInstance("new", "text", ["a"], np.float32([1, 0])))
-    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "b", "d", "c", "new"]
+    assert uids(log_in(tmp_path).read()) == ["a", "b", "d", "c", "new"]
 
 
-def test_interrupted_write_is_ignored_by_readers_and_replaced_by_the_next_write(tmp_path: Path) -> None:
-    log = folder_log(tmp_path / "memory")
-    append(log, label("a"))
-    path = segment(tmp_path / "memory")
-    start = path.stat().st_size
-    append(log, instance("one", ("a",)), instance("two", ("a",)))
-    whole = path.read_bytes()
-    append(log, label("b"))
-    for end in range(start + 1, len(whole)):
-        path.write_bytes(whole[:end])
-        assert uids(folder_log(tmp_path / "memory").read()) == ["a"], end
-        path.write_bytes(whole[:end] + bytes(len(whole) - end))  # the file has its size, and zeros at its end
-        if len(whole) - end >= 32:
-            assert uids(folder_log(tmp_path / "memory").read()) == ["a"], end
-    path.write_bytes(whole[:-1])
-    with structlog.testing.capture_logs() as logs:
-        again = folder_log(tmp_path / "memory")
-        append(again, label("c"))
-        append(again, label("d"))
-    assert [(each["event"], each["offset"]) for each in logs] == [("memory_log_repaired", start)]
-    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "c", "d"]
+# ---- Requests with a key ----
 
 
-def test_damage_is_an_error_that_names_file_place_and_next_step(tmp_path: Path) -> None:
-    log = folder_log(tmp_path / "memory")
-    append(log, label("a"))
-    path = segment(tmp_path / "memory")
-    start = path.stat().st_size
-    append(log, label("b"))
-    append(log, label("c"))
-    whole = path.read_bytes()
-    for place in range(start, start + 220):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        reader = folder_log(tmp_path / "memory")
-        with pytest.raises(MemoryLogError) as caught:
-            reader.read()
-        assert str(caught.value).startswith(f"{path}: byte {start}: expected")
-        assert f"truncate -s {start}" in str(caught.value)
-    with pytest.raises(MemoryLogError), reader.exclusive():
-        pytest.fail("a damaged log must not be written to")
-    path.write_bytes(whole)
-    assert uids(reader.read()) == ["a", "b", "c"]  # the process goes on after the repair
+def test_request_with_a_key_is_carried_out_once_by_all_processes(tmp_path: Path) -> None:
+    first, second = writer(log_in(tmp_path)), writer(log_in(tmp_path))
+    request = Request("key", "body", {"version": "v1"})
+    assert first.write(lambda _: [label("a")], request) == (1, {"version": "v1"})
+    first.write(lambda _: [label("b")])
+    again = Request("key", "body", {"version": "v2"})
+    for each in (first, second, writer(log_in(tmp_path))):
+        assert each.write(lambda _: pytest.fail("the request was carried out before"), again) == (1, {"version": "v1"})
+        with pytest.raises(RepeatedKeyError, match="Idempotency-Key: expected the request that was sent first with"):
+            each.write(lambda _: [label("c")], Request("key", "other", {}))
+    assert uids(log_in(tmp_path).read()) == ["a", "b"]
 
 
-def test_missing_and_shortened_segments_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FolderSegments, "max_bytes", 1)
-    log, reader = folder_log(tmp_path / "memory"), folder_log(tmp_path / "memory")
-    for uid in "abc":
-        append(log, label(uid))
-    reader.read()
-    (tmp_path / "memory" / segment(tmp_path, 3).name).write_bytes(b"")
-    with pytest.raises(MemoryLogError, match="expected at least the .* bytes that were read before, found 0"):
-        reader.read()
-    first, second = segment(tmp_path / "memory"), segment(tmp_path / "memory", 2)
-    content = first.read_bytes()
-    first.write_bytes(content[:-3])  # an interrupted write is possible only at the end of the last segment
-    assert folder_log(tmp_path / "memory").read() == []
-    first.write_bytes(content + second.read_bytes()[:-3])
-    with pytest.raises(MemoryLogError, match="expected the end of the segment, because another one follows"):
-        folder_log(tmp_path / "memory").read()
-    first.write_bytes(second.read_bytes())
-    with pytest.raises(MemoryLogError, match="expected entry 1 after the group before, found entry 2"):
-        folder_log(tmp_path / "memory").read()
+def test_request_that_another_process_carries_out_at_the_same_time_is_not_carried_out_again(tmp_path: Path) -> None:
+    first, second = writer(log_in(tmp_path)), writer(log_in(tmp_path))
+    request = Request("key", "body", {})
 
+    def decide(_: object) -> list[PutInstance]:
+        second.write(lambda _: [instance("a")], request)  # the proxy has sent the request to another replica, too
+        return [instance("a")]
 
-# Program that appends entries, and prints the uid of each entry after its acknowledgement.
-APPENDS = """
-import sys
-from pathlib import Path
-from tests.service.memory_log.logs import folder_log, instance, writer
-own = writer(folder_log(Path(sys.argv[1])))
-number = 0
-while True:
-    uid = f"{sys.argv[2]}/{number}"
-    own.write(lambda memory: [instance(uid), instance(uid + "!")])
-    print(uid, flush=True)
-    number += 1
-"""
-
-
-def appending(folder: Path, name: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", APPENDS, str(folder), name]
-    return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-
-
-def acknowledged_until_killed(process: subprocess.Popen[str], count: int) -> list[str]:
-    """Kill a process after it has acknowledged `count` uids, and return the acknowledged uids."""
-    assert process.stdout is not None
-    with process.stdout:
-        lines = [process.stdout.readline() for _ in range(count)]
-        os.kill(process.pid, signal.SIGKILL)
-        lines += process.stdout.readlines()
-    process.wait()
-    return [line.strip() for line in lines if line.endswith("\n")]
-
-
-def test_two_processes_that_are_killed_lose_no_acknowledged_write(tmp_path: Path) -> None:
-    acknowledged = []
-    for start in range(2):
-        processes = [appending(tmp_path / "memory", f"{start}.{name}") for name in range(2)]
-        for number, process in enumerate(processes):
-            acknowledged += acknowledged_until_killed(process, 7 + 13 * number)
-        append(folder_log(tmp_path / "memory"), label(f"after {start}"))
-    found = folder_log(tmp_path / "memory").read()
-    assert [each.sequence for each in found] == list(range(1, len(found) + 1))
-    assert set(acknowledged) <= set(uids(found))
-    assert len(set(uids(found))) == len(found)
-    changes = {uid.rstrip("!") for uid in uids(found) if "/" in uid}
-    assert {f"{uid}!" for uid in changes} <= set(uids(found))  # a change is in the log as a whole
-
-
-# Program that appends entries until a file may not grow any more, as on a full disk, and then appends again.
-FULL = """
-import resource, sys
-from pathlib import Path
-from recollect.service.errors import MemoryLogError
-from tests.service.memory_log.logs import folder_log, instance, writer
-own = writer(folder_log(Path(sys.argv[1])))
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-written = 0
-try:
-    for written in range(1000):
-        own.write(lambda memory: [instance(f"before {written}")])
-except MemoryLogError as error:
-    print(error)
-assert len(own.memory) == written
-assert len(folder_log(Path(sys.argv[1])).read()) == written
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-print(own.write(lambda memory: [instance("after")]) == written + 1)
-"""
-
-
-def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path / "memory")]
-    done = forked.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        f"{segment(tmp_path / 'memory')}: expected a file that can be written, found: File too large; this write "
-        "has no effect: free some space and try again",
-        "True",
-    ], done.stderr
-    found = uids(folder_log(tmp_path / "memory").read())
-    assert found == [*(f"before {number}" for number in range(len(found) - 1)), "after"]
+    assert first.write(decide, request) == (1, {})
+    assert uids(log_in(tmp_path).read()) == ["a"]

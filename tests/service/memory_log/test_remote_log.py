@@ -1,18 +1,16 @@
-"""The log in an object store: each segment is written once, so that two writers never lose a write."""
+"""The log in an object store, and behind a plain web server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from recollect.service.errors import LogConflictError, StoreError
-from recollect.service.memory_log.log import MemoryLog, number
-from recollect.service.memory_log.object_segments import ObjectSegments
+from recollect.service.errors import StoreError
+from recollect.service.memory.entries import Entry
 from recollect.service.storage.object_folder import ObjectFolder
-from tests.service.memory_log.logs import ENCODER, append, apply, folder_log, instance, label, uids, writer
+from tests.service.memory_log.logs import append, instance, label, log_in, uids, writer
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 
 
@@ -22,57 +20,36 @@ def s3() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def remote(s3: str, tmp_path: Path) -> ObjectFolder:
-    return ObjectFolder(create_bucket(s3, tmp_path.name))
+def test_writer_that_was_slower_decides_again_and_writes_the_next_commit(s3: str) -> None:
+    remote = ObjectFolder(create_bucket(s3, "log"))
+    own, other = writer(log_in(remote)), log_in(remote)
+    seen: list[tuple[str, ...]] = []
+
+    def decide(memory: tuple[str, ...]) -> list[Entry]:
+        seen.append(memory)
+        if len(seen) <= 3:
+            append(other, label(f"other {len(seen)}"))
+        return [instance("own")]
+
+    assert own.write(decide).sequence == 4
+    others = ["other 1", "other 2", "other 3"]
+    assert seen == [tuple(others[:count]) for count in range(4)]
+    assert uids(log_in(remote).read()) == [*others, "own"] == [*own.memory]
 
 
-def remote_log(remote: ObjectFolder, after: int = 0) -> MemoryLog:
-    return MemoryLog(ObjectSegments(remote, "memory"), ENCODER, after=after)
-
-
-def test_write_fails_if_another_process_was_faster(remote: ObjectFolder) -> None:
-    mine, other = remote_log(remote), remote_log(remote)
-    with mine.exclusive() as section:
-        append(other, label("a"), label("c"))  # is larger than the other segment
-        with pytest.raises(LogConflictError, match="other processes write to the log at the same time"):
-            section.append(number([label("b")], section.next_sequence))
-    append(mine, label("b"))
-    assert uids(other.read()) == ["b"]
-
-
-def test_write_whose_answer_was_lost_succeeds_once(remote: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    create: Callable[..., bool] = ObjectFolder.create
-    monkeypatch.setattr(ObjectFolder, "create", lambda *given: create(*given) and create(*given))
-    log = remote_log(remote)
-    append(log, label("a"))
-    append(log, label("b"))
-    assert uids(remote_log(remote).read()) == ["a", "b"]
-
-
-def test_two_writers_lose_no_write(remote: ObjectFolder) -> None:
-    writers = [writer(remote_log(remote)) for _ in range(2)]
-
-    def write(name: int) -> list[int]:
-        own = writers[name % 2]
-        return [own.write(lambda _, each=each: [instance(f"{name}/{each}")]) for each in range(4)]
-
-    with ThreadPoolExecutor(4) as pool:
-        numbers = [number for written in pool.map(write, range(4)) for number in written]
-    assert sorted(numbers) == list(range(1, 17))
-    found = remote_log(remote).read()
-    assert sorted(uids(found)) == sorted(f"{name}/{each}" for name in range(4) for each in range(4))
-    assert {each.catch_up() for each in writers} == {apply((), found)}
+def test_missing_bucket_is_one_line_with_the_next_step(s3: str) -> None:
+    with pytest.raises(StoreError, match="found: 404 Not Found: .*; check the URL, the network and the cred") as caught:
+        writer(log_in(ObjectFolder("s3://nowhere/store"))).write(lambda _: [label("a")])
+    assert "\n" not in str(caught.value)
 
 
 def test_log_behind_a_plain_web_server_can_be_followed_but_not_written(tmp_path: Path) -> None:
     with WebServer(tmp_path).running() as web:
-        log = remote_log(ObjectFolder(web.url))
+        log = log_in(ObjectFolder(web.url))
         assert log.read() == []  # the server does not list the folder
-        append(folder_log(tmp_path / "memory"), label("a"))
-        assert uids(log.read()) == ["a"]
-        append(folder_log(tmp_path / "memory"), label("c"))
-        assert uids(log.read()) == ["c"]
-        with pytest.raises(StoreError, match="expected a server with conditional writes|501 Not Implemented"):
-            append(log, label("b"))
-    assert uids(folder_log(tmp_path / "memory").read()) == ["a", "c"]
+        for uid in "abc":
+            append(log_in(tmp_path), label(uid))
+        assert uids(log.read()) == ["a", "b", "c"]
+        with pytest.raises(StoreError, match="expected an object store or a folder to write to, found a web server"):
+            append(log, label("d"))
+    assert uids(log_in(tmp_path).read()) == ["a", "b", "c"]
