@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import unicodedata
@@ -164,7 +165,7 @@ class AnswerOptions:
         may_be_none=False,
     )
 
-    @property
+    @functools.cached_property
     def filter_labels(self) -> int:
         """The number of labels in all filters."""
         return sum(len(getattr(self, name) or ()) for name in _FILTERS)
@@ -231,7 +232,7 @@ def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
     if given.get("assign"):
         usual["top_k"] = MOST_ASSIGNED
     options = AnswerOptions(**usual | given)
-    if "order" not in given and not options.uses_votes_of(defaults):
+    if options.order == "probability" and "order" not in given and not options.uses_votes_of(defaults):
         return dataclasses.replace(options, order="score")
     return options
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -36,7 +35,8 @@ from recollect.service.memory.changes import (
 from recollect.service.memory.entries import Entry
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import MAX_TOP_K, check_query
-from recollect.service.serving.pipeline import AnswerPipeline, AnswerRequest
+from recollect.service.predictor.answers import Answer, ScoredLabel
+from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.versions.open_versions import OpenVersions
 
 PROJECT = "recollect"
@@ -169,14 +169,14 @@ class AnnifRoutes:
             return suggestions
         answers = await self._answer([queries[row] for row in asked], min(options.limit, MAX_TOP_K), request)
         for row, answer in zip(asked, answers, strict=True):
-            found = [_suggestion(label) for label in json.loads(answer)["labels"]]
+            found = [_suggestion(label) for label in answer.labels]
             suggestions[row] = [each for each in found if each["score"] >= options.threshold]
         return suggestions
 
-    async def _answer(self, queries: list[str], top_k: int, request: Request) -> list[bytes]:
-        quota = request.scope.get("api_key")
-        asked = AnswerRequest(queries, None, {"top_k": top_k}, None, 0, quota, until_disconnected(request))
-        return (await self.pipeline.answer(asked))[1].answers
+    async def _answer(self, queries: list[str], top_k: int, request: Request) -> list[Answer]:
+        key, disconnected = request.scope.get("api_key"), until_disconnected(request)
+        _, found = await self.pipeline.answer(queries, {"top_k": top_k}, key, disconnected, use_cache=False)
+        return [answer for answer in found.answers if answer is not None]
 
     def _shorten(self, text: str) -> str:
         most = min(self.max_query_bytes, MAX_TEXT_BYTES)
@@ -203,9 +203,9 @@ def _has_words(text: str) -> bool:
     return True
 
 
-def _suggestion(label: dict[str, Any]) -> dict[str, Any]:
-    score = label.get("probability", label["score"])
-    return {"uri": label["uid"], "label": label["text"], "notation": None, "score": score}
+def _suggestion(label: ScoredLabel) -> dict[str, Any]:
+    score = label.score if label.probability is None else label.probability
+    return {"uri": label.uid, "label": label.text, "notation": None, "score": score}
 
 
 def _instance(text: str, subjects: list[Subject]) -> NewInstance:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -16,8 +16,8 @@ from recollect.service.http.annif import AnnifRoutes
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
 from recollect.service.http.memory_routes import ChangeThreads, MemoryRoutes
-from recollect.service.http.middleware import ApiKeyAuth, BodyLimit, HeadAsGet, RequestContext
-from recollect.service.http.routes import Routes
+from recollect.service.http.middleware import Admission, RequestContext
+from recollect.service.http.routes import JsonRoute, Routes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.options import max_request_cost
@@ -94,6 +94,7 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
+    direct: dict[str, Callable[[Request], Awaitable[Response]]] = {}
     # A request passes through these middleware layers in this order.
     layers = [Middleware(RequestContext, model_manager.versions, metrics, settings.access_log)]
     if settings.origins:
@@ -106,9 +107,7 @@ def create_app(
                 expose_headers=_EXPOSED_HEADERS,
             )
         )
-    if api_keys is not None:
-        layers.append(Middleware(ApiKeyAuth, api_keys, _paths_with_key(settings)))
-    layers += [Middleware(BodyLimit, settings.max_body_bytes), Middleware(HeadAsGet)]
+    layers.append(Middleware(Admission, settings.max_body_bytes, api_keys, _paths_with_key(settings), direct))
 
     app = FastAPI(
         title="Recollect",
@@ -138,6 +137,7 @@ def create_app(
         facts = FactsRoute(model_manager.versions, docs=settings.docs == "public", writable=settings.writable)
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)
         add_playground(app.router)
+    direct |= {route.path: route.get_route_handler() for route in app.routes if isinstance(route, JsonRoute)}
     problems.install(app)
     _document(app, guarded=api_keys is not None)
     return tracer.around(app) if tracer is not None else app

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from recollect.service.errors import (
     ActivationConflictError,
@@ -127,28 +128,31 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def install(app: FastAPI) -> None:
     """Answer every expected error with a problem. `RequestContext` answers and logs all unexpected errors."""
 
-    @app.exception_handler(ProblemError)
-    async def on_problem(request: Request, error: ProblemError) -> Response:
-        return problem_response(error.status, error.detail, error.code)
+    async def respond(request: Request, error: Exception) -> Response:
+        return expected_problem(request.scope, error)
 
-    @app.exception_handler(ServiceError)
-    async def on_service_error(request: Request, error: ServiceError) -> Response:
+    for kind in (ProblemError, ServiceError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, respond)
+
+
+def expected_problem(scope: Scope, error: Exception) -> Response:
+    """The response to an expected error. Other errors are raised again."""
+    if isinstance(error, ProblemError):
+        return problem_response(error.status, error.detail, error.code)
+    if isinstance(error, ServiceError):
         status, code = _SERVICE_ERRORS.get(type(error), (500, None))
         headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
         open_versions = error.open_versions if isinstance(error, VersionNotOpenError) else None
         return problem_response(status, str(error), code, headers=headers, open_versions=open_versions)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+    if isinstance(error, RequestValidationError):
         errors = [_field_problem(each) for each in error.errors()[:_MAX_ERRORS]]
         return problem_response(422, f"{errors[0]['field']}: {errors[0]['message']}", errors=errors)
-
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
+    if isinstance(error, HTTPException):
         if error.status_code == 400:  # the body is not UTF-8, or is nested too deep
             return problem_response(422, "body: expected JSON, found bytes that are not UTF-8, or too deep a nesting")
-        detail = f"{request.method} {request.url.path}: {error.detail}"
+        detail = f"{scope['method']} {scope['path']}: {error.detail}"
         return problem_response(error.status_code, detail, headers=error.headers)
+    raise error
 
 
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:

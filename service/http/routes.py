@@ -27,8 +27,8 @@ from recollect.service.http.schemas import (
 )
 from recollect.service.options import chosen_options
 from recollect.service.redis_client import RedisClient
-from recollect.service.serving.batcher import Batcher
-from recollect.service.serving.pipeline import AnswerPipeline, AnswerRequest, JsonAnswers
+from recollect.service.serving.batcher import Batcher, Computed
+from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.telemetry.metrics import CONTENT_TYPE, Metrics
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -121,11 +121,14 @@ class Routes:
         chosen = chosen_options(body)
         if "assign" in chosen:
             chosen.setdefault("min_probability", self.assign_threshold)
-        named, quota = request.headers.get(VERSION_HEADER) or None, request.scope.get("api_key")
         version, found = await self.pipeline.answer(
-            AnswerRequest(
-                queries, named, chosen, body.timeout_ms, body.min_sequence, quota, until_disconnected(request)
-            )
+            queries,
+            chosen,
+            request.scope.get("api_key"),
+            until_disconnected(request),
+            request.headers.get(VERSION_HEADER) or None,
+            body.timeout_ms,
+            body.min_sequence,
         )
         stages = (f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items())
         headers = {VERSION_HEADER: version, "Server-Timing": ", ".join(stages)}
@@ -275,7 +278,7 @@ def _count_members(text: bytes) -> int:
     return text.count(b"[") + text.count(b"{") + text.count(b":")
 
 
-def response_json(version: str, found: JsonAnswers, batch: bool) -> bytes:
+def response_json(version: str, found: Computed, batch: bool) -> bytes:
     """Build the body of a response: version and sequence, then the fields of the only answer, or the list of answers.
 
     The answers are non-empty JSON objects as bytes, the format of the answer cache. They are joined as bytes, because
@@ -283,6 +286,6 @@ def response_json(version: str, found: JsonAnswers, batch: bool) -> bytes:
     """
     head = b'{"version":%b,"sequence":%d' % (to_json(version), found.sequence)
     if batch:
-        return b'%b,"results":[%b]}' % (head, b",".join(found.answers))
-    (answer,) = found.answers
+        return b'%b,"results":[%b]}' % (head, b",".join(found.json))
+    (answer,) = found.json
     return head + b"," + answer.removeprefix(b"{")

@@ -6,7 +6,9 @@ The service, the command line and the evaluation use the predictor.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +35,9 @@ from recollect.service.ranking.assign import assigned_counts
 from recollect.service.ranking.calibration import calibrate_answers, log_odds
 from recollect.service.settings import Device, EngineSettings
 
+# A query that takes longer is never computed by the event loop, which answers all requests.
+_QUICK_MILLISECONDS = 3.0
+
 
 class Predictor:
     """An open bundle that answers queries; thread-safe.
@@ -44,6 +49,7 @@ class Predictor:
         changing: Held during a change of the memory that no log keeps.
         log: Follows the log of the store, and writes to it; None before `follow`.
         label_search: Finds labels by their texts and uids.
+        milliseconds: CPU time to search and rank one query, when the bundle was opened; infinite before `warm_up`.
         block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
             and the time between two checkpoints.
     """
@@ -69,6 +75,7 @@ class Predictor:
         self.changing = threading.Lock()
         self.log: MemoryWriter[Memory] | None = None
         self.label_search = LabelSearch(bundle.labels)
+        self.milliseconds = math.inf
         self._write = threading.Lock()
         bundle.components.release_unused()
 
@@ -121,6 +128,11 @@ class Predictor:
         With a static encoder, a quarter of the time is the overhead of calls, which a batch has only once.
         """
         return self.manifest.encoder.kind == "static"
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether a query takes so little time that the event loop may compute it; a call of an engine may block."""
+        return self.is_faster_together and self.milliseconds < _QUICK_MILLISECONDS and self.milvus is None
 
     @property
     def defaults(self) -> Defaults:
@@ -184,7 +196,9 @@ class Predictor:
                     f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
                     "build the bundle again"
                 )
+            start = time.thread_time()
             self.answer(vector, resolve_options(self.defaults), [text])
+            self.milliseconds = min(self.milliseconds, 1e3 * (time.thread_time() - start))
             if pause is not None:
                 pause()
 

@@ -8,6 +8,7 @@ age only limit the memory that the cache uses.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import time
@@ -43,7 +44,8 @@ def answer_keys(
     """
     if options.filter_labels > _MAX_FILTER_LABELS:
         return None
-    parts = [sorted({*value}) if isinstance(value, tuple) else value for value in vars(options).values()]
+    values = (getattr(options, each.name) for each in dataclasses.fields(options))
+    parts = [sorted({*value}) if isinstance(value, tuple) else value for value in values]
     common = hashlib.blake2b(json.dumps([_FORMAT, version, sequence, digest.hex(), *parts]).encode(), digest_size=16)
     keys = []
     for query in queries:

@@ -1,9 +1,12 @@
-"""The batcher: requests that arrive while all threads are busy are encoded together.
+"""The batcher: computes requests, together if they arrive while all threads are busy.
 
 A few threads compute answers, so that the event loop stays free. If a thread is idle, a request is computed alone and
 at once. If all threads are busy, requests wait in a queue, and the next free thread takes its share of the waiting
 requests as one batch: their number divided by the number of threads. If queries take less time together than apart, it
 takes all waiting requests.
+
+A cheap query that arrives while nothing else is to do is computed by the event loop itself, because waking a thread and
+the event loop takes longer than its answer.
 
 Equal requests are computed once: a request that equals one in the queue or in a running batch waits for its answer.
 Requests whose client disconnected or whose deadline passed are dropped without being computed. A running batch stops
@@ -14,22 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+
+from pydantic_core import to_json
 
 from recollect.service.errors import DrainingError, OverloadError
-from recollect.service.options import AnswerOptions, request_cost
-from recollect.service.predictor.answers import Answers
+from recollect.service.options import AnswerOptions
+from recollect.service.predictor.answers import Answer
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import Lease
-
-Result = TypeVar("Result")
 
 # Equal requests with more labels in their filters are computed separately, because comparing them takes long.
 _MAX_COMPARED_LABELS = 1_000
@@ -37,6 +38,23 @@ _MAX_COMPARED_LABELS = 1_000
 
 class _AbandonedError(Exception):
     """Stops a batch for whose answers no request waits."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The answers to one request.
+
+    Attributes:
+        json: Each query's answer as a JSON object.
+        answers: The same answers; None for an answer from the cache.
+        milliseconds: The milliseconds of each stage.
+        sequence: Sequence number of the last change of the memory that answered.
+    """
+
+    json: list[bytes]
+    answers: Sequence[Answer | None]
+    milliseconds: dict[str, float]
+    sequence: int
 
 
 @dataclass(eq=False)
@@ -49,11 +67,10 @@ class _Job:
     lease: Lease
     queries: Sequence[str]
     options: AnswerOptions
-    convert: Callable[[Answers], Any]
-    loop: asyncio.AbstractEventLoop
     cost: int
     key: Hashable
-    futures: list[asyncio.Future[Any]] = field(default_factory=list)
+    loop: asyncio.AbstractEventLoop
+    futures: list[asyncio.Future[Computed]] = field(default_factory=list)
     submitted: float = field(default_factory=time.perf_counter)
 
     @property
@@ -61,22 +78,16 @@ class _Job:
         """Whether no request waits for the result any more; no request can join from then on."""
         return all(future.done() for future in self.futures)
 
-    def join(self) -> asyncio.Future[Any]:
+    @property
+    def is_quick(self) -> bool:
+        """Whether the event loop may compute it."""
+        return self.cost == 1 and self.lease.predictor.answers_at_once
+
+    def join(self) -> asyncio.Future[Computed]:
         self.futures.append(self.loop.create_future())
         return self.futures[-1]
 
-    def result(self, answers: Answers, started: float) -> Any:
-        """Add the time in the queue to the times of the stages, and convert the answers.
-
-        If this fails, return the error.
-        """
-        queued = {"queue": 1e3 * (started - self.submitted)}
-        try:
-            return self.convert(dataclasses.replace(answers, milliseconds=queued | answers.milliseconds))
-        except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
-            return _as_exception(error)
-
-    def finish(self, result: Any) -> None:
+    def finish(self, result: Computed | Exception) -> None:
         """Set the result of the futures, on the event loop; cancelled futures are left unchanged."""
         for future in self.futures:
             if future.done():
@@ -94,6 +105,11 @@ class _Batch:
     jobs: list[_Job]
     block_began: float = field(default_factory=time.monotonic)
 
+    def begin_block(self) -> None:
+        self.block_began = time.monotonic()
+        if all(job.abandoned for job in self.jobs):
+            raise _AbandonedError
+
 
 class Batcher:
     """The queue of requests, and the threads that compute the requests in the queue.
@@ -103,7 +119,7 @@ class Batcher:
         max_waiting: Maximum cost of the requests in the queue, where a normal query costs 1 (see `request_cost`); a
             request that would exceed it is refused.
         max_together: Maximum number of queries in one batch; a single larger request is computed alone.
-        metrics: Records the length of the queue and the sizes of batches.
+        metrics: Records the length of the queue, the sizes of batches and the times of the stages.
         hang_seconds: A batch hangs if one block of its computation takes longer than this.
     """
 
@@ -178,26 +194,25 @@ class Batcher:
         return any(now - batch.block_began > self._hang_seconds for batch in [*self._running])
 
     def submit(
-        self, lease: Lease, queries: Sequence[str], options: AnswerOptions, convert: Callable[[Answers], Result]
-    ) -> asyncio.Future[Result]:
+        self, lease: Lease, queries: Sequence[str], options: AnswerOptions, cost: int
+    ) -> asyncio.Future[Computed]:
         """Queue a request. A request whose future is cancelled is not computed, or its computation is stopped.
 
         Args:
             lease: Lease of the version that answers. The queue takes a second lease until the batch is done.
             queries: One query, or a batch.
             options: Options of the answers.
-            convert: Converts the answers to the result, on the thread that computed the answers.
+            cost: Cost of the request.
 
         Raises:
             OverloadError: If too many queries wait.
             DrainingError: After `abort`.
         """
-        loop, cost = asyncio.get_running_loop(), request_cost(queries, options)
         # A request does not join a computation that may have begun before the last change of the memory.
-        memory = lease.predictor.memory
-        key: Hashable = (id(lease.predictor), memory.sequence, convert, options, tuple(queries))
+        key: Hashable = (id(lease.predictor), lease.predictor.memory.sequence, options, tuple(queries))
         if options.filter_labels > _MAX_COMPARED_LABELS:
             key = object()
+        loop = asyncio.get_running_loop()
         with self._lock:
             if self._aborted:
                 raise DrainingError()
@@ -207,14 +222,32 @@ class Batcher:
                 return job.join()
             if self._queue and self._cost_waiting + cost > self._max_waiting:
                 raise OverloadError(f"the queue is full: {self._queries_waiting:,} queries wait; retry shortly")
-            job = _Job(lease.share(), queries, options, convert, loop, cost, key)
-            future = job.join()
-            self._joinable[key] = job
+            self._joinable[key] = job = _Job(lease.share(), queries, options, cost, key, loop)
             self._queue.append(job)
             self._count_waiting(job, 1)
-            if self._idle:
-                self._idle.pop().notify()  # the thread that became idle last: its CPU caches are warm
-        return future
+            if job.is_quick and not self._running:
+                loop.call_soon(self._compute_here)  # after the requests that have arrived at the same time
+            else:
+                self._wake_thread()
+            return job.join()
+
+    def _wake_thread(self) -> None:
+        """Wake the thread that became idle last, because its CPU caches are warm; the caller holds the lock."""
+        if self._idle:
+            self._idle.pop().notify()
+
+    def _compute_here(self) -> None:
+        """Compute a quick job on the event loop if there is no other work; otherwise let the threads compute."""
+        with self._lock:
+            if self._running or len(self._queue) != 1 or not self._queue[0].is_quick:
+                for _ in self._queue:
+                    self._wake_thread()
+                return
+            batch = _Batch(self._take())
+        for job, result in zip(batch.jobs, self._compute(batch.jobs, batch.begin_block), strict=True):
+            self._forget(job)
+            job.lease.release()
+            job.finish(result)
 
     def _run(self) -> None:
         wake_up = threading.Condition(self._lock)
@@ -222,27 +255,9 @@ class Batcher:
             pass
 
     def _run_next(self, wake_up: threading.Condition) -> bool:
-        """Compute one batch of requests from the queue; return False if the batcher is closed.
+        """Wait for jobs, and compute a batch of them; return False if the batcher is closed.
 
         An idle thread holds no lease, so that old versions can be closed.
-        """
-        batch = self._take(wake_up)
-        if batch is None:
-            return False
-        try:
-            for jobs in _by_version(batch.jobs):
-                self._compute(batch, jobs)
-        finally:
-            with self._lock:
-                self._running.remove(batch)
-            for job in batch.jobs:
-                job.lease.release()
-        return True
-
-    def _take(self, wake_up: threading.Condition) -> _Batch | None:
-        """Wait for requests in the queue and take a share of them, without cancelled requests.
-
-        Return None when the batcher is closed and the queue is empty.
         """
         with self._lock:
             while not self._queue and not self._closed:
@@ -251,23 +266,40 @@ class Batcher:
                 if wake_up in self._idle:  # woken by `close` or without a cause
                     self._idle.remove(wake_up)
             if not self._queue:
-                return None
-            shares = 1 if self._queue[0].lease.predictor.is_faster_together else len(self._threads)
-            room = min(self._max_together, math.ceil(self._queries_waiting / shares))
-            batch = _Batch([])
-            while self._queue:
-                queries = len(self._queue[0].queries)
-                if batch.jobs and queries > room:
-                    break  # a small request does not wait for a large one that came after it
-                job = self._queue.popleft()
-                self._count_waiting(job, -1)
-                if job.abandoned:
-                    self._drop(job)
-                else:
-                    batch.jobs.append(job)
-                    room -= queries
+                return False
+            batch = _Batch(self._take())
             self._running.append(batch)
-            return batch
+        results = self._compute(batch.jobs, batch.begin_block)
+        with self._lock:
+            self._running.remove(batch)
+            for job in batch.jobs:
+                self._forget(job)
+        for job in batch.jobs:
+            job.lease.release()
+        if batch.jobs:
+            _finish(batch.jobs, results)
+        return True
+
+    def _take(self) -> list[_Job]:
+        """Take a share of the queue: jobs of one version, without cancelled jobs. The caller holds the lock."""
+        predictor = self._queue[0].lease.predictor
+        shares = 1 if predictor.is_faster_together else len(self._threads)
+        room = min(self._max_together, math.ceil(self._queries_waiting / shares))
+        taken: list[_Job] = []
+        while self._queue:
+            job = self._queue[0]
+            # A small request does not wait for a large one that came after it.
+            if taken and (len(job.queries) > room or job.lease.predictor is not predictor):
+                break
+            self._queue.popleft()
+            self._count_waiting(job, -1)
+            if job.abandoned:
+                self._drop(job)
+            else:
+                taken.append(job)
+                predictor = job.lease.predictor
+                room -= len(job.queries)
+        return taken
 
     def _count_waiting(self, job: _Job, sign: int) -> None:
         self._queries_waiting += sign * len(job.queries)
@@ -288,44 +320,32 @@ class Batcher:
         if self._joinable.get(job.key) is job:
             del self._joinable[job.key]
 
-    def _compute(self, batch: _Batch, jobs: list[_Job]) -> None:
-        """Compute the requests of one version together.
+    def _compute(self, jobs: list[_Job], begin_block: Callable[[], None]) -> list[Computed | Exception]:
+        """Compute jobs of one version together, and serialise their answers.
 
-        If this fails, compute each request alone, so that one bad request does not fail the others.
+        If this fails, compute each job alone, so that one bad request does not fail the others.
         """
-
-        def begin_block() -> None:
-            batch.block_began = time.monotonic()
-            if all(job.abandoned for job in jobs):
-                raise _AbandonedError
-
+        if not jobs:
+            return []
         started = time.perf_counter()
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
-            requests = [(job.queries, job.options) for job in jobs]
-            answers = jobs[0].lease.predictor.predict_together(requests, begin_block)
-            results = [job.result(answered, started) for job, answered in zip(jobs, answers, strict=True)]
+            found = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs], begin_block)
+            results: list[Computed | Exception] = []
+            for job, answers in zip(jobs, found, strict=True):
+                json = [to_json(answer.to_dict()) for answer in answers.answers]
+                milliseconds = {"queue": 1e3 * (started - job.submitted), **answers.milliseconds}
+                for stage, spent in milliseconds.items():
+                    self._metrics.stage_seconds.labels(stage).observe(spent / 1e3)
+                results.append(Computed(json, answers.answers, milliseconds, answers.sequence))
+            return results
         except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             if len(jobs) > 1 and not isinstance(error, _AbandonedError):
-                for job in jobs:
-                    self._compute(batch, [job])
-                return
-            results = [_as_exception(error)] * len(jobs)
-        with self._lock:
-            for job in jobs:
-                self._forget(job)
-        _finish(jobs, results)
+                return [result for job in jobs for result in self._compute([job], begin_block)]
+            return [error if isinstance(error, Exception) else RuntimeError(repr(error))] * len(jobs)
 
 
-def _by_version(jobs: list[_Job]) -> list[list[_Job]]:
-    """Group requests by version: directly after a swap, the queue may contain requests for two versions."""
-    groups: dict[int, list[_Job]] = {}
-    for job in jobs:
-        groups.setdefault(id(job.lease.predictor), []).append(job)
-    return list(groups.values())
-
-
-def _finish(jobs: list[_Job], results: list[Any]) -> None:
+def _finish(jobs: list[_Job], results: list[Computed | Exception]) -> None:
     """Set all results in one call on the event loop, because waking the event loop costs more than the call itself."""
 
     def finish_all() -> None:
@@ -334,7 +354,3 @@ def _finish(jobs: list[_Job], results: list[Any]) -> None:
 
     with contextlib.suppress(RuntimeError):  # the event loop has ended
         jobs[0].loop.call_soon_threadsafe(finish_all)
-
-
-def _as_exception(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else RuntimeError(repr(error))

@@ -1,13 +1,12 @@
-"""The path of a request, from its queries to their answers in JSON.
+"""The path of a request, from its queries to their answers.
 
-The steps: check the sizes, lease the current predictor, resolve the options, count the cost for the rate limit, wait
-for the required changes of the memory, look up the answer cache, and compute the missing answers.
+The steps: check the sizes, lease the version, resolve the options, count the cost for the rate limit, wait for the
+required changes of the memory, look up the answer cache, and let the batcher compute the missing answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
 from recollect.service.errors import (
@@ -27,10 +25,10 @@ from recollect.service.errors import (
     ServiceError,
 )
 from recollect.service.options import AnswerOptions, request_cost
-from recollect.service.predictor.answers import Answers
+from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.serving.answer_cache import AnswerCache, answer_keys
-from recollect.service.serving.batcher import Batcher
+from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.serving.rate_limit import Quota, RateLimits
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import Tracer
@@ -46,44 +44,6 @@ _MAX_EXPLAINED_KEYS = 2_000
 _WATCH_AFTER_SECONDS = 0.1
 # Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
 _FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
-
-
-@dataclass(frozen=True)
-class AnswerRequest:
-    """A request, independent of HTTP.
-
-    Attributes:
-        queries: One query, or a batch. The same version answers all queries of a batch.
-        version: The open version that answers; None means the current version.
-        chosen: Arguments of `resolve_options` that the caller chose.
-        timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
-        min_sequence: Sequence number of the last change that the answer must know.
-        quota: Rate limit of the caller's API key; None if there is no key.
-        disconnected: Returns once the client has disconnected.
-    """
-
-    queries: list[str]
-    version: str | None
-    chosen: Mapping[str, Any]
-    timeout_ms: int | None
-    min_sequence: int
-    quota: Quota | None
-    disconnected: Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class JsonAnswers:
-    """The answers to one request.
-
-    Attributes:
-        answers: Each query's answer as a JSON object.
-        milliseconds: The milliseconds of each stage.
-        sequence: Sequence number of the last change of the memory that answered.
-    """
-
-    answers: list[bytes]
-    milliseconds: Mapping[str, float]
-    sequence: int
 
 
 @dataclass(frozen=True)
@@ -114,8 +74,28 @@ class AnswerPipeline:
     max_seconds: float
     follow_log: Callable[[], None]
 
-    async def answer(self, request: AnswerRequest) -> tuple[str, JsonAnswers]:
-        """Answer a request with the version that it names, otherwise with the current version.
+    async def answer(
+        self,
+        queries: list[str],
+        chosen: Mapping[str, Any],
+        quota: Quota | None,
+        disconnected: Callable[[], Awaitable[None]],
+        version: str | None = None,
+        timeout_ms: int | None = None,
+        min_sequence: int = 0,
+        use_cache: bool = True,
+    ) -> tuple[str, Computed]:
+        """Answer the queries of a request. One version answers all of them.
+
+        Args:
+            queries: One query, or a batch.
+            chosen: Arguments of `resolve_options` that the caller chose.
+            quota: The API key; None without API keys.
+            disconnected: Returns once the client has disconnected.
+            version: The open version that answers; None means the current version.
+            timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
+            min_sequence: Sequence number of the last change that the answer must know.
+            use_cache: Whether cached answers may be used. They are JSON only.
 
         Returns:
             The version, and its answers.
@@ -132,36 +112,40 @@ class AnswerPipeline:
             DrainingError: If the service stops before the answer is complete.
             ClientDisconnect: If the client disconnects.
         """
-        self._check_sizes(request.queries)
-        seconds = self.max_seconds if request.timeout_ms is None else min(request.timeout_ms / 1000, self.max_seconds)
-        lease = self.versions.lease(request.version)  # one version answers the whole request
+        start = time.perf_counter()
+        self._check_sizes(queries)
+        seconds = self.max_seconds if timeout_ms is None else min(timeout_ms / 1000, self.max_seconds)
+        lease = self.versions.lease(version)
         with lease as predictor:
-            options = predictor.resolve(**request.chosen)
-            _check_explained_keys(options, len(request.queries))
-            start = time.perf_counter()
+            options = predictor.resolve(**chosen)
+            _check_explained_keys(options, len(queries))
+            cost, outcome = request_cost(queries, options), "failed"
             try:
                 async with asyncio.timeout(seconds):
-                    if request.quota is not None and request.quota.rate:
-                        await self.charge(request.quota, request_cost(request.queries, options))
-                    await self._wait_for(request.min_sequence, predictor)
-                    found = await self._look_up_or_compute(lease, options, request)
+                    if quota is not None and quota.rate:
+                        await self.charge(quota, cost)
+                    if predictor.memory.sequence < min_sequence:
+                        await self._wait_for(min_sequence, predictor)
+                    cache = self.cache if use_cache else None
+                    found = await self._look_up_or_compute(cache, lease, queries, options, cost, disconnected)
+                outcome = "answered"
             except TimeoutError:
+                outcome = "deadline"
                 self.metrics.dropped.labels("deadline").inc()
-                self.metrics.version_requests.labels(predictor.version, "deadline").inc()
                 longer = f"increase timeout_ms (at most {1e3 * self.max_seconds:.0f}), or "
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; "
                     f"{longer if seconds < self.max_seconds else ''}reduce top_b or the number of queries"
                 ) from None
-            except (ServiceError, ClientDisconnect):  # not a fault of the version
+            except (ServiceError, ClientDisconnect, asyncio.CancelledError):  # not a fault of the version
+                outcome = ""
                 raise
-            except Exception:
-                self.metrics.version_requests.labels(predictor.version, "failed").inc()
-                raise
-            self.metrics.version_requests.labels(predictor.version, "answered").inc()
+            finally:
+                if outcome:
+                    self.metrics.version_requests.labels(predictor.version, outcome).inc()
             self.metrics.version_seconds.labels(predictor.version).observe(time.perf_counter() - start)
             if self.log_queries:
-                self._log_sample(predictor.version, request.queries, found.answers)
+                self._log_sample(predictor.version, queries, found.answers)
             return predictor.version, found
 
     def _check_sizes(self, queries: Sequence[str]) -> None:
@@ -193,8 +177,6 @@ class AnswerPipeline:
         Raises:
             SequenceError: If it does not know the change in time.
         """
-        if predictor.memory.sequence >= sequence:
-            return
         self.follow_log()
         deadline = time.monotonic() + _FOLLOW_SECONDS
         while predictor.memory.sequence < sequence:
@@ -205,92 +187,79 @@ class AnswerPipeline:
                 )
             await asyncio.sleep(_CHECK_SECONDS)
 
-    async def _look_up_or_compute(self, lease: Lease, options: AnswerOptions, request: AnswerRequest) -> JsonAnswers:
+    async def _look_up_or_compute(
+        self,
+        cache: AnswerCache | None,
+        lease: Lease,
+        queries: list[str],
+        options: AnswerOptions,
+        cost: int,
+        disconnected: Callable[[], Awaitable[None]],
+    ) -> Computed:
         """Take answers from the cache; compute the missing answers and put them into the cache."""
-        start, queries, predictor = time.perf_counter(), request.queries, lease.predictor
-        memory = predictor.memory
-        sequence = memory.sequence
-        keys = answer_keys(predictor.version, sequence, memory.digest, options, queries) if self.cache else None
-        if self.cache is None or keys is None:
-            return await self._compute(lease, queries, options, request.disconnected)
-        found = await self.cache.get(keys)
-        missing = [row for row, answer in enumerate(found) if answer is None]
-        if not missing:
-            spent = {"cache": 1e3 * (time.perf_counter() - start)}
-            return JsonAnswers([answer for answer in found if answer is not None], spent, sequence)
-        computed = await self._compute(lease, [queries[row] for row in missing], options, request.disconnected)
-        if computed.sequence != sequence:  # the memory has changed meanwhile
-            if len(missing) == len(queries):
-                return computed
-            return await self._compute(lease, queries, options, request.disconnected)
-        for row, answer in zip(missing, computed.answers, strict=True):
-            found[row] = answer
-        self.cache.put({keys[row]: answer for row, answer in zip(missing, computed.answers, strict=True)})
-        return JsonAnswers([answer for answer in found if answer is not None], computed.milliseconds, sequence)
+        memory = lease.predictor.memory
+        keys = answer_keys(lease.predictor.version, memory.sequence, memory.digest, options, queries) if cache else None
+        if cache is None or keys is None:
+            return await self._compute(lease, queries, options, cost, disconnected)
+        start = time.perf_counter()
+        json = await cache.get(keys)
+        answers: list[Answer | None] = [None] * len(queries)
+        milliseconds = {"cache": 1e3 * (time.perf_counter() - start)}
+        if missing := [row for row, cached in enumerate(json) if cached is None]:
+            computed = await self._compute(lease, [queries[row] for row in missing], options, cost, disconnected)
+            if computed.sequence != memory.sequence:  # the memory has changed meanwhile
+                if len(missing) == len(queries):
+                    return computed
+                return await self._compute(lease, queries, options, cost, disconnected)
+            for row, content, answer in zip(missing, computed.json, computed.answers, strict=True):
+                json[row], answers[row] = content, answer
+            cache.put({keys[row]: content for row, content in zip(missing, computed.json, strict=True)})
+            milliseconds = computed.milliseconds
+        return Computed([content for content in json if content is not None], answers, milliseconds, memory.sequence)
 
     async def _compute(
-        self, lease: Lease, queries: list[str], options: AnswerOptions, disconnected: Callable[[], Awaitable[None]]
-    ) -> JsonAnswers:
-        """Compute answers on the batcher's threads.
+        self,
+        lease: Lease,
+        queries: list[str],
+        options: AnswerOptions,
+        cost: int,
+        disconnected: Callable[[], Awaitable[None]],
+    ) -> Computed:
+        """Let the batcher compute answers.
 
         A request that is dropped before its computation starts is not computed. A computation for which no request
         waits any more is stopped.
-        """
-        future = self.batcher.submit(lease, queries, options, self._serialise)
-        try:
-            computed = await self._wait_while_connected(future, disconnected)
-        finally:
-            future.cancel()
-        if self.tracer is not None:
-            self.tracer.stages(computed.milliseconds)
-        return computed
-
-    def _serialise(self, answers: Answers) -> JsonAnswers:
-        """Serialise answers to JSON, on the thread that computed the answers."""
-        for stage, spent in answers.milliseconds.items():
-            self.metrics.stage_seconds.labels(stage).observe(spent / 1e3)
-        return JsonAnswers(
-            [to_json(answer.to_dict()) for answer in answers.answers], answers.milliseconds, answers.sequence
-        )
-
-    async def _wait_while_connected(
-        self, future: asyncio.Future[JsonAnswers], disconnected: Callable[[], Awaitable[None]]
-    ) -> JsonAnswers:
-        """Wait for answers.
 
         Raises:
             ClientDisconnect: If the client disconnects first.
         """
-        watches: list[asyncio.Task[None]] = []  # empty for most requests, which are answered sooner
-
-        def watch() -> None:
-            watches.append(asyncio.ensure_future(self._fail_if_gone(future, disconnected)))
-
-        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, watch)
+        future = self.batcher.submit(lease, queries, options, cost)
+        gone: asyncio.Future[Any] | None = None
         try:
-            return await future
+            await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
+            if not future.done():  # most requests are answered sooner
+                gone = asyncio.ensure_future(disconnected())
+                await asyncio.wait(list[asyncio.Future[Any]]((future, gone)), return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                self.metrics.dropped.labels("gone").inc()
+                raise ClientDisconnect
+            computed = future.result()
         finally:
-            timer.cancel()
-            for each in watches:
-                each.cancel()
+            future.cancel()
+            if gone is not None:
+                gone.cancel()
+        if self.tracer is not None:
+            self.tracer.stages(computed.milliseconds)
+        return computed
 
-    async def _fail_if_gone(
-        self, future: asyncio.Future[JsonAnswers], disconnected: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Fail a future once the client has disconnected."""
-        await disconnected()
-        if not future.done():
-            self.metrics.dropped.labels("gone").inc()
-            future.set_exception(ClientDisconnect())
-
-    def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[bytes]) -> None:
-        """Log a random sample of queries.
+    def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[Answer | None]) -> None:
+        """Log a random sample of queries, with the labels of those whose answers are not from the cache.
 
         The log of queries is off by default, because queries may contain personal data.
         """
         for query, answer in zip(queries, answers, strict=True):
             if random.random() < self.log_queries:
-                labels = {label["uid"]: label["score"] for label in json.loads(answer)["labels"]}
+                labels = None if answer is None else {label.uid: label.score for label in answer.labels}
                 log.info("query", query=query, labels=labels, version=version)
 
 

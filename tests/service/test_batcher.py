@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -14,13 +15,15 @@ from recollect.service.errors import DrainingError
 from recollect.service.options import AnswerOptions, resolve_options
 from recollect.service.predictor.answers import Answer, Answers, ScoredLabel
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.serving.batcher import Batcher
+from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import Lease, OpenVersions
 
 MAX_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
 PATIENCE_SECONDS = 30
+# Cost of a request that threads compute.
+SLOW = 2
 
 
 class Gate:
@@ -33,8 +36,9 @@ class Gate:
     manifest = SimpleNamespace(probabilities=None)
     memory = SimpleNamespace(sequence=0)
 
-    def __init__(self, is_faster_together: bool = False) -> None:
-        self.is_faster_together = is_faster_together
+    def __init__(self, is_faster_together: bool = False, answers_at_once: bool = False) -> None:
+        self.is_faster_together, self.answers_at_once = is_faster_together, answers_at_once
+        self.threads: list[str] = []
         self.batches: list[list[str]] = []
         self.closed = False
         self.checkpoints = 0
@@ -52,6 +56,7 @@ class Gate:
         self, requests: list[tuple[list[str], AnswerOptions]], checkpoint: Callable[[], None]
     ) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
+        self.threads.append(threading.current_thread().name)
         self.started.release()
         assert self.open.wait(PATIENCE_SECONDS)
         if any("blocks" in queries for queries, _ in requests):
@@ -65,7 +70,7 @@ class Gate:
         return [Answers([answer(query) for query in queries], {"encode": 1.0}) for queries, _ in requests]
 
     async def busy(self) -> None:
-        """Wait until a batch has started."""
+        """Wait until one more batch has started."""
         assert await asyncio.to_thread(self.started.acquire, timeout=PATIENCE_SECONDS)
 
 
@@ -74,8 +79,11 @@ def answer(query: str) -> Answer:
     return Answer([ScoredLabel(0, query, query, 1.0)], truncated=False, exhausted=False)
 
 
-def best_uids(answers: Answers) -> list[str]:
-    return [each.labels[0].uid for each in answers.answers]
+def best_uids(computed: Computed) -> list[str]:
+    assert [json.loads(each)["labels"][0]["uid"] for each in computed.json] == [
+        each.labels[0].uid for each in computed.answers if each is not None
+    ]
+    return [json.loads(each)["labels"][0]["uid"] for each in computed.json]
 
 
 @pytest.fixture
@@ -95,27 +103,40 @@ def start_batcher() -> Iterator[Callable[..., Batcher]]:
 
 
 def test_failing_request_does_not_fail_the_others_of_its_batch(start_batcher: Any) -> None:
-    def refuse(answers: Answers) -> None:
-        raise KeyError("this answer has no result")
-
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher()
-        first = batcher.submit(gate.lease(), ["first"], OPTIONS, best_uids)
+        first = batcher.submit(gate.lease(), ["first"], OPTIONS, SLOW)
         await gate.busy()
-        good, bad, unconverted, also = (
-            batcher.submit(gate.lease(), [query], OPTIONS, convert)
-            for query, convert in (
-                ("good", best_uids),
-                ("fault", best_uids),
-                ("unconverted", refuse),
-                ("also good", best_uids),
-            )
-        )
+        others = [batcher.submit(gate.lease(), [query], OPTIONS, SLOW) for query in ("good", "fault", "also good")]
         gate.open.set()
-        found = await asyncio.gather(first, good, bad, unconverted, also, return_exceptions=True)
-        assert [found[0], found[1], found[4]] == [["first"], ["good"], ["also good"]]
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+        assert [best_uids(found[row]) for row in (0, 1, 3)] == [["first"], ["good"], ["also good"]]
         assert isinstance(found[2], ValueError)
-        assert isinstance(found[3], KeyError)
+
+    asyncio.run(ask())
+
+
+def test_quick_query_is_computed_by_the_event_loop_only_if_nothing_else_is_to_do(start_batcher: Any) -> None:
+    async def ask() -> None:
+        gate, batcher = Gate(answers_at_once=True), start_batcher(threads=2)
+        gate.open.set()
+        here = threading.current_thread().name
+        assert best_uids(await batcher.submit(gate.lease(), ["alone"], OPTIONS, 1)) == ["alone"]
+        assert gate.threads == [here]
+        await batcher.submit(gate.lease(), ["expensive"], OPTIONS, SLOW)
+        together = [batcher.submit(gate.lease(), [query], OPTIONS, 1) for query in ("a", "b")]
+        await asyncio.gather(*together)
+        gate.open.clear()
+        running = batcher.submit(gate.lease(), ["running"], OPTIONS, SLOW)
+        while batcher.busy_threads != 1:
+            await asyncio.sleep(0.001)
+        beside = batcher.submit(gate.lease(), ["beside"], OPTIONS, 1)
+        gate.open.set()
+        await asyncio.gather(running, beside)
+        assert here not in gate.threads[1:]
+        with pytest.raises(ValueError, match="a fault"):
+            await batcher.submit(gate.lease(), ["fault"], OPTIONS, 1)
+        assert best_uids(await batcher.submit(gate.lease(), ["after"], OPTIONS, 1)) == ["after"]
 
     asyncio.run(ask())
 
@@ -128,8 +149,8 @@ def test_panic_in_a_library_fails_its_request_and_neither_ends_the_thread_nor_ke
         gate.open.set()
         lease = gate.lease()
         with pytest.raises(RuntimeError, match="a panic"):
-            await batcher.submit(lease, ["panic"], OPTIONS, best_uids)
-        assert await batcher.submit(lease, ["next"], OPTIONS, best_uids) == ["next"]
+            await batcher.submit(lease, ["panic"], OPTIONS, SLOW)
+        assert best_uids(await batcher.submit(lease, ["next"], OPTIONS, SLOW)) == ["next"]
         lease.release()
         gate.versions.replace(cast(Predictor, Gate()))
         gate.versions.retire_standby()
@@ -143,16 +164,16 @@ def test_panic_in_a_library_fails_its_request_and_neither_ends_the_thread_nor_ke
 def test_no_batch_contains_requests_for_two_versions(start_batcher: Any) -> None:
     async def ask() -> None:
         old, new, batcher = Gate(), Gate(), start_batcher()
-        first = batcher.submit(old.lease(), ["first"], OPTIONS, best_uids)
+        first = batcher.submit(old.lease(), ["first"], OPTIONS, SLOW)
         await old.busy()
         mixed = [
-            batcher.submit(gate.lease(), [name], OPTIONS, best_uids)
+            batcher.submit(gate.lease(), [name], OPTIONS, SLOW)
             for gate, name in ((old, "o1"), (new, "n1"), (old, "o2"))
         ]
         for gate in (old, new):
             gate.open.set()
         await asyncio.gather(first, *mixed)
-        assert old.batches == [["first"], ["o1", "o2"]]
+        assert old.batches == [["first"], ["o1"], ["o2"]]
         assert new.batches == [["n1"]]
 
     asyncio.run(ask())
@@ -183,9 +204,9 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
     async def ask() -> None:
         old, new, batcher = Gate(), Gate(), start_batcher()
         lease = old.lease()
-        answer = batcher.submit(lease, ["cancelled"], OPTIONS, best_uids)
+        answer = batcher.submit(lease, ["cancelled"], OPTIONS, SLOW)
         await old.busy()
-        waiting = batcher.submit(lease, ["never started"], OPTIONS, best_uids)
+        waiting = batcher.submit(lease, ["never started"], OPTIONS, SLOW)
         for future in (answer, waiting):
             future.cancel()
         lease.release()
@@ -204,16 +225,16 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
 def test_abort_fails_waiting_and_running_requests_and_refuses_further_requests(start_batcher: Any) -> None:
     async def ask() -> None:
         gate, batcher = Gate(), start_batcher()
-        running = batcher.submit(gate.lease(), ["blocks"], OPTIONS, best_uids)
+        running = batcher.submit(gate.lease(), ["blocks"], OPTIONS, SLOW)
         await gate.busy()
-        waiting = [batcher.submit(gate.lease(), [query], OPTIONS, best_uids) for query in ("a", "a", "b")]
+        waiting = [batcher.submit(gate.lease(), [query], OPTIONS, SLOW) for query in ("a", "a", "b")]
         assert (batcher.busy_threads, batcher.threads) == (1, 1)
         assert batcher.abort() == 4
         for future in (running, *waiting):
             with pytest.raises(DrainingError, match="send the request to another replica"):
                 await future
         with pytest.raises(DrainingError):
-            batcher.submit(gate.lease(), ["late"], OPTIONS, best_uids)
+            batcher.submit(gate.lease(), ["late"], OPTIONS, SLOW)
         gate.open.set()
         await asyncio.to_thread(batcher.close)
         assert (gate.batches, gate.checkpoints, batcher.busy_threads) == ([["blocks"]], 0, 0)
