@@ -9,8 +9,10 @@ does not know are passed to `recollect serve`. The last line of the output is JS
                     the server
     served_cpu_ms   CPU time of the server at saturation
     cpu_ratio       served_cpu_ms / raw_cpu_ms
+    loop_cpu_ms     the part of served_cpu_ms that the event loop's thread takes
     raw_p50_ms      median latency without HTTP, when each query directly follows the query before
     light_p50_ms    median latency over HTTP with one client, which sends each request directly after an answer
+    http_p50_ms     light_p50_ms - raw_p50_ms
     light_p99_ms    99th percentile under the same load
     saturated_qps   answered requests per second at saturation
     steady_p99_ms   99th percentile at a constant rate of 60% of saturation, from the time when a request was due
@@ -36,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.load import Load, closed_loop, count_errors, latency_percentiles, open_loop
-from loadtests.processes import cpu_model, cpu_seconds
+from loadtests.processes import cpu_model, cpu_seconds, main_thread_seconds
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_storm
 from loadtests.texts import sample_texts
@@ -101,9 +103,11 @@ def measure(
         closed_loop(load, _CLIENTS, min(_WARM_SECONDS, seconds))
         light = closed_loop(load, 1, seconds)
         start, cpu_before = time.perf_counter(), cpu_seconds(server.process)
+        loop_before = main_thread_seconds(server.process)
         saturated = closed_loop(load, _CLIENTS, seconds)
         qps = len(saturated) / (time.perf_counter() - start)
         served_cpu = 1e3 * (cpu_seconds(server.process) - cpu_before) / len(saturated)
+        loop_cpu = 1e3 * (main_thread_seconds(server.process) - loop_before) / len(saturated)
         steady = open_loop(load, _STEADY_SHARE * qps, seconds, _CONNECTIONS)
         with swap_storm(store, versions, server.address) as swaps:
             swapping = open_loop(load, _STEADY_SHARE * qps, seconds, _CONNECTIONS)
@@ -112,8 +116,10 @@ def measure(
         "raw_cpu_ms": round(raw_cpu, 3),
         "served_cpu_ms": round(served_cpu, 3),
         "cpu_ratio": round(served_cpu / raw_cpu, 3),
+        "loop_cpu_ms": round(loop_cpu, 3),
         "raw_p50_ms": round(raw_p50, 3),
         "light_p50_ms": light_p50,
+        "http_p50_ms": round(light_p50 - raw_p50, 3),
         "light_p99_ms": light_p99,
         "saturated_qps": round(qps, 1),
         "steady_p99_ms": latency_percentiles(steady, 99)[0],

@@ -36,11 +36,20 @@ def process_tree(process: int) -> list[int]:
 
 def cpu_seconds(process: int) -> float:
     """CPU time of a process and its descendants so far, including ended child processes."""
+    return _seconds([Path(f"/proc/{each}/stat") for each in process_tree(process)], 4)
+
+
+def main_thread_seconds(process: int) -> float:
+    """CPU time of the main threads of a process and its descendants so far."""
+    return _seconds([Path(f"/proc/{each}/task/{each}/stat") for each in process_tree(process)], 2)
+
+
+def _seconds(files: list[Path], fields: int) -> float:
+    """The sum of the first times in these files: user and system time, then the same of ended child processes."""
     ticks = 0
-    for each in process_tree(process):
+    for file in files:
         with contextlib.suppress(OSError):  # the process has ended
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
+            ticks += sum(map(int, file.read_text().rpartition(")")[2].split()[11 : 11 + fields]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

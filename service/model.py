@@ -28,7 +28,14 @@ from recollect.service.memory.changes import (
 from recollect.service.memory.entries import Entry
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.options import AnswerOptions, ChosenOptions, check_query, chosen_options, first_problem
+from recollect.service.options import (
+    AnswerOptions,
+    ChosenOptions,
+    check_query,
+    checked_options,
+    chosen_options,
+    first_problem,
+)
 from recollect.service.predictor.answers import Answer, ScoredLabel
 from recollect.service.predictor.changing import change
 from recollect.service.predictor.predictor import Predictor
@@ -159,7 +166,7 @@ class Model:
         Raises:
             QueryError: If an option is unknown, out of range, or needs probabilities that the version does not give.
         """
-        return self.predictor.resolve(**_check_options(options))
+        return checked_options(self.manifest, **_check_options(options))
 
     @property
     def sequence(self) -> int:

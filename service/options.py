@@ -22,7 +22,7 @@ from pydantic import (
     create_model,
 )
 
-from recollect.service.bundle.manifest import MOST_KEYS, Defaults, Order
+from recollect.service.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
 from recollect.service.errors import QueryError
 
 # Maximum number of labels in `allow` and in `deny`.
@@ -222,7 +222,8 @@ class ChosenOptions(BaseModel):
 
 def chosen_options(model: BaseModel) -> dict[str, Any]:
     """The options that a model with `with_options` contains, by name, without the options that were not chosen."""
-    return {name: value for name, usual in _NOT_CHOSEN.items() if (value := getattr(model, name)) != usual}
+    given = ((name, getattr(model, name)) for name in _NOT_CHOSEN if name in model.model_fields_set)
+    return {name: value for name, value in given if value != _NOT_CHOSEN[name]}
 
 
 def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
@@ -237,25 +238,21 @@ def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
     return options
 
 
-def require_probabilities(options: AnswerOptions, defaults: Defaults, version: str, available: bool) -> None:
-    """Refuse options that need probabilities where there are none.
-
-    Args:
-        options: The options of a request.
-        defaults: The defaults of the version that answers.
-        version: The version, for error messages.
-        available: Whether the version gives probabilities.
+def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
+    """Complete the options that a caller chose, and refuse those that need probabilities that the version lacks.
 
     Raises:
         QueryError: With the name of the option.
     """
+    defaults = manifest.defaults
+    options = resolve_options(defaults, **chosen)
     name = options.needs_probabilities
     if name is None:
-        return
-    if not available:
+        return options
+    if manifest.probabilities is None:
         raise QueryError(
-            f"{name}: version {version} gives no probabilities; leave out {name}, or build a version from a run with "
-            "held-out texts"
+            f"{name}: version {manifest.version} gives no probabilities; leave out {name}, or build a version from a "
+            "run with held-out texts"
         )
     for other in _VOTES:
         found, usual = getattr(options, other), getattr(defaults, other)
@@ -267,6 +264,7 @@ def require_probabilities(options: AnswerOptions, defaults: Defaults, version: s
             )
     if options.order != defaults.order == "probability":
         raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
+    return options
 
 
 def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:

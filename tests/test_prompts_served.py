@@ -123,7 +123,7 @@ def test_live_instances_and_labels_use_their_own_prompts(served: Served, door: s
         recollect.open(store, live="write").learn("unrelated", NEW_LABEL, relevant=False)
         run_recollect("compact", store, "--index", "flat", "--activate")  # ... so the texts are encoded again
     answers = recollect.open(store).predict(QUERIES, lambda_=LAMBDA, temperature=TAU, top_b=TOP_B, top_k=9)
-    found = matrix([[vars(label) for label in answer] for answer in answers], [*TOPICS, NEW_LABEL])
+    found = matrix([[label._asdict() for label in answer] for answer in answers], [*TOPICS, NEW_LABEL])
     np.testing.assert_allclose(found, served.scores(grown=True), **CLOSE)
 
 

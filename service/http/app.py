@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
-from fastapi import FastAPI, Request, Response
-from starlette.middleware import Middleware
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -17,7 +16,7 @@ from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
 from recollect.service.http.memory_routes import ChangeThreads, MemoryRoutes
 from recollect.service.http.middleware import Admission, RequestContext
-from recollect.service.http.routes import JsonRoute, Routes
+from recollect.service.http.routes import Routes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.options import max_request_cost
@@ -25,7 +24,7 @@ from recollect.service.playground.pages import FactsRoute, add_docs, add_playgro
 from recollect.service.redis_client import RedisClient
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.serve_settings import ServeSettings
-from recollect.service.serving.answer_cache import AnswerCache, LocalAnswerCache, RedisAnswerCache
+from recollect.service.serving.answer_cache import AnswerCache
 from recollect.service.serving.batcher import Batcher
 from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.serving.rate_limit import RateLimits
@@ -64,10 +63,11 @@ def create_app(
         serving: The context in which the application answers.
     """
     tracer = open_tracer()
+    cache = AnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics, redis) if settings.cache_mb else None
     pipeline = AnswerPipeline(
         versions=model_manager.versions,
         batcher=batcher,
-        cache=_answer_cache(settings, metrics, redis),
+        cache=cache,
         rate_limits=RateLimits(
             settings.max_batch,
             max_request_cost(settings.max_batch, settings.max_query_bytes),
@@ -94,26 +94,10 @@ def create_app(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
-    direct: dict[str, Callable[[Request], Awaitable[Response]]] = {}
-    # A request passes through these middleware layers in this order.
-    layers = [Middleware(RequestContext, model_manager.versions, metrics, settings.access_log)]
-    if settings.origins:
-        layers.append(
-            Middleware(
-                CORSMiddleware,
-                settings.origins,
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=_EXPOSED_HEADERS,
-            )
-        )
-    layers.append(Middleware(Admission, settings.max_body_bytes, api_keys, _paths_with_key(settings), direct))
-
     app = FastAPI(
         title="Recollect",
         description=_DESCRIPTION,
         lifespan=lifespan,
-        middleware=layers,
         openapi_url=None if settings.docs == "off" else "/openapi.json",
         docs_url=None,  # FastAPI's pages load scripts from other servers
         redoc_url=None,
@@ -137,25 +121,27 @@ def create_app(
         facts = FactsRoute(model_manager.versions, docs=settings.docs == "public", writable=settings.writable)
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)
         add_playground(app.router)
-    direct |= {route.path: route.get_route_handler() for route in app.routes if isinstance(route, JsonRoute)}
     problems.install(app)
     _document(app, guarded=api_keys is not None)
-    return tracer.around(app) if tracer is not None else app
+
+    # A request passes through these layers from the last one to the first one.
+    routed: ASGIApp = Admission(app, settings.max_body_bytes, api_keys, _paths_with_key(settings))
+    if settings.origins:
+        routed = CORSMiddleware(
+            routed,
+            settings.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED_HEADERS,
+        )
+    answered = RequestContext(routed, model_manager.versions, metrics, settings.access_log)
+    return tracer.around(answered) if tracer is not None else answered
 
 
 def _paths_with_key(settings: ServeSettings) -> tuple[str, ...]:
     """The paths that need an API key only because of a setting."""
     docs = _DOCS_PATHS if settings.docs == "key" else ()
     return (*docs, "/metrics") if settings.metrics == "key" else docs
-
-
-def _answer_cache(settings: ServeSettings, metrics: Metrics, redis: RedisClient | None) -> AnswerCache | None:
-    if not settings.cache_mb:
-        return None
-    local = LocalAnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics)
-    if redis is None:
-        return AnswerCache(local, None)
-    return AnswerCache(local, RedisAnswerCache(redis, settings.cache_seconds, metrics))
 
 
 def _document(app: FastAPI, guarded: bool) -> None:

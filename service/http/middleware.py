@@ -10,16 +10,16 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
+from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recollect.service.errors import DrainingError
 from recollect.service.http.api_keys import ApiKey, ApiKeys
-from recollect.service.http.problems import expected_problem, problem_response
+from recollect.service.http.problems import expected_problem, failure, problem_response
+from recollect.service.http.routes import JsonRoute
 from recollect.service.options import CONTROL_CHARACTERS
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.telemetry.metrics import Metrics
@@ -79,13 +79,13 @@ class RequestContext:
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, headers = message["status"], message["headers"]
-                headers.append((b"x-request-id", request_id.encode()))
+                status, headers = message["status"], [*message["headers"], (b"x-request-id", request_id.encode())]
                 version = self._versions.version()
                 if version and not any(name == _VERSION_HEADER for name, _ in headers):
                     headers.append((_VERSION_HEADER, version.encode()))
                 if self._versions.draining:  # the client must connect to another replica
                     headers.append((b"connection", b"close"))
+                message["headers"] = headers
             await send(message)
 
         try:
@@ -99,10 +99,8 @@ class RequestContext:
             await response(scope, receive, send_with_headers)
         except Exception as error:
             log.error("request_failed", path=scope["path"], exc_info=error)
-            if status:
-                raise
-            response = problem_response(500, "the service failed on this request; its log has the reason")
-            await response(scope, receive, send_with_headers)
+            if not status:  # otherwise uvicorn closes the connection
+                await failure()(scope, receive, send_with_headers)
         finally:
             if status:  # status 0: the client disconnected before the response started
                 self._record(scope, status, time.perf_counter() - start)
@@ -110,9 +108,7 @@ class RequestContext:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
-        label = path if path in _PATHS else _family(path)
-        self._metrics.requests.labels(label, status).inc()
-        self._metrics.request_seconds.labels(label).observe(seconds)
+        self._metrics.count_request(path if path in _PATHS else _family(path), status, seconds)
         if self._access_log:
             key: ApiKey | None = scope.get("api_key")
             log.info(
@@ -138,24 +134,23 @@ class Admission:
     - `HEAD` becomes `GET`; uvicorn sends the answer's headers without its body.
 
     Args:
-        app: The application.
+        app: The application; `JsonRoute`s get their `POST` requests directly.
         max_body_bytes: Maximum size of a body.
         keys: The known API keys, whose file may change at any time; None if requests need none.
         paths: Paths, or beginnings of paths, that need a key in addition to the paths that reveal training data.
-        routes: The routes that get their `POST` requests directly, by path; it may be filled later. FastAPI's way to a
-            route takes 40 microseconds.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: FastAPI,
         max_body_bytes: int,
         keys: ReloadedFile[ApiKeys] | None,
         paths: tuple[str, ...],
-        routes: Mapping[str, Callable[[Request], Awaitable[Response]]],
     ) -> None:
-        self._app, self._max_body_bytes, self._routes = app, max_body_bytes, routes
+        self._app, self._max_body_bytes = app, max_body_bytes
         self._keys, self._paths = keys, (*_GUARDED, *paths)
+        # FastAPI takes 50 microseconds to find and to call a route.
+        self._direct = {route.path: route.get_route_handler() for route in app.routes if isinstance(route, JsonRoute)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -183,7 +178,7 @@ class Admission:
         async def replay() -> Message:
             return pending.pop() if pending else await receive()
 
-        route = self._routes.get(scope["path"]) if scope["method"] == "POST" else None
+        route = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
         if route is None:  # the scope of uvicorn keeps the method `HEAD`
             await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, replay, send)
             return

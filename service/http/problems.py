@@ -119,6 +119,11 @@ def problem_response(
     return JSONResponse(content, status, headers=headers, media_type=_MEDIA_TYPE)
 
 
+def failure() -> Response:
+    """The response to an unexpected error."""
+    return problem_response(500, "the service failed on this request; its log has the reason")
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The documentation of these error statuses in `/docs`."""
     content = {_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -126,13 +131,17 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every expected error with a problem. `RequestContext` answers and logs all unexpected errors."""
+    """Answer every error with a problem. `RequestContext` logs the unexpected errors."""
 
     async def respond(request: Request, error: Exception) -> Response:
         return expected_problem(request.scope, error)
 
+    async def respond_to_failure(request: Request, error: Exception) -> Response:
+        return failure()
+
     for kind in (ProblemError, ServiceError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, respond)
+    app.add_exception_handler(Exception, respond_to_failure)
 
 
 def expected_problem(scope: Scope, error: Exception) -> Response:

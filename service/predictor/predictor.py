@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import faiss
 import numpy as np
@@ -24,7 +23,7 @@ from recollect.service.memory.label_search import LabelSearch
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
 from recollect.service.milvus.connection import Connection
-from recollect.service.options import AnswerOptions, group_by_options, require_probabilities, resolve_options
+from recollect.service.options import AnswerOptions, group_by_options, resolve_options
 from recollect.service.predictor.answers import Answer, Answers, ScoredLabel, Stopwatch
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.filters import LabelFilter
@@ -137,16 +136,6 @@ class Predictor:
     @property
     def defaults(self) -> Defaults:
         return self.manifest.defaults
-
-    def resolve(self, **chosen: Any) -> AnswerOptions:
-        """Complete the options that a caller chose: the arguments of `resolve_options`.
-
-        Raises:
-            QueryError: If an option needs probabilities, and the bundle has none for these options.
-        """
-        options = resolve_options(self.defaults, **chosen)
-        require_probabilities(options, self.defaults, self.version, self.manifest.probabilities is not None)
-        return options
 
     @property
     def cpu_reasons(self) -> list[str]:

@@ -8,6 +8,7 @@ age only limit the memory that the cache uses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -55,36 +56,43 @@ def answer_keys(
     return keys
 
 
-class LocalAnswerCache:
-    """Answers in the memory of this process, used only by its event loop.
+class AnswerCache:
+    """Answers in the memory of this process, then in Redis if the replicas share a Redis. Only the event loop uses it.
 
-    The least recently used entries are removed first.
+    The least recently used answers are removed first. Redis's setting `maxmemory` limits the answers there.
 
     Args:
-        max_bytes: Maximum size of all cache entries together.
-        seconds: Maximum age of a cache entry.
+        max_bytes: Maximum size of all cache entries together in this process.
+        seconds: Maximum age of an answer.
         metrics: Records hits, misses and the size of the cache.
+        redis: The Redis that the replicas share, or None.
     """
 
-    def __init__(self, max_bytes: int, seconds: float, metrics: Metrics) -> None:
-        self._max_bytes, self._seconds, self._metrics = max_bytes, seconds, metrics
+    def __init__(self, max_bytes: int, seconds: int, metrics: Metrics, redis: RedisClient | None) -> None:
+        self._max_bytes, self._seconds, self._metrics, self._redis = max_bytes, seconds, metrics, redis
         self._entries: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
         self._bytes = 0
+        self._writes: set[asyncio.Task[None]] = set()
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found = [self._get(key) for key in keys]
-        _count_look_ups(self._metrics, "local", found)
+        self._count("local", found)
+        missing = [row for row, answer in enumerate(found) if answer is None]
+        if self._redis is None or not missing:
+            return found
+        shared = await self._read_redis(self._redis, [keys[row] for row in missing])
+        for row, answer in zip(missing, shared, strict=True):
+            found[row] = answer
+        self._put({keys[row]: answer for row, answer in zip(missing, shared, strict=True) if answer})
         return found
 
     def put(self, answers: dict[bytes, bytes]) -> None:
-        expires = time.monotonic() + self._seconds
-        for key, answer in answers.items():
-            self._remove(key)
-            self._entries[key] = (answer, expires)
-            self._bytes += len(answer) + _ENTRY_BYTES
-        while self._bytes > self._max_bytes:
-            self._remove(next(iter(self._entries)))
-        self._metrics.cache_bytes.set(self._bytes)
+        """Add answers. The write to Redis continues in the background, so that the response does not wait for it."""
+        self._put(answers)
+        if self._redis is not None:
+            task = asyncio.ensure_future(self._write_redis(self._redis, answers))
+            self._writes.add(task)  # the event loop keeps only a weak reference to a task
+            task.add_done_callback(self._writes.discard)
 
     def _get(self, key: bytes) -> bytes | None:
         answer, expires = self._entries.get(key, (None, 0.0))
@@ -95,78 +103,42 @@ class LocalAnswerCache:
             self._entries.move_to_end(key)
         return answer
 
+    def _put(self, answers: dict[bytes, bytes]) -> None:
+        expires = time.monotonic() + self._seconds
+        for key, answer in answers.items():
+            self._remove(key)
+            self._entries[key] = (answer, expires)
+            self._bytes += len(answer) + _ENTRY_BYTES
+        while self._bytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+        self._metrics.cache_bytes.set(self._bytes)
+
     def _remove(self, key: bytes) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self._bytes -= len(entry[0]) + _ENTRY_BYTES
 
-
-class RedisAnswerCache:
-    """Answers in Redis, which replicas share. Redis's setting `maxmemory` limits their size.
-
-    Args:
-        redis: The client.
-        seconds: Maximum age of an answer.
-        metrics: Records hits and misses.
-    """
-
-    def __init__(self, redis: RedisClient, seconds: int, metrics: Metrics) -> None:
-        self._redis, self._seconds, self._metrics = redis, seconds, metrics
-
-    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Look up answers. While Redis does not answer, no answers are found."""
-        names = [self._name(key) for key in keys]
+    async def _read_redis(self, redis: RedisClient, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Look up answers in Redis. While Redis does not answer, no answers are found."""
+        names = [redis.key("answer", key.hex()) for key in keys]
         try:
-            found: list[bytes | None] = await self._redis.execute_async(lambda client: client.mget(names))
+            found: list[bytes | None] = await redis.execute_async(lambda client: client.mget(names))
         except RedisError:
             return [None] * len(keys)
-        _count_look_ups(self._metrics, "redis", found)
+        self._count("redis", found)
         return found
 
-    async def put(self, answers: dict[bytes, bytes]) -> None:
+    async def _write_redis(self, redis: RedisClient, answers: dict[bytes, bytes]) -> None:
         def write(client: Any) -> Any:
             pipeline = client.pipeline(transaction=False)
             for key, answer in answers.items():
-                pipeline.set(self._name(key), answer, ex=self._seconds)
+                pipeline.set(redis.key("answer", key.hex()), answer, ex=self._seconds)
             return pipeline.execute()
 
-        try:
-            await self._redis.execute_async(write)
-        except RedisError:
-            return
+        with contextlib.suppress(RedisError):
+            await redis.execute_async(write)
 
-    def _name(self, key: bytes) -> str:
-        return self._redis.key("answer", key.hex())
-
-
-class AnswerCache:
-    """Looks up answers in this process first, then in Redis if the replicas share a Redis."""
-
-    def __init__(self, local: LocalAnswerCache, shared: RedisAnswerCache | None) -> None:
-        self._local, self._shared = local, shared
-        self._writes: set[asyncio.Task[None]] = set()
-
-    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found = self._local.get(keys)
-        missing = [row for row, answer in enumerate(found) if answer is None]
-        if self._shared is None or not missing:
-            return found
-        shared = await self._shared.get([keys[row] for row in missing])
-        for row, answer in zip(missing, shared, strict=True):
-            found[row] = answer
-        self._local.put({keys[row]: answer for row, answer in zip(missing, shared, strict=True) if answer})
-        return found
-
-    def put(self, answers: dict[bytes, bytes]) -> None:
-        """Add answers. The write to Redis continues in the background, so that the response does not wait for it."""
-        self._local.put(answers)
-        if self._shared:
-            task = asyncio.ensure_future(self._shared.put(answers))
-            self._writes.add(task)  # the event loop keeps only a weak reference to a task
-            task.add_done_callback(self._writes.discard)
-
-
-def _count_look_ups(metrics: Metrics, tier: str, found: Sequence[bytes | None]) -> None:
-    misses = sum(answer is None for answer in found)
-    for outcome, count in (("hit", len(found) - misses), ("miss", misses)):
-        if count:
-            metrics.cache_requests.labels(tier, outcome).inc(count)
+    def _count(self, tier: str, found: Sequence[bytes | None]) -> None:
+        misses = sum(answer is None for answer in found)
+        for outcome, count in (("hit", len(found) - misses), ("miss", misses)):
+            if count:
+                self._metrics.child(self._metrics.cache_requests, tier, outcome).inc(count)

@@ -110,6 +110,11 @@ class _Batch:
         if all(job.abandoned for job in self.jobs):
             raise _AbandonedError
 
+    def finish(self, results: list[Computed | Exception]) -> None:
+        """Set the results of the jobs, on the event loop."""
+        for job, result in zip(self.jobs, results, strict=True):
+            job.finish(result)
+
 
 class Batcher:
     """The queue of requests, and the threads that compute the requests in the queue.
@@ -180,10 +185,6 @@ class Batcher:
         return self.busy_threads / self.threads
 
     @property
-    def queries_waiting(self) -> int:
-        return self._queries_waiting
-
-    @property
     def hung(self) -> bool:
         """Whether a block of a batch takes longer than it may.
 
@@ -243,11 +244,8 @@ class Batcher:
                 for _ in self._queue:
                     self._wake_thread()
                 return
-            batch = _Batch(self._take())
-        for job, result in zip(batch.jobs, self._compute(batch.jobs, batch.begin_block), strict=True):
-            self._forget(job)
-            job.lease.release()
-            job.finish(result)
+            batch = self._take()
+        batch.finish(self._compute_batch(batch))
 
     def _run(self) -> None:
         wake_up = threading.Condition(self._lock)
@@ -267,39 +265,35 @@ class Batcher:
                     self._idle.remove(wake_up)
             if not self._queue:
                 return False
-            batch = _Batch(self._take())
-            self._running.append(batch)
-        results = self._compute(batch.jobs, batch.begin_block)
-        with self._lock:
-            self._running.remove(batch)
-            for job in batch.jobs:
-                self._forget(job)
-        for job in batch.jobs:
-            job.lease.release()
+            batch = self._take()
+        results = self._compute_batch(batch)
         if batch.jobs:
-            _finish(batch.jobs, results)
+            # One call for all jobs, because waking the event loop costs more than the call itself.
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                batch.jobs[0].loop.call_soon_threadsafe(batch.finish, results)
         return True
 
-    def _take(self) -> list[_Job]:
+    def _take(self) -> _Batch:
         """Take a share of the queue: jobs of one version, without cancelled jobs. The caller holds the lock."""
         predictor = self._queue[0].lease.predictor
         shares = 1 if predictor.is_faster_together else len(self._threads)
         room = min(self._max_together, math.ceil(self._queries_waiting / shares))
-        taken: list[_Job] = []
+        batch = _Batch([])
         while self._queue:
             job = self._queue[0]
             # A small request does not wait for a large one that came after it.
-            if taken and (len(job.queries) > room or job.lease.predictor is not predictor):
+            if batch.jobs and (len(job.queries) > room or job.lease.predictor is not predictor):
                 break
             self._queue.popleft()
             self._count_waiting(job, -1)
             if job.abandoned:
                 self._drop(job)
             else:
-                taken.append(job)
+                batch.jobs.append(job)
                 predictor = job.lease.predictor
                 room -= len(job.queries)
-        return taken
+        self._running.append(batch)
+        return batch
 
     def _count_waiting(self, job: _Job, sign: int) -> None:
         self._queries_waiting += sign * len(job.queries)
@@ -313,12 +307,24 @@ class Batcher:
         """
         self._forget(job)
         job.lease.release()
-        self._metrics.stage_seconds.labels("queue").observe(time.perf_counter() - job.submitted)
+        self._metrics.count_stages({"queue": 1e3 * (time.perf_counter() - job.submitted)})
 
     def _forget(self, job: _Job) -> None:
         """Let no further request join a job."""
         if self._joinable.get(job.key) is job:
             del self._joinable[job.key]
+
+    def _compute_batch(self, batch: _Batch) -> list[Computed | Exception]:
+        """Compute the jobs of a batch, end it, and return their results."""
+        try:
+            return self._compute(batch.jobs, batch.begin_block)
+        finally:
+            with self._lock:
+                self._running.remove(batch)
+                for job in batch.jobs:
+                    self._forget(job)
+            for job in batch.jobs:
+                job.lease.release()
 
     def _compute(self, jobs: list[_Job], begin_block: Callable[[], None]) -> list[Computed | Exception]:
         """Compute jobs of one version together, and serialise their answers.
@@ -335,22 +341,10 @@ class Batcher:
             for job, answers in zip(jobs, found, strict=True):
                 json = [to_json(answer.to_dict()) for answer in answers.answers]
                 milliseconds = {"queue": 1e3 * (started - job.submitted), **answers.milliseconds}
-                for stage, spent in milliseconds.items():
-                    self._metrics.stage_seconds.labels(stage).observe(spent / 1e3)
+                self._metrics.count_stages(milliseconds)
                 results.append(Computed(json, answers.answers, milliseconds, answers.sequence))
             return results
         except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             if len(jobs) > 1 and not isinstance(error, _AbandonedError):
                 return [result for job in jobs for result in self._compute([job], begin_block)]
             return [error if isinstance(error, Exception) else RuntimeError(repr(error))] * len(jobs)
-
-
-def _finish(jobs: list[_Job], results: list[Computed | Exception]) -> None:
-    """Set all results in one call on the event loop, because waking the event loop costs more than the call itself."""
-
-    def finish_all() -> None:
-        for job, result in zip(jobs, results, strict=True):
-            job.finish(result)
-
-    with contextlib.suppress(RuntimeError):  # the event loop has ended
-        jobs[0].loop.call_soon_threadsafe(finish_all)

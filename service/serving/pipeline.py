@@ -24,7 +24,7 @@ from recollect.service.errors import (
     SequenceError,
     ServiceError,
 )
-from recollect.service.options import AnswerOptions, request_cost
+from recollect.service.options import AnswerOptions, checked_options, request_cost
 from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.serving.answer_cache import AnswerCache, answer_keys
@@ -112,14 +112,13 @@ class AnswerPipeline:
             DrainingError: If the service stops before the answer is complete.
             ClientDisconnect: If the client disconnects.
         """
-        start = time.perf_counter()
         self._check_sizes(queries)
         seconds = self.max_seconds if timeout_ms is None else min(timeout_ms / 1000, self.max_seconds)
         lease = self.versions.lease(version)
         with lease as predictor:
-            options = predictor.resolve(**chosen)
+            options = checked_options(predictor.manifest, **chosen)
             _check_explained_keys(options, len(queries))
-            cost, outcome = request_cost(queries, options), "failed"
+            cost, start = request_cost(queries, options), time.perf_counter()
             try:
                 async with asyncio.timeout(seconds):
                     if quota is not None and quota.rate:
@@ -128,22 +127,20 @@ class AnswerPipeline:
                         await self._wait_for(min_sequence, predictor)
                     cache = self.cache if use_cache else None
                     found = await self._look_up_or_compute(cache, lease, queries, options, cost, disconnected)
-                outcome = "answered"
             except TimeoutError:
-                outcome = "deadline"
                 self.metrics.dropped.labels("deadline").inc()
+                self.metrics.count_outcome(predictor.version, "deadline")
                 longer = f"increase timeout_ms (at most {1e3 * self.max_seconds:.0f}), or "
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; "
                     f"{longer if seconds < self.max_seconds else ''}reduce top_b or the number of queries"
                 ) from None
-            except (ServiceError, ClientDisconnect, asyncio.CancelledError):  # not a fault of the version
-                outcome = ""
+            except (ServiceError, ClientDisconnect):  # not a fault of the version
                 raise
-            finally:
-                if outcome:
-                    self.metrics.version_requests.labels(predictor.version, outcome).inc()
-            self.metrics.version_seconds.labels(predictor.version).observe(time.perf_counter() - start)
+            except Exception:
+                self.metrics.count_outcome(predictor.version, "failed")
+                raise
+            self.metrics.count_outcome(predictor.version, "answered", time.perf_counter() - start)
             if self.log_queries:
                 self._log_sample(predictor.version, queries, found.answers)
             return predictor.version, found

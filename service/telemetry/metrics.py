@@ -7,14 +7,17 @@ request for `/metrics` combines all files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.mmap_dict import MmapedDict
 
 from recollect.service.memory_use import process_memory
@@ -32,7 +35,8 @@ _SWAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Takes the place of the process id in the names of the files of exited workers.
 _EXITED = "exited"
 # How a request ends that a version has tried to answer.
-_OUTCOMES = ("answered", "deadline", "failed")
+Outcome = Literal["answered", "deadline", "failed"]
+_Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -146,6 +150,27 @@ class Metrics:
             )
         self._created: datetime | None = None
 
+    @functools.cache  # noqa: B019 - a process has one object
+    def child(self, metric: _Metric, *labels: str | int) -> _Metric:
+        """A metric with these labels. The library's own method takes 1.5 microseconds, too long for each request."""
+        return metric.labels(*labels)
+
+    def count_request(self, path: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        self.child(self.requests, path, status).inc()
+        self.child(self.request_seconds, path).observe(seconds)
+
+    def count_stages(self, milliseconds: Mapping[str, float]) -> None:
+        """Count the times of the stages of a computed answer."""
+        for stage, spent in milliseconds.items():
+            self.child(self.stage_seconds, stage).observe(spent / 1e3)
+
+    def count_outcome(self, version: str, outcome: Outcome, seconds: float | None = None) -> None:
+        """Count a request that a version has tried to answer, and the time of its answer."""
+        self.child(self.version_requests, version, outcome).inc()
+        if seconds is not None:
+            self.child(self.version_seconds, version).observe(seconds)
+
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         if not self._shared:
@@ -181,7 +206,8 @@ class Metrics:
         """
         if self._shared:
             return
-        for outcome in _OUTCOMES:
+        Metrics.child.cache_clear()
+        for outcome in get_args(Outcome):
             with contextlib.suppress(KeyError):
                 self.version_requests.remove(version, outcome)
         with contextlib.suppress(KeyError):

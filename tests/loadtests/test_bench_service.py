@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.loadtests.programs import last_line, run
 
 # Runs the benchmark with a longer wait for a free connection, so that all requests are sent on a busy machine.
@@ -23,11 +25,12 @@ def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
     assert figures.pop("errors") == 0
     assert figures.pop("cpu")
     assert set(figures) == {
-        *("raw_cpu_ms", "served_cpu_ms", "cpu_ratio"),
-        *("raw_p50_ms", "light_p50_ms", "light_p99_ms"),
+        *("raw_cpu_ms", "served_cpu_ms", "cpu_ratio", "loop_cpu_ms"),
+        *("raw_p50_ms", "light_p50_ms", "http_p50_ms", "light_p99_ms"),
         *("saturated_qps", "steady_p99_ms", "swap_p99_ms", "swaps", "swap_seconds"),
     }
-    assert all(figure > 0 for figure in figures.values())
+    assert figures["http_p50_ms"] == pytest.approx(figures["light_p50_ms"] - figures["raw_p50_ms"], abs=0.002)
+    assert all(figure > 0 for name, figure in figures.items() if name != "http_p50_ms")
     assert figures["light_p50_ms"] <= figures["light_p99_ms"]
     assert abs(figures["cpu_ratio"] - figures["served_cpu_ms"] / figures["raw_cpu_ms"]) < 0.01
 

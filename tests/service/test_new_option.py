@@ -19,7 +19,6 @@ from tests.service.http_helpers import PATIENCE_SECONDS, serving
 ROOT = Path(recollect.__file__).resolve().parents[1]
 FIELD = '    loud: bool = _option("Return texts in capitals", False, may_be_none=False)\n'
 EFFECT = """
-import dataclasses
 _predict_together = Predictor.predict_together
 
 
@@ -27,7 +26,7 @@ def _predict_loudly(self, requests, *rest):
     found = _predict_together(self, requests, *rest)
     for (_, options), answers in zip(requests, found, strict=True):
         for answer in answers.answers if options.loud else ():
-            answer.labels[:] = [dataclasses.replace(label, text=label.text.upper()) for label in answer.labels]
+            answer.labels[:] = [label._replace(text=label.text.upper()) for label in answer.labels]
     return found
 
 
