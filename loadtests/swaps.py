@@ -44,7 +44,7 @@ def copied_versions(store: Path, count: int) -> Iterator[tuple[Store, list[str]]
         copy = Store(Path(temporary))
         for number, name in enumerate(names):
             folder = copy.bundles / name
-            shutil.copytree(source.path(version), folder, ignore=shutil.ignore_patterns(SIGNATURE))
+            shutil.copytree(source.bundles / version, folder, ignore=shutil.ignore_patterns(SIGNATURE))
             for file in files:
                 with (folder / file).open("ab") as opened:
                     opened.write(number * _ENDINGS[Path(file).suffix])

@@ -28,7 +28,7 @@ from recollect.service.settings import RedisSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from recollect.service.redis_client import RedisClient
-    from recollect.service.store.activation_record import ActivationRecord
+    from recollect.service.store.activations import ActivationRecord
     from recollect.service.store.store import Store
     from recollect.service.versions.activation import Activation
 
@@ -126,20 +126,25 @@ def versions(settings: VersionsSettings) -> None:
 def log(settings: LogSettings) -> None:
     store = _store(settings)
     store.require()
-    entries = store.log()
+    records = store.log()
     if settings.json_:
-        print_line(json.dumps({"log": [entry.model_dump(mode="json", by_alias=True) for entry in entries]}))
+        fields = {"at", "generation", "action", "candidate", "by", "host", "why"}
+        entries = [
+            record.model_dump(mode="json", include=fields) | {"from": record.replaced, "to": record.version}
+            for record in records
+        ]
+        print_line(json.dumps({"log": entries}))
         return
-    if not entries:
+    if not records:
         print_status(f"{store.name}: no activation is logged yet")
-    for entry in entries:
-        change = f"{entry.from_} -> {entry.to}" if entry.from_ else entry.to
-        if entry.candidate:
-            change = f"{entry.to}, {entry.candidate} as candidate"
-        elif entry.action == "rollback" and entry.from_ == entry.to:
-            change = f"{entry.to}, without the candidate"
-        why = f"  {entry.why}" if entry.why else ""
-        print_line(f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.generation}  {entry.action}  {change}  {entry.by}{why}")
+    for record in records:
+        change = f"{record.replaced} -> {record.version}" if record.replaced else record.version
+        if record.candidate:
+            change = f"{record.version}, {record.candidate} as candidate"
+        elif record.action == "rollback" and record.replaced == record.version:
+            change = f"{record.version}, without the candidate"
+        why = f"  {record.why}" if record.why else ""
+        print_line(f"{record.at:%Y-%m-%d %H:%M:%S}  {record.generation}  {record.action}  {change}  {record.by}{why}")
 
 
 def memory(settings: MemorySettings) -> None:
@@ -239,7 +244,7 @@ def copy(settings: CopySettings) -> None:
 
     store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
-    store.require_published(version)
+    store.manifest(version)  # a version that is not published is refused before anything is copied
     if settings.memory_log:  # before the version, because its replicas need the entries
         print_status(f"copied {copy_log(store, target):,} entries of the memory log")
     elif has_log(store):

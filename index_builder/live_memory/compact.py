@@ -46,7 +46,7 @@ from recollect.service.memory_log.writer import MemoryWriter
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
 from recollect.service.ranking.names import Names
-from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores

@@ -20,7 +20,7 @@ from typing import Any
 from recollect.service.bulk.reading import split_url
 from recollect.service.errors import OutputError
 from recollect.service.files import write_json
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.object_folder import ObjectFolder
 
 _FORMAT_VERSION = 1
 _SECONDS_BETWEEN_STATES = 1.0

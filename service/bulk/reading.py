@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from recollect.service.console import print_status
 from recollect.service.errors import InputError, QueryError, SettingsError
 from recollect.service.options import check_query
-from recollect.service.storage.connect import without_credentials
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.connect import without_credentials
+from recollect.service.store.object_folder import ObjectFolder
 from recollect.service.text_lines import read_csv, read_stream
 
 # A block has at most so many rows. A worker orders the rows of its block by length, so that padding costs little; with

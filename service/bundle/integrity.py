@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from recollect.service.bundle.files import MANIFEST, SIGNATURE, expected_files, read_small, require_file
 from recollect.service.bundle.manifest import FileInfo, Manifest, parse_manifest
-from recollect.service.bundle.signing import VerifyKeys
+from recollect.service.bundle.signing import SIGNATURE_BYTES, VerifyKeys
 from recollect.service.errors import BundleError
 
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -20,7 +21,20 @@ _HASHING_THREADS = 4
 _STEP_BYTES = 4 << 20
 
 
+class SignedManifest(NamedTuple):
+    """A manifest that was checked, with the bytes of its file and of its signature."""
+
+    content: bytes
+    signature: bytes | None
+    manifest: Manifest
+
+
 def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manifest:
+    """Read the manifest of a bundle; see `read_signed_manifest`."""
+    return read_signed_manifest(folder, verify_keys).manifest
+
+
+def read_signed_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> SignedManifest:
     """Read the manifest of a bundle: verify its signature first, then parse it.
 
     The file is read once, so the parsed bytes are the verified bytes.
@@ -32,11 +46,23 @@ def read_manifest(folder: Path, verify_keys: VerifyKeys | None = None) -> Manife
     Raises:
         BundleError: If the manifest is missing, is not signed by one of the keys, or is not valid.
     """
-    path = folder / MANIFEST
-    content = read_small(path, _MAX_MANIFEST_BYTES)
+    content, signature = read_small(folder / MANIFEST, _MAX_MANIFEST_BYTES), None
+    if verify_keys is not None and os.path.lexists(folder / SIGNATURE):
+        signature = read_small(folder / SIGNATURE, SIGNATURE_BYTES)
+    return check_manifest(content, signature, verify_keys, str(folder))
+
+
+def check_manifest(
+    content: bytes, signature: bytes | None, verify_keys: VerifyKeys | None, folder: str
+) -> SignedManifest:
+    """Verify the signature of a manifest, then parse it; `folder` names the bundle in error messages.
+
+    Raises:
+        BundleError: If it is not signed by one of the keys, or is not valid.
+    """
     if verify_keys is not None:
-        verify_keys.check(folder, content)
-    return parse_manifest(content, path)
+        verify_keys.check(folder, content, signature)
+    return SignedManifest(content, signature, parse_manifest(content, folder))
 
 
 def describe_files(

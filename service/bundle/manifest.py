@@ -9,12 +9,11 @@ import itertools
 import json
 import re
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recollect.service.bundle.files import LEXICAL_FILES, RANKER_FILES, expected_files
+from recollect.service.bundle.files import LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
 from recollect.service.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
@@ -283,17 +282,18 @@ def check_version(version: str) -> str:
     return version
 
 
-def parse_manifest(content: bytes, path: Path) -> Manifest:
+def parse_manifest(content: bytes, folder: str) -> Manifest:
     """Parse and check the content of a manifest.
 
     Args:
         content: The bytes of `manifest.json`.
-        path: Path of the manifest, for error messages.
+        folder: Name of the bundle's folder, for error messages.
 
     Raises:
         BundleError: If the content is not a manifest, has an unknown format, or does not name exactly the files of a
             bundle.
     """
+    path = f"{folder}/{MANIFEST}"
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -319,6 +319,6 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     for name, max_bytes in _MAX_BYTES.items():
         if (size := manifest.files[name].size) > max_bytes:
             raise BundleError(
-                f"{path.with_name(name)}: expected at most {max_bytes:,} bytes, manifest says {size:,}; build it again"
+                f"{folder}/{name}: expected at most {max_bytes:,} bytes, manifest says {size:,}; build it again"
             )
     return manifest

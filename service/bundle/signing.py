@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,10 +18,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-from recollect.service.bundle.files import MANIFEST, SIGNATURE, read_small
+from recollect.service.bundle.files import MANIFEST, SIGNATURE
 from recollect.service.errors import BundleError, KeyFileError
 
-_SIGNATURE_BYTES = 64
+SIGNATURE_BYTES = 64
 _MAX_KEY_FILE_BYTES = 1 << 16
 _PEM_BEGIN = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 
@@ -40,25 +39,25 @@ class VerifyKeys:
     def __init__(self, keys: Sequence[Ed25519PublicKey], name: str) -> None:
         self._keys, self.name = keys, name
 
-    def check(self, folder: Path, manifest: bytes) -> None:
-        """Check that the signature file of a bundle contains a signature of the manifest by one of these keys.
+    def check(self, folder: str, manifest: bytes, signature: bytes | None) -> None:
+        """Check that the signature of a bundle is a signature of its manifest by one of these keys.
 
         Args:
-            folder: Folder of the bundle.
+            folder: Name of the bundle's folder, for error messages.
             manifest: Content of `manifest.json`, not parsed yet: unsigned content is not trusted.
+            signature: Content of `manifest.sig`; None if there is no such file.
 
         Raises:
             BundleError: If the signature is missing, or is not a signature of this content by one of these keys.
         """
-        path = folder / SIGNATURE
-        if not os.path.lexists(path):
+        if signature is None:
             raise BundleError(
-                f"{path}: expected a signature for {self.name}, found none; "
+                f"{folder}/{SIGNATURE}: expected a signature for {self.name}, found none; "
                 "build the bundle again with `recollect build --sign`"
             )
-        if not self.signed(manifest, read_small(path, _SIGNATURE_BYTES)):
+        if not self.signed(manifest, signature):
             raise BundleError(
-                f"{folder / MANIFEST}: expected the content that {SIGNATURE} signs for {self.name}, found other "
+                f"{folder}/{MANIFEST}: expected the content that {SIGNATURE} signs for {self.name}, found other "
                 "content or another signature; build the bundle again and sign it with the matching private key"
             )
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from recollect.service.errors import BundleError, RedisError, StoreError
 from recollect.service.http.api_keys import ApiKey
 from recollect.service.http.problems import ProblemError, documented
-from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.activations import ActivationRecord
 from recollect.service.versions.activation import Activation
 from recollect.service.versions.reports import Report
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from recollect.service.errors import StoreError
 
@@ -19,6 +24,18 @@ from recollect.service.errors import StoreError
 MAX_SMALL_BYTES = 1 << 20
 # Names of files that are being written begin like this. A killed writer leaves such a file.
 INCOMING = ".incoming-"
+# A temporary file, or a bundle without its manifest, is being written while its last write is younger than this. The
+# upload of one file ends after a day at the latest.
+MAX_WRITE_AGE = timedelta(days=2)
+_PIECE_BYTES = 8 << 20
+# The ioctl request FICLONE of Linux: let a file share the disk blocks of another file. A write to one of the two files
+# then copies the blocks, so the other file keeps its content.
+_FICLONE = 0x40049409
+
+
+class FolderStatus(NamedTuple):
+    size_bytes: int
+    modified: datetime
 
 
 class StoreFiles(Protocol):
@@ -57,7 +74,7 @@ class StoreFiles(Protocol):
     def names(self, folder: str, after: str = "") -> list[str]:
         """The sorted names in a folder that come after the name `after`; an empty list if there is no such folder.
 
-        Files that are being written are left out.
+        Names that begin with a dot are left out: such files are being written.
 
         Raises:
             StoreError: If the folder cannot be listed.
@@ -65,6 +82,71 @@ class StoreFiles(Protocol):
 
     def delete(self, *names: str) -> None:
         """Delete files; a file that does not exist is not an error.
+
+        Raises:
+            StoreError: If a file cannot be deleted.
+        """
+
+    def has(self, name: str) -> bool:
+        """Whether a file exists.
+
+        Raises:
+            StoreError: If the server does not answer the question.
+        """
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The content of a file of any size, in pieces of a few megabytes.
+
+        Raises:
+            StoreError: If the file does not exist or cannot be read to its end.
+        """
+
+    def clone(self, name: str, target: int) -> bool:
+        """Let an empty file on this machine share the disk blocks of a file; return False if this is not possible.
+
+        Args:
+            name: The file.
+            target: File descriptor of the empty file, open for writing.
+
+        Raises:
+            StoreError: As in `pieces`.
+        """
+
+    def require_writable(self) -> None:
+        """Check that files can be created.
+
+        Raises:
+            StoreError: If they cannot.
+        """
+
+    def upload(self, local: Path, name: str) -> None:
+        """Write a file of any size, or replace it. It appears complete or not at all.
+
+        Raises:
+            StoreError: If the file cannot be written.
+        """
+
+    def publish(self, local: Path, folder: str, last: str) -> bool:
+        """Publish a folder of written files; return False if the file `last` exists already.
+
+        Args:
+            local: The folder. For a store in a folder, it is on the same disk, and is moved.
+            folder: The name of the published folder.
+            last: The name of the file in it that appears last, so that it says that the others are complete.
+
+        Raises:
+            StoreError: If the files cannot be written.
+        """
+
+    def status(self, folder: str) -> FolderStatus:
+        """The size of the files in a folder, and the time of the last write to it.
+
+        Raises:
+            StoreError: If the folder cannot be read.
+        """
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and its files, as far as it exists.
 
         Raises:
             StoreError: If a file cannot be deleted.
@@ -82,32 +164,21 @@ class FolderFiles:
 
     def create(self, name: str, content: bytes) -> bool:
         path = self._root / name
-        temporary = path.with_name(f"{INCOMING}{secrets.token_hex(8)}")
-        try:
-            _make_folder(path.parent)
+        with _errors(path, "written"), _temporary(path) as temporary:
             with temporary.open("xb", buffering=0) as file:
                 _write(file.fileno(), content)
                 os.fsync(file.fileno())
             is_new = _link(temporary, path)
             flush(path.parent)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         return is_new
 
     def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
         path = self._root / name
         try:
-            with path.open("rb") as file:
-                content = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+            with _errors(path, "read"), _open(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                content = file.read(min(max_bytes, os.fstat(descriptor).st_size) + 1)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise StoreError(
-                f"{path}: expected a file that can be read, found: {error.strerror}; check the disk and the permissions"
-            ) from None
         if len(content) > max_bytes:
             raise StoreError(f"{path}: expected at most {max_bytes:,} bytes, found more; restore the file")
         return content
@@ -115,24 +186,111 @@ class FolderFiles:
     def names(self, folder: str, after: str = "") -> list[str]:
         path = self._root / folder
         try:
-            found = os.listdir(path)
+            with _errors(path, "listed"):
+                found = os.listdir(path)
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise StoreError(
-                f"{path}: expected a folder that can be listed, found: {error.strerror}; check the permissions"
-            ) from None
         return sorted(name for name in found if name > after and not name.startswith("."))
 
     def delete(self, *names: str) -> None:
         for name in names:
-            path = self._root / name
+            with _errors(self._root / name, "deleted"), contextlib.suppress(FileNotFoundError):
+                (self._root / name).unlink()
+
+    def has(self, name: str) -> bool:
+        return (self._root / name).is_file()
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        path = self._root / name
+        try:
+            with _errors(path, "read"), _open(path) as descriptor:
+                while piece := os.read(descriptor, _PIECE_BYTES):
+                    yield piece
+        except FileNotFoundError:
+            raise _missing(str(path)) from None
+
+    def clone(self, name: str, target: int) -> bool:
+        path = self._root / name
+        try:
+            with _errors(path, "read"), _open(path) as descriptor:
+                try:
+                    fcntl.ioctl(target, _FICLONE, descriptor)
+                except OSError:
+                    return False
+                return True
+        except FileNotFoundError:
+            raise _missing(str(path)) from None
+
+    def require_writable(self) -> None:
+        path = self._root / "check"
+        with _errors(self._root, "written"), _temporary(path) as temporary:
+            temporary.touch()
+
+    def upload(self, local: Path, name: str) -> None:
+        path = self._root / name
+        with _errors(path, "written"), _temporary(path) as temporary:
+            shutil.copyfile(local, temporary)
+            flush(temporary)
+            temporary.replace(path)
+            flush(path.parent)
+
+    def publish(self, local: Path, folder: str, last: str) -> bool:
+        path = self._root / folder
+        with _errors(path, "written"):
+            for file in local.iterdir():
+                flush(file)
+            local.chmod(0o755)
+            flush(local)
             try:
-                path.unlink(missing_ok=True)
+                local.rename(path)
             except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                if (path / last).exists():
+                    return False
                 raise StoreError(
-                    f"{path}: expected a file that can be deleted, found: {error.strerror}; check the permissions"
+                    f"{path}: expected no such folder, found one without {last}, which an interrupted copy or removal "
+                    "has left; remove the folder, or choose another version"
                 ) from None
+            flush(path.parent)
+        return True
+
+    def status(self, folder: str) -> FolderStatus:
+        path = self._root / folder
+        try:
+            with _errors(path, "listed"):
+                return folder_status(path)
+        except FileNotFoundError:
+            return FolderStatus(0, datetime.fromtimestamp(0, UTC))
+
+    def delete_folder(self, folder: str) -> None:
+        path = self._root / folder
+        with _errors(path, "deleted"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+def remove_abandoned_files(root: Path) -> None:
+    """Remove the temporary files and folders of a store to which nobody has written for two days."""
+    oldest = datetime.now(UTC) - MAX_WRITE_AGE
+    for path in root.glob(f"*/{INCOMING}*"):
+        with contextlib.suppress(FileNotFoundError):  # its writer has finished
+            if folder_status(path).modified < oldest:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
+
+
+def folder_status(path: Path) -> FolderStatus:
+    """The size and the last change of a file, or of a folder and all files in it."""
+    found = [path.lstat()]
+    if path.is_dir():
+        with os.scandir(path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed at this moment
+                    found.append(entry.stat(follow_symlinks=False))
+    size_bytes = sum(each.st_size for each in found if stat.S_ISREG(each.st_mode))
+    return FolderStatus(size_bytes, datetime.fromtimestamp(max(each.st_mtime for each in found), UTC))
 
 
 def flush(path: Path) -> None:
@@ -150,6 +308,39 @@ def _make_folder(folder: Path) -> None:
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         flush(folder.parent)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A name for a new file in the folder of a path, which is created. Nothing stays under this name afterwards."""
+    _make_folder(path.parent)
+    temporary = path.with_name(f"{INCOMING}{secrets.token_hex(8)}")
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[int]:
+    """Open a file for reading. Another program may have put a link or a pipe there: follow no link, wait for no pipe.
+
+    Raises:
+        StoreError: If it is not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise StoreError(f"{path}: expected a file, found a link; restore the file") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StoreError(f"{path}: expected a file, found a folder, a device or a pipe; restore the file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _write(descriptor: int, content: bytes) -> None:
@@ -170,7 +361,23 @@ def _link(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    step = "free some space and try again" if full else "check the disk and the permissions"
-    return StoreError(f"{path}: expected a file that can be written, found: {error.strerror}; {step}")
+@contextlib.contextmanager
+def _errors(path: Path, verb: str) -> Iterator[None]:
+    """Convert OSError to StoreError, but not FileNotFoundError while reading.
+
+    Args:
+        path: The file or folder that the message names.
+        verb: What is done with it: written, read, listed or deleted.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and verb in ("read", "listed"):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        step = "free some space and try again" if full else "check the disk and the permissions"
+        raise StoreError(f"{path}: expected a path that can be {verb}, found: {error.strerror}; {step}") from None
+
+
+def _missing(name: str) -> StoreError:
+    return StoreError(f"{name}: expected a file of the bundle, found none; build it again")

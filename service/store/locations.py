@@ -26,6 +26,4 @@ def open_store(location: Path | str, verify_key: Path | None = None, bundle_cach
         return Store(Path(location), verify_key, bundle_cache)
     if location.startswith("file://"):
         return Store(Path(unquote(urlsplit(location).path)), verify_key, bundle_cache)
-    from recollect.service.store.remote import RemoteStore  # a store in a folder needs no obstore
-
-    return RemoteStore(location, verify_key, bundle_cache)
+    return Store(location, verify_key, bundle_cache)

@@ -45,7 +45,7 @@ def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_ru
         if dry_run or store.remove(version, is_unused):
             yield Pruned(version, size_bytes)
     if not dry_run:
-        store.remove_abandoned()
+        store.remove_abandoned({*_desired(store), *in_use()})
 
 
 def _desired(store: Store) -> set[str]:

@@ -1,120 +1,133 @@
-"""The bundle store: all bundles, and the version that replicas must serve.
+"""The store: all bundles, and the activations that say which version replicas must serve.
 
-    store/   bundles/<version>/   published bundles
-             ACTIVATION           the activation record: the current version and its generation
-             CURRENT              one line: the current version, for people and scripts
-             LOG                  one JSON line for each activation and rollback
+    store/   bundles/<version>/        a published bundle; its manifest is written last
+             activations/00000042.json the highest number is current; see `activations.py`
+             memory/                   the log of the live memory
+             replicas/                 reports of the replicas, in a store in a folder
 
-`remote.py` uses the same file layout at a URL.
+A bundle without its manifest does not exist: it is being written, copied or removed. Nothing takes a lock, so several
+hosts may use one store.
+
+An activation and a removal of the same version at the same time are safe by their order. A removal deletes the
+manifest, then reads the activations, and writes the manifest again if the version is used. An activation creates its
+file, then reads the manifest; if it is gone, the next activation makes the previous version current again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import hashlib
 import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.bundle import Bundle, open_bundle
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
-from recollect.service.bundle.integrity import check_contents, check_sizes
-from recollect.service.bundle.manifest import Manifest, check_version
-from recollect.service.bundle.signing import read_verify_keys
-from recollect.service.errors import BundleError, StoreError, UnknownVersionError
+from recollect.service.bundle.integrity import SignedManifest, check_manifest, check_sizes, read_signed_manifest
+from recollect.service.bundle.manifest import FileInfo, Manifest, check_version, is_version
+from recollect.service.bundle.signing import VerifyKeys, read_verify_keys
+from recollect.service.errors import (
+    ActivationConflictError,
+    ActivationRefusedError,
+    BundleError,
+    StoreError,
+    UnknownVersionError,
+)
 from recollect.service.reloaded_file import ReloadedFile
-from recollect.service.storage.bundle_cache import BundleCache, default_cache
-from recollect.service.storage.bundle_folder import BundleFolder
-from recollect.service.storage.cached_bundles import BundleSource, CachedBundles, Verification
-from recollect.service.storage.control_files import ControlFiles, FolderFiles
-from recollect.service.storage.folder_source import FolderSource
-from recollect.service.store.activation_record import ActivationRecord, default_author
-from recollect.service.store.audit_log import LogEntry
-from recollect.service.store.desired_state import DesiredState
+from recollect.service.store.activations import ActivationRecord, Activations
+from recollect.service.store.bundle_cache import BundleCache
+from recollect.service.store.files import INCOMING, MAX_WRITE_AGE, FolderFiles, StoreFiles, remove_abandoned_files
+from recollect.service.store.object_folder import ObjectFolder
 
 
 class Store:
-    """A store in a folder.
+    """A store in a folder or at a URL.
 
-    With a file of public keys, every bundle must be signed by one of the matching private keys. A bundle is then opened
-    from a private copy, which cannot change after its check. Otherwise a bundle is opened in place.
-
-    Subclasses replace the methods that read or write bundles.
+    A bundle of a store at a URL is opened from the bundle cache of this machine. With a file of public keys, every
+    bundle must be signed by one of the matching private keys, and is opened from the cache, too: a copy there cannot
+    change after its check. Otherwise a bundle in a folder is opened in place.
 
     Attributes:
         name: The store's name in error messages.
-        local: The bundles on this machine: the store's own bundles, or the cache of a store at a URL.
-        root: The folder of `local`.
+        files: The files of the store.
+        root: The folder on this machine: the store's folder, or its folder in the bundle cache.
         bundles: The folder inside `root` that contains one folder for each version.
-        files: The small files of the store, beside the bundles.
         verify_keys: The public keys; None if bundles need no signature.
+        closed: Set when the service shuts down, so that a copy in progress ends with an error.
 
     Args:
-        root: The store's folder.
+        location: The folder as a path, or the URL as a text.
         verify_key: File with the public keys; None if bundles need no signature.
-        cache: Folder for copies of bundles; None means the user's cache folder.
-        files: The small files of the store; None means the files in `root`.
+        cache: Folder of the bundle cache; None means the user's cache folder.
 
     Raises:
         KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
+        StoreError: If the URL's scheme is unknown, no folder for the cache can be found, or other users can write to
+            the cache.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        verify_key: Path | None = None,
-        cache: Path | None = None,
-        files: ControlFiles | None = None,
-    ) -> None:
-        self.files = files or FolderFiles(root)
+    def __init__(self, location: Path | str, verify_key: Path | None = None, cache: Path | None = None) -> None:
+        self.files: StoreFiles
+        if isinstance(location, Path):
+            self.files, self.root, absolute = FolderFiles(location), location, str(location.resolve())
+        else:
+            self.files = ObjectFolder(location)
+            absolute = self.files.name
         self.name = self.files.name
-        self.local = BundleFolder(root)
-        self.root = root
-        self.bundles = self.local.bundles
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
-        self._state = DesiredState(self.files)
-        self._verification = Verification(self.verify_keys)
-        self._cache_folder = cache
-        self._closed = threading.Event()
+        self.closed = threading.Event()
+        self._activations = Activations(self.files)
+        self._is_local = isinstance(location, Path)
+        self._cache = BundleCache(self, absolute, cache) if self.verify_keys or not self._is_local else None
+        if self._cache is not None and not self._is_local:
+            self._cache.prepare()
+            self.root = self._cache.root
+        self.bundles = self.root / "bundles"
 
     def require(self) -> None:
         """Check that the store exists.
 
         Raises:
-            StoreError: If the folder does not exist.
+            StoreError: If it does not, or cannot be read.
         """
-        if not self.root.is_dir():
-            raise self._no_store()
+        if not (self.files.names("") if self.files.can_list else self.activation()):
+            raise StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
 
     def versions(self) -> list[str]:
-        """All published versions, oldest first."""
-        return self.local.versions()
-
-    def activation(self) -> ActivationRecord | None:
-        """The activation record; None if no version is current.
+        """All published versions, oldest first.
 
         Raises:
-            StoreError: If the record is damaged.
+            StoreError: If the store cannot be listed.
         """
-        return self._state.record()
+        return [name for name in self.files.names("bundles") if is_version(name) and self._is_published(name)]
+
+    def activation(self) -> ActivationRecord | None:
+        """The current activation record; None if no version is current.
+
+        Raises:
+            StoreError: If the record is damaged, a record is missing, or the store cannot be read.
+        """
+        return self._activations.current()
 
     def current(self) -> str | None:
         """The version that replicas must serve; None if no version is current.
 
         Raises:
-            StoreError: If the activation record is damaged.
+            StoreError: As in `activation`.
         """
         record = self.activation()
         return record.version if record else None
 
-    def log(self) -> list[LogEntry]:
+    def log(self) -> list[ActivationRecord]:
         """All activations and rollbacks, oldest first.
 
         Raises:
-            StoreError: If the activation record is damaged.
+            StoreError: As in `activation`.
         """
-        return self._state.log()
+        return self._activations.all()
 
     def require_current(self) -> str:
         """The version that replicas serve.
@@ -138,43 +151,54 @@ class Store:
         """
         return self.require_current() if version == "current" else version
 
-    def path(self, version: str) -> Path:
-        """The folder of a published version.
-
-        Raises:
-            StoreError: If the version is not published.
-        """
-        folder = self.bundles / check_version(version)
-        if not folder.is_dir():
-            raise self._no_version(version)
-        return folder
-
-    def manifest(self, version: str) -> Manifest:
-        """The manifest of a published version.
+    def signed_manifest(self, version: str) -> SignedManifest:
+        """The manifest of a published version, with its bytes.
 
         Raises:
             StoreError: If the version is not published.
             BundleError: If the manifest is broken, is not signed, or belongs to another version.
         """
-        return self._verification.read_manifest(self.path(version), version)
+        folder = f"bundles/{check_version(version)}"
+        content = self.files.read(f"{folder}/{MANIFEST}")
+        if content is None:
+            raise self._no_version(version)
+        signature = self.files.read(f"{folder}/{SIGNATURE}") if self.verify_keys else None
+        return self._of_version(version, check_manifest(content, signature, self._keys(), f"{self.name}/{folder}"))
+
+    def manifest(self, version: str) -> Manifest:
+        """The manifest of a published version.
+
+        Raises:
+            StoreError, BundleError: As in `signed_manifest`.
+        """
+        return self.signed_manifest(version).manifest
 
     def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
         """Check the files of a published version, then map them into memory.
 
         Args:
             version: Name of the version.
-            pause: Called between the steps.
+            pause: Called between the steps, so that a caller can slow them down.
             share_with: Other open bundles of this store; see `open_bundle`.
 
         Raises:
-            StoreError: If the version is not published.
+            StoreError: If the version is not published, or cannot be copied to the cache.
             BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
-        folder = self.path(version)
-        if self.verify_keys is None:
-            return self._verification.open(folder, version, pause, share_with)
-        check_sizes(folder, self.manifest(version))  # a bundle with a missing file is refused before it is copied
-        return self._copies.open(version, pause, share_with)
+        manifest = self.manifest(version)
+        if self._cache is None:
+            return self.open_folder(self.bundles / version, version, pause, share_with)
+        if self._is_local:
+            check_sizes(self.bundles / version, manifest)  # a bundle with a missing file is refused before it is copied
+        return self._cache.open(version, pause, share_with)
+
+    def open_folder(
+        self, folder: Path, version: str, pause: Callable[[], None] | None, share_with: Sequence[Bundle]
+    ) -> Bundle:
+        """Check the files of a version in a folder on this machine, then map them into memory; see `open`."""
+        bundle = open_bundle(folder, self._keys(), pause, share_with)
+        _require_version(bundle.manifest, version, str(folder))
+        return bundle
 
     def accepts(self, bundle: Bundle) -> bool:
         """Whether an open bundle is still the published one, and one of the present public keys accepts its signature.
@@ -182,18 +206,21 @@ class Store:
         Another process may have replaced the folder by another bundle with the same name.
         """
         try:
-            return self._verification.read_manifest(bundle.folder, bundle.manifest.version) == bundle.manifest
+            return read_signed_manifest(bundle.folder, self._keys()).manifest == bundle.manifest
         except BundleError:
             return False
 
     def close(self) -> None:
         """Stop a copy in progress with an error, so that the service can shut down."""
-        self._closed.set()
+        self.closed.set()
 
     def activate(
         self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
     ) -> ActivationRecord:
-        """Make a version current, and return the new activation record.
+        """Make a version current, remove the candidate, and return the new activation record.
+
+        An activation of the version that is already current also gets a new generation: replicas that refused the
+        version then try it again at once.
 
         Args:
             version: The version.
@@ -202,13 +229,22 @@ class Store:
             expected_generation: Generation that the store must have before the activation; None accepts any.
 
         Raises:
-            StoreError: If the version is not published.
+            StoreError: If the version is not published, or was removed at the same time.
             BundleError: If the manifest of the version is broken.
-            ActivationConflictError: If the store has another generation than expected, or another process activates a
-                version at the same time.
+            ActivationConflictError: If the store has another generation than expected, or another process changes the
+                current version at the same time.
         """
         self.manifest(version)
-        return self._state.activate(version, self.manifest, by or default_author(), why, expected_generation)
+        before = self.activation()
+        generation = before.generation if before else 0
+        if expected_generation not in (None, generation):
+            raise ActivationConflictError(
+                f"{self.name}: expected generation {expected_generation}, found {generation}; see `recollect log`"
+            )
+        previous = before.previous if before else ()
+        if before is not None and before.version != version:
+            previous = (*previous, before.version)
+        return self._not_removed(before, self._activations.append(before, "activate", version, previous, None, by, why))
 
     def add_candidate(self, version: str, by: str | None = None, why: str = "") -> ActivationRecord:
         """Let replicas open a version beside the current one, and return the new activation record.
@@ -220,33 +256,61 @@ class Store:
             StoreError, BundleError, ActivationConflictError: As in `activate`.
         """
         self.manifest(version)
-        return self._state.add_candidate(version, self.manifest, by or default_author(), why)
+        before = self.activation()
+        if before is None:
+            raise ActivationRefusedError(
+                f"{self.name}: a candidate needs a current version, and no version is current; "
+                f"run `recollect activate {version}`"
+            )
+        if before.version == version:
+            raise ActivationRefusedError(
+                f"{self.name}: the candidate must differ from the current version, found {version} for both; choose "
+                "another version"
+            )
+        record = self._activations.append(before, "candidate", before.version, before.previous, version, by, why)
+        return self._not_removed(before, record)
 
     def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
         """Remove the candidate, and return the new activation record.
 
-        If there is no candidate, make the previous current version current again.
+        If there is no candidate, make the previous version current again that is still published.
 
         Raises:
             ActivationRefusedError: If there is neither a candidate nor a previous version.
             BundleError: If the manifest of the previous version is broken.
-            ActivationConflictError: If another process activates a version at the same time.
+            ActivationConflictError: If another process changes the current version at the same time.
         """
         self.require()
-        return self._state.rollback(self._is_published, by or default_author(), why)
+        before = self.activation()
+        if before is not None and before.candidate is not None:
+            return self._activations.append(before, "rollback", before.version, before.previous, None, by, why)
+        for target, version in reversed(list(enumerate(before.previous if before else ()))):
+            if before is not None and version != before.version and self._is_published(version):
+                self.manifest(version)
+                previous = before.previous[:target]
+                record = self._activations.append(before, "rollback", version, previous, None, by, why)
+                return self._not_removed(before, record)
+        raise ActivationRefusedError(
+            f"{self.name}: no version was current before; choose one with `recollect activate`"
+        )
 
-    def require_published(self, version: str) -> None:
-        """Check that a version is published, without a download.
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """A temporary folder for writing a bundle, on the disk of `bundles`. It is removed afterwards.
 
         Raises:
-            StoreError: If the version is not published.
+            StoreError: If the store cannot be written to. Building a bundle takes long, so this is found out first.
         """
-        if check_version(version) not in self.versions():
-            raise self._no_version(version)
-
-    def incoming(self) -> contextlib.AbstractContextManager[Path]:
-        """A temporary folder for writing a bundle. The folder is removed afterwards unless the bundle is published."""
-        return self.local.incoming()
+        self.files.require_writable()
+        self.bundles.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=INCOMING, dir=self.bundles))
+        try:
+            yield folder
+        except OSError as error:
+            error.filename = error.filename or str(self.bundles)  # the error "disk full" names no file
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, folder: Path, version: str) -> None:
         """Publish a bundle that was written to a temporary folder.
@@ -254,78 +318,138 @@ class Store:
         Raises:
             StoreError: If the version is malformed or already published: a published bundle never changes.
         """
-        self.local.publish(folder, version)
+        name = f"bundles/{check_version(version)}"
+        if not self.files.publish(folder, name, MANIFEST):
+            raise self._already_published(name)
 
     def publish_copy(self, folder: Path, version: str) -> None:
-        """Publish a copy of a bundle's folder. Every copied file is compared with the manifest.
+        """Publish a copy of a bundle's folder. Every copied file is read back and compared with the manifest.
+
+        Files that an interrupted copy has completed are not copied again.
 
         Raises:
             StoreError: If the version is already published, or the store cannot be written to.
             BundleError: If the manifest is broken or not signed, or a copied file differs from the manifest.
         """
-        with self.incoming() as copy:
-            copy_manifest(folder, copy)
-            manifest = self._verification.read_manifest(copy, version)
-            for name in manifest.files:
-                shutil.copyfile(folder / name, copy / name)
-            check_sizes(copy, manifest)
-            check_contents(copy, manifest, manifest.files)
-            self.publish(copy, version)
+        target = f"bundles/{check_version(version)}"
+        signed = self._of_version(version, read_signed_manifest(folder, self._keys()))
+        if self._is_published(version):
+            raise self._already_published(target)
+        self.files.require_writable()
+        for name, expected in signed.manifest.files.items():
+            if not self._holds(f"{target}/{name}", expected):
+                self.files.upload(folder / name, f"{target}/{name}")
+                if not self._holds(f"{target}/{name}", expected):
+                    raise BundleError(
+                        f"{self.name}/{target}/{name}: expected the file of the manifest after the copy, found another "
+                        "file; copy the version again"
+                    )
+        if (folder / SIGNATURE).exists():
+            self.files.upload(folder / SIGNATURE, f"{target}/{SIGNATURE}")
+        if not self.files.create(f"{target}/{MANIFEST}", signed.content):
+            raise self._already_published(target)
 
     def size_bytes(self, version: str) -> int:
         """Size of all files of a published version."""
-        return sum(path.lstat().st_size for path in (self.bundles / version).iterdir())
+        return self.files.status(f"bundles/{version}").size_bytes
 
     def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
         """Remove a published version if it is unused; return whether it was removed.
 
         Args:
             version: The version.
-            is_unused: Function that decides under the lock of the store, so that an activation is either seen or fails.
+            is_unused: Function that decides. It is called again after the version was withdrawn.
         """
-        with self.files.exclusive():
-            if version not in self.local.versions() or not is_unused():
-                return False
-            self.local.remove(version)
-            return True
+        folder = f"bundles/{check_version(version)}"
+        manifest = self.files.read(f"{folder}/{MANIFEST}")
+        if manifest is None or not is_unused():
+            return False
+        self.files.delete(f"{folder}/{MANIFEST}")
+        unused = False
+        try:
+            unused = is_unused()
+        finally:  # also if the function fails, because the version may be in use
+            if not unused:
+                self.files.create(f"{folder}/{MANIFEST}", manifest)
+        if unused:
+            self.files.delete_folder(folder)
+        return unused
 
-    def remove_abandoned(self) -> None:
-        """Remove the files of writers that were killed."""
-        with self.files.exclusive():
-            self.local.remove_abandoned()
+    def remove_abandoned(self, keep: Collection[str]) -> None:
+        """Remove the files of writers and removals that were interrupted, which nobody has written to for two days.
 
-    @functools.cached_property
-    def _copies(self) -> CachedBundles:
-        source, cache = self._open_cache()
-        return CachedBundles(source, cache, self._verification, self.current, self._no_version, self._closed)
+        Args:
+            keep: Versions that are not touched.
+        """
+        oldest = datetime.now(UTC) - MAX_WRITE_AGE
+        for version in self.files.names("bundles"):
+            folder = f"bundles/{version}"
+            is_bundle = is_version(version) and not self._is_published(version) and version not in keep
+            if is_bundle and self.files.status(folder).modified < oldest:
+                self.files.delete_folder(folder)
+        remove_abandoned_files(self.root)
 
-    def _open_cache(self) -> tuple[BundleSource, BundleCache]:
-        """The source of the copies, and the cache that contains the copies."""
-        return FolderSource(self.root), BundleCache(self._cache_folder or default_cache(), str(self.root.resolve()))
+    def _not_removed(self, before: ActivationRecord | None, record: ActivationRecord) -> ActivationRecord:
+        """Return a new record. If its new version was removed meanwhile, return to the record before it.
 
-    def _no_store(self) -> StoreError:
-        return StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
+        Raises:
+            StoreError: If the version was removed.
+        """
+        added = record.to_open - (before.to_open if before else set())
+        removed = [version for version in added if not self._is_published(version)]
+        if not removed:
+            return record
+        outcome = "no version is current that can be served"
+        if before is not None:
+            why = f"{removed[0]} was removed at the same time"
+            self._activations.append(record, "rollback", before.version, before.previous, None, record.by, why)
+            outcome = f"{before.version} is current again"
+        raise StoreError(
+            f"{self.name}/bundles/{removed[0]}: expected a published version, but it was removed at the same time; "
+            f"{outcome}: activate another version"
+        )
+
+    def _is_published(self, version: str) -> bool:
+        return self.files.has(f"bundles/{version}/{MANIFEST}")
+
+    def _holds(self, name: str, expected: FileInfo) -> bool:
+        """Whether the store holds a file with this size and SHA-256. The file is read completely."""
+        if not self.files.has(name):
+            return False
+        digest, size = hashlib.sha256(), 0
+        for piece in self.files.pieces(name):
+            digest.update(piece)
+            size += len(piece)
+        return (size, digest.hexdigest()) == (expected.size, expected.sha256)
+
+    def _keys(self) -> VerifyKeys | None:
+        return self.verify_keys.content if self.verify_keys else None
+
+    def _of_version(self, version: str, signed: SignedManifest) -> SignedManifest:
+        _require_version(signed.manifest, version, f"{self.name}/bundles/{version}")
+        return signed
 
     def _no_version(self, version: str) -> StoreError:
         self.require()
+        if self.files.can_list and self.files.names(f"bundles/{version}"):
+            return UnknownVersionError(
+                f"{self.name}/bundles/{version}: expected a bundle with {MANIFEST}, found one without: a copy is in "
+                "progress or was interrupted; copy the version again, or build another one"
+            )
         return UnknownVersionError(
             f"{self.name}: expected a published version, found no {version!r}; the latest: {self._latest() or 'none'}"
         )
 
+    def _already_published(self, name: str) -> StoreError:
+        return StoreError(f"{self.name}/{name}: expected a new version, found one already published; build again")
+
     def _latest(self) -> str:
         """The names of the latest versions, for error messages."""
+        if not self.files.can_list:
+            return "unknown, because the server cannot list folders"
         return ", ".join(self.versions()[-3:])
 
-    def _is_published(self, version: str) -> bool:
-        try:
-            self.manifest(version)
-        except UnknownVersionError:
-            return False
-        return True
 
-
-def copy_manifest(folder: Path, to: Path) -> None:
-    """Copy the manifest of a bundle, and its signature if there is one."""
-    for name in (MANIFEST, SIGNATURE):
-        with contextlib.suppress(FileNotFoundError):  # a missing manifest is found when it is read
-            shutil.copyfile(folder / name, to / name)
+def _require_version(manifest: Manifest, version: str, folder: str) -> None:
+    if manifest.version != version:
+        raise BundleError(f"{folder}: expected version {version}, manifest says {manifest.version}")

@@ -7,10 +7,11 @@ request for `/metrics` combines all files.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +23,6 @@ from prometheus_client.mmap_dict import MmapedDict
 
 from recollect.service.memory_use import process_memory
 from recollect.service.settings import SHARED_METRICS
-from recollect.service.storage.bundle_folder import folder_lock
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -176,7 +176,7 @@ class Metrics:
         if not self._shared:
             return generate_latest(self._registry)
         folder = Path(os.environ[SHARED_METRICS])
-        with folder_lock(folder):  # another worker may merge files at the same time
+        with _folder_lock(folder):  # another worker may merge files at the same time
             _merge_exited_workers(folder)
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
@@ -279,3 +279,14 @@ class EngineMetrics:
             self.seconds.labels(method).observe(seconds)
         else:
             self.errors.labels(method, reason).inc()
+
+
+@contextlib.contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of this machine; first wait until no other process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -7,7 +7,7 @@ import time
 
 from recollect.service.errors import NotServedError, RedisError, StoreError
 from recollect.service.redis_client import RedisClient
-from recollect.service.store.activation_record import ActivationRecord
+from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, Reports, Seen, reports_of
 

@@ -1,6 +1,6 @@
 """Brings a process to the desired versions, while the current version answers requests.
 
-The desired versions are those of the activation record of the store. One thread reads the record regularly. Another
+The desired versions are those of the current activation record of the store. One thread reads it regularly. Another
 thread opens versions. If the record changes while a version opens that it does not name any more, the opening is
 abandoned. The record is read again right before a swap, so a version that was rolled back is never served afterwards.
 The previous version stays open as the standby while memory permits, so a rollback swaps at once.
@@ -23,8 +23,7 @@ import structlog
 
 from recollect.service.errors import InsufficientMemoryError, StoreError
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.store.activation_record import ActivationRecord
-from recollect.service.store.store import Store
+from recollect.service.store.activations import ActivationRecord
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.background import BackgroundThread
 from recollect.service.versions.memory_check import require_memory
@@ -55,7 +54,6 @@ class Follower:
         self, opener: Opener, versions: OpenVersions, reporter: Reporter, metrics: Metrics, poll_seconds: float
     ) -> None:
         self._opener, self._versions, self._reporter, self._metrics = opener, versions, reporter, metrics
-        self._desired = _DesiredVersions(opener.store)
         self._load: Callable[[], float] = lambda: 0.0
         self._lock = threading.Lock()
         self._target: ActivationRecord | None = None
@@ -82,7 +80,10 @@ class Follower:
             ServiceError: If the version may not be served; see `Opener.open`.
         """
         while self._versions.current is None:
-            record = self._desired.require()
+            record = self._opener.store.activation()
+            if record is None:
+                self._opener.store.require_current()  # raises the error that names the next step
+                continue
             self._set_target(record)
             self._reporter.start()
             with contextlib.suppress(CancelledWorkError):  # another version was activated meanwhile
@@ -111,15 +112,15 @@ class Follower:
         self._swapper.stop()
 
     def _read_desired(self) -> None:
-        if (record := self._desired.read()) is not None:
+        if (record := self._opener.store.activation()) is not None:
             self._set_target(record)
 
     def _set_target(self, record: ActivationRecord) -> None:
         """Set the desired versions. If another version opens at the moment, its opening is abandoned."""
         self._metrics.generation.labels("store").set(record.generation)
         with self._lock:
-            if record == self._target:
-                return
+            if self._target is not None and record.generation <= self._target.generation:
+                return  # another thread has read a newer record
             self._target = record
             if self._opening is not None and self._opening not in record.to_open:
                 self._cancelled.set()
@@ -265,7 +266,7 @@ class Follower:
             CancelledWorkError: If the record names another version, or the process drains.
         """
         with contextlib.suppress(StoreError, OSError):
-            if (latest := self._desired.read()) is not None:
+            if (latest := self._opener.store.activation()) is not None:
                 self._set_target(latest)
         with self._lock:
             latest = self._target
@@ -299,53 +300,6 @@ class Follower:
             self._metrics.forget_version(version)
         if closed:
             _return_freed_memory()
-
-
-class _DesiredVersions:
-    """Reads the activation record, and refuses a record that is older than the record read before; thread-safe.
-
-    No other source can change the versions. Redis only announces that there is a new record.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._lock = threading.Lock()
-        self._last: ActivationRecord | None = None
-
-    def read(self) -> ActivationRecord | None:
-        """The activation record. If the store has none, the record read last, or None.
-
-        Raises:
-            StoreError: If the record is damaged, or older than the record read before.
-            OSError: If the store cannot be read.
-        """
-        with self._lock:  # also while the store is read, otherwise a slow thread would compare an outdated record
-            record, last = self._store.activation(), self._last
-            if record is None:
-                return last
-            if last is not None and (
-                record.generation < last.generation
-                or (record.generation == last.generation and record.version != last.version)
-            ):
-                raise StoreError(
-                    f"{self._store.name}: expected generation {last.generation} ({last.version}) or a later one, found "
-                    f"generation {record.generation} ({record.version}); run `recollect activate`, or restart the "
-                    "replicas if the store was restored from a backup"
-                )
-            self._last = record
-            return record
-
-    def require(self) -> ActivationRecord:
-        """The activation record.
-
-        Raises:
-            StoreError: If there is no store or no version is current, or as in `read`.
-        """
-        record = self.read()
-        if record is None:
-            self._store.require_current()  # raises the error that names the next step
-            raise StoreError(f"{self._store.name}: the current version changed while it was read; try again")
-        return record
 
 
 def _catch_up(predictor: Predictor) -> None:

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from recollect.service.console import printable
 from recollect.service.errors import RedisError
 from recollect.service.redis_client import RedisClient
-from recollect.service.store.activation_record import Version
+from recollect.service.store.activations import Version
 from recollect.service.store.store import Store
 from recollect.service.versions.background import BackgroundThread
 from recollect.service.versions.open_versions import OpenVersions

@@ -105,7 +105,7 @@ def milvus_predictor(
     from recollect.service.store.store import Store
 
     folder = tmp_path_factory.mktemp("milvus") / "bundle"
-    shutil.copytree(Store(built.store).path(built.version), folder)
+    shutil.copytree(Store(built.store).bundles / built.version, folder)
     return move_to_milvus(folder)
 
 

@@ -95,8 +95,7 @@ def add_version(store: Path, source: str, version: str, change: Callable[[Path, 
 
 def make_first(store: Path, version: str) -> None:
     """Make a version current as if no other version had been current before."""
-    for name in ("ACTIVATION", "CURRENT", "LOG"):
-        (store / name).unlink(missing_ok=True)
+    shutil.rmtree(store / "activations", ignore_errors=True)
     Store(store).activate(version)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.object_folder import ObjectFolder
 from tests.service.store.servers import create_bucket, s3_server
 from tests.service.test_bulk import ROWS, fails, run, write_jsonl
 

@@ -57,14 +57,12 @@ class Ran:
         assert all(part in self.err for part in parts), self.err
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "no JSON", "other version"])
+@pytest.mark.parametrize("damage", ["no JSON", "other version"])
 def test_versions_lists_broken_bundles_with_their_problem(
     store: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     bundle = store / "bundles" / "v2"
     match damage:
-        case "no manifest":
-            (bundle / "manifest.json").unlink()
         case "no JSON":
             (bundle / "manifest.json").write_text("{")
         case "other version":
@@ -139,11 +137,11 @@ def test_serve_reports_that_the_port_is_taken(two_versions: Path) -> None:
 def test_versions_are_listed_even_if_the_activation_record_is_damaged(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (store / "ACTIVATION").write_text("{")
+    (store / "activations" / "00000001.json").write_text("{")
     ran = Ran(capsys, "versions", "--store", store)
     assert ran.status == 0
     assert [line.split()[0] for line in ran.out.splitlines()] == ["v1", "v2"]
-    assert "ACTIVATION: expected an activation record" in ran.err
+    assert "00000001.json: expected an activation record" in ran.err
 
 
 def test_predict_escapes_control_characters_in_its_output(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_version_can_be_used_after_the_version_that_opened_its_components_was_cl
     second = opener.open(copied_version(store), share_with=[first])
     expected, share = answer(second), check_golden(second)
     first.close()
-    shutil.rmtree(store.path("v3"))
+    shutil.rmtree(store.bundles / "v3")
     assert answer(second) == expected
     assert check_golden(second) == share
     third = opener.open("v5", share_with=[second])
@@ -139,12 +139,12 @@ def test_version_can_be_used_after_the_version_that_opened_its_components_was_cl
 def test_closed_version_leaves_only_shared_files_mapped(store: Store, opener: Opener) -> None:
     def mapped(version: str) -> set[str]:
         lines = Path("/proc/self/maps").read_text().splitlines()
-        folder = str(store.path(version))
+        folder = str(store.bundles / version)
         return {Path(line.split()[-1]).name for line in lines if folder in line}
 
     def changed_index(folder: Path, manifest: dict[str, Any]) -> None:
         with_changed_files(folder, manifest)
-        shutil.copy(store.path("v3") / "instance_keys.faiss", folder)
+        shutil.copy(store.bundles / "v3" / "instance_keys.faiss", folder)
         manifest["files"] = {name: info.model_dump() for name, info in describe_files(folder).items()}
 
     first = opener.open("v3")

@@ -135,12 +135,14 @@ def test_broken_version_is_refused_once_and_a_later_valid_version_is_served(stor
 
 
 def test_server_logs_a_damaged_activation_record_and_keeps_its_version(store: Path, server: Server) -> None:
-    (store / "ACTIVATION").write_bytes(b"{}")
+    damaged = store / "activations" / "00000002.json"
+    damaged.write_bytes(b"{}")
     unreadable = server.wait_for("store_unreadable")
-    assert "ACTIVATION: expected an activation record" in unreadable["error"]
+    assert "00000002.json: expected an activation record" in unreadable["error"]
     assert unreadable["serving"] == "v3"
     with httpx.Client(base_url=server.url) as client:
         assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
+        damaged.unlink()
         Store(store).activate("v5")
         until_serves(client, "v5")
 

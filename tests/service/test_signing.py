@@ -176,7 +176,7 @@ def test_every_command_refuses_an_unsigned_version(
     assert printed.out == ""
     assert printed.err.startswith(f"recollect {verb}: {store}/bundles/v3/{SIGNATURE}: expected a signature for ")
     assert len(printed.err.splitlines()) == 1
-    assert (store / "CURRENT").read_text() == "v1\n"
+    assert Store(store).current() == "v1"
     assert run(*command) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from recollect.service.errors import StoreError
 from recollect.service.memory.entries import Entry
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.object_folder import ObjectFolder
 from tests.service.memory_log.logs import append, instance, label, log_in, uids, writer
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 

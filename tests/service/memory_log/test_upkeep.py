@@ -15,7 +15,6 @@ from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import LoggedEntry, PutLabel
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.upkeep import copy_log, last_entry, prune_log, removed_entries
-from recollect.service.store.remote import RemoteStore
 from recollect.service.store.store import Store
 from tests.service.http_helpers import add_version
 from tests.service.memory_log.logs import append, is_same, uids
@@ -77,7 +76,7 @@ def test_commits_that_no_version_needs_are_removed(folder: Store, tmp_path: Path
         with pytest.raises(MemoryLogError, match="found that those up to 3 were removed by `recollect prune"):
             log_of(folder, version).read()
     with WebServer(folder.root).running() as server:
-        web = RemoteStore(server.url, cache=tmp_path / "cache")
+        web = Store(server.url, cache=tmp_path / "cache")
         assert uids(MemoryLog.of(web, folder.manifest("new")).read()) == ["d", "e"]
 
 
@@ -111,14 +110,14 @@ def test_log_in_an_object_store_is_copied_and_pruned(folder: Store, tmp_path: Pa
     entries = write(folder, "a", "b", "c")
     add_version(folder.root, "v3", "new", containing(2))
     with s3_server() as s3:
-        target = RemoteStore(create_bucket(s3, "copies"), cache=tmp_path / "cache")
+        target = Store(create_bucket(s3, "copies"), cache=tmp_path / "cache")
         assert copy_log(folder, target) == 3
         manifest = folder.manifest("v3")
         assert all(map(is_same, entries, MemoryLog.of(target, manifest).read()))
-        target.publish_copy(folder.path("new"), "new")
+        target.publish_copy(folder.bundles / "new", "new")
         assert prune_log(target) == 2
         assert (removed_entries(target), last_entry(target)) == (2, 3)
         assert uids(MemoryLog.of(target, folder.manifest("new")).read()) == ["c"]
-        pruned = RemoteStore(create_bucket(s3, "pruned"), cache=tmp_path / "cache")
+        pruned = Store(create_bucket(s3, "pruned"), cache=tmp_path / "cache")
         assert copy_log(target, pruned) == 1
         assert (removed_entries(pruned), last_entry(pruned)) == (2, 3)

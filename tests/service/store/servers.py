@@ -61,11 +61,13 @@ class FaultyProxy:
         ignores_conditions: Whether the server ignores the header `If-None-Match`.
         lost_answers: Number of the next PUT requests that are carried out, but whose connection ends without an answer.
         delay_seconds: Time that each request takes longer.
+        has_expired: Whether every request is refused because the credentials have expired.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.ignores_conditions, self.lost_answers, self.delay_seconds = False, 0, 0.0
+        self.has_expired = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
@@ -92,6 +94,14 @@ class _Forward(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802
         time.sleep(self._proxy.delay_seconds)
+        if self._proxy.has_expired:
+            refusal = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+            self.send_response_only(403)
+            self.send_header("Content-Length", str(len(refusal)))
+            self.end_headers()
+            self.wfile.write(refusal)
+            self.close_connection = True
+            return
         dropped = {"if-none-match"} if self._proxy.ignores_conditions else set()
         headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import signal
 import subprocess
@@ -44,33 +43,34 @@ def start_opener(url: str, cache: Path, version: str) -> subprocess.Popen[str]:
 
 
 def change_manifest(origin: Store, version: str, change: Callable[[dict[str, Any]], object]) -> None:
-    path = origin.path(version) / MANIFEST
+    path = origin.bundles / version / MANIFEST
     content = json.loads(path.read_bytes())
     change(content)
     path.write_text(json.dumps(content))
 
 
 def test_damaged_bundle_in_the_cache_is_downloaded_again(store: Store) -> None:
-    flip_bit(store.path("A") / "label_keys.faiss")
     assert store.open("A").manifest.version == "A"
-    (store.path("A") / "golden.json").unlink()
+    flip_bit(store.bundles / "A" / "label_keys.faiss")
+    assert store.open("A").manifest.version == "A"
+    (store.bundles / "A" / "golden.json").unlink()
     assert store.open("A").manifest.version == "A"
 
 
 def test_bundle_that_is_damaged_in_the_store_is_refused_with_its_url_and_not_cached(
     web: WebServer, origin: Store, store: Store
 ) -> None:
-    flip_bit(origin.path("A") / "label_keys.faiss")
+    flip_bit(origin.bundles / "A" / "label_keys.faiss")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/label_keys.faiss: expected SHA-256"):
         store.open("A")
     assert cached(store) == []
-    (origin.path("B") / "golden.json").unlink()
+    (origin.bundles / "B" / "golden.json").unlink()
     with pytest.raises(StoreError, match="bundles/B/golden.json: expected a file of the bundle, found none"):
         store.open("B")
-    (origin.path("C") / MANIFEST).write_text("{")
+    (origin.bundles / "C" / MANIFEST).write_text("{")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/C/manifest.json: expected JSON"):
         store.open("C")
-    (origin.path("D") / MANIFEST).write_bytes((origin.path("E") / MANIFEST).read_bytes())
+    (origin.bundles / "D" / MANIFEST).write_bytes((origin.bundles / "E" / MANIFEST).read_bytes())
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/D: expected version D, manifest says E"):
         store.open("D")
     assert cached(store) == []
@@ -86,9 +86,9 @@ def test_bundle_larger_than_the_free_disk_space_is_not_downloaded(web: WebServer
 
 
 def test_file_larger_than_stated_in_the_manifest_is_refused(web: WebServer, origin: Store, store: Store) -> None:
-    with (origin.path("A") / "label_keys.faiss").open("ab") as file:
+    with (origin.bundles / "A" / "label_keys.faiss").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/label_keys.faiss: expected .* bytes, found more"):
+    with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/label_keys.faiss: expected the size in the man"):
         store.open("A")
     assert cached(store) == []
 
@@ -103,7 +103,7 @@ def test_manifest_with_an_unexpected_file_name_is_refused(origin: Store, store: 
     assert not list(tmp_path.rglob("escaped"))
 
 
-@pytest.mark.parametrize("name", ["ACTIVATION", "bundles/A/manifest.json"])
+@pytest.mark.parametrize("name", ["activations/00000001.json", "bundles/A/manifest.json"])
 def test_small_file_of_a_store_is_refused_if_it_is_over_one_mebibyte(origin: Store, store: Store, name: str) -> None:
     (origin.root / name).write_bytes(b"A" * (2 << 20))
     with pytest.raises(StoreError, match=f"/{name}: expected at most 1,048,576 bytes, found more"):
@@ -125,7 +125,7 @@ def test_signature_is_checked_before_other_files_are_downloaded(
         store.open("A")
     assert not [path for path in web.requests if path.endswith(".faiss")]
     open_store(web.url, None, tmp_path / "cache").open("A")
-    sign_manifest(origin.path("A"), read_signing_key(keys.private))
+    sign_manifest(origin.bundles / "A", read_signing_key(keys.private))
     assert store.open("A").manifest.version == "A"  # the unsigned copy in the cache is not used
     change_manifest(origin, "A", lambda manifest: manifest["defaults"].update(top_k=3))
     with pytest.raises(BundleError, match=r"manifest\.sig"):
@@ -139,7 +139,7 @@ def test_killed_download_leaves_no_cached_version_and_the_next_download_removes_
     with start_opener(web.url, store.root.parent, "A") as opener:
         assert web.paused.wait(TIMEOUT_SECONDS)
         opener.send_signal(signal.SIGKILL)
-    assert [name.startswith(".incoming-") for name in cached(store)] == [True]
+    assert [name.startswith(".copy-") for name in cached(store)] == [True]
     web.paused_file = ""
     web.resumed.set()
     assert store.open("A").manifest.version == "A"
@@ -160,12 +160,9 @@ def test_two_processes_that_open_the_same_version_download_it_once(web: WebServe
     assert cached(store) == ["A"]
 
 
-def test_version_that_a_process_has_open_is_never_removed_from_the_cache(store: Store, origin: Store) -> None:
+def test_current_version_and_those_opened_last_stay_in_the_cache_and_an_open_bundle_stays_usable(store: Store) -> None:
     bundle = store.open("B")
-    for version in "CDE":
+    for version in "ACDE":
         store.open(version)
-    assert cached(store) == ["B", "C", "D", "E"]
-    del bundle
-    gc.collect()
-    store.open("A")
-    assert cached(store) == ["A", "D", "E"]
+    assert cached(store) == ["A", "C", "D", "E"]
+    assert bundle.labels.uids[1] == "label 1"

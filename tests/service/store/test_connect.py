@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from recollect.service.errors import StoreError
-from recollect.service.storage.connect import connect, without_credentials
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.store.connect import connect, without_credentials
+from recollect.service.store.object_folder import ObjectFolder
 from tests.service.store.servers import WebServer
 
 REPOSITORY = Path(__file__).parents[3]
@@ -50,7 +50,8 @@ def test_credentials_in_a_url_are_sent_to_its_host_and_never_printed(
     web.denied = True
     url = f"http://jane:{password}@127.0.0.1:{web.port}/{path}"
     line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
-    assert f"http://127.0.0.1:{web.port}/{path}/ACTIVATION: expected an answer, found: 401 Unauthorized; check" in line
+    name = f"http://127.0.0.1:{web.port}/{path}/activations/00000001.json"
+    assert f"{name}: expected an answer, found: 401 Unauthorized; check" in line
     assert "jane" not in line
     assert "hush" not in line
     assert not [path for path in tmp_path.rglob("*") if "hush" in str(path)]
@@ -123,7 +124,7 @@ def test_missing_aws_credentials_are_reported_in_one_line(
 def test_download_that_stalls_ends_with_an_error(
     web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recollect.service.storage.object_folder._READ_TIMEOUT", SECOND / 4)
+    monkeypatch.setattr("recollect.service.store.object_folder._READ_TIMEOUT", SECOND / 4)
     web.paused_file = "instance_keys.faiss"
     folder = ObjectFolder(web.url)
     with pytest.raises(StoreError, match="instance_keys.faiss: expected an answer, found: .*; check the URL"):

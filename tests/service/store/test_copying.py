@@ -26,8 +26,8 @@ import os, signal, sys
 from pathlib import Path
 from recollect.service.store.copying import copy_version
 from recollect.service.store.locations import open_store
-from recollect.service.storage.object_folder import ObjectFolder
-import shutil
+from recollect.service.store.object_folder import ObjectFolder
+from recollect.service.store.files import FolderFiles
 done = 0
 def counted(method):
     def call(*args, **kwargs):
@@ -37,7 +37,7 @@ def counted(method):
             os.kill(os.getpid(), signal.SIGKILL)
         return method(*args, **kwargs)
     return call
-ObjectFolder.upload, shutil.copyfile = counted(ObjectFolder.upload), counted(shutil.copyfile)
+ObjectFolder.upload, FolderFiles.upload = counted(ObjectFolder.upload), counted(FolderFiles.upload)
 copy_version(open_store(sys.argv[1]), "A", open_store(sys.argv[2], None, Path(sys.argv[3])))
 """
 
@@ -106,7 +106,7 @@ def test_copy_to_a_full_disk_names_the_target(source: Store, tmp_path: Path) -> 
     command = [sys.executable, "-c", program, "copy", "A", "--store", str(source.root), "--to", str(tmp_path / "full")]
     done = forked.run(command, capture_output=True, text=True)
     assert done.stderr.startswith(f"recollect copy: {tmp_path}/full/bundles/")
-    assert done.stderr.endswith(": File too large; free some space\n")
+    assert done.stderr.endswith(": File too large; free some space and try again\n")
 
 
 def test_copy_requires_the_signature(source: Store, target: str, tmp_path: Path, error_of: Callable[..., str]) -> None:

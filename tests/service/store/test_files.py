@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from recollect.service.errors import StoreError
-from recollect.service.storage.object_folder import ObjectFolder
 from recollect.service.store.files import FolderFiles, StoreFiles
+from recollect.service.store.object_folder import ObjectFolder
 from tests import forked
 from tests.service.store.servers import FaultyProxy, WebServer
 
@@ -135,7 +135,7 @@ def test_full_disk_leaves_no_file(tmp_path: Path) -> None:
     printed = run_program(FULL_DISK, tmp_path)
     assert (
         printed
-        == f"{tmp_path}/a: expected a file that can be written, found: File too large; free some space and try again\n"
+        == f"{tmp_path}/a: expected a path that can be written, found: File too large; free some space and try again\n"
     )
     assert not list(tmp_path.iterdir())
 
@@ -186,5 +186,5 @@ def test_bucket_that_does_not_exist_and_folder_without_permission_are_named(s3: 
     ):
         ObjectFolder("s3://none/store").create("a", b"")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="file/a: expected a file that can be written, found: .*; check the disk"):
+    with pytest.raises(StoreError, match="file/a: expected a path that can be written, found: .*; check the disk"):
         FolderFiles(tmp_path / "file").create("a", b"")

@@ -15,7 +15,6 @@ import pytest
 import recollect
 from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.errors import BundleError, StoreError
-from recollect.service.storage.folder_source import FolderSource
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import Pair, write_pair
@@ -34,7 +33,7 @@ def keys(tmp_path: Path) -> Pair:
 def store(origin: Store, keys: Pair, tmp_path: Path) -> Store:
     """The folder of the fixture `origin`, with signed bundles and their public key."""
     for version in origin.versions():
-        sign_manifest(origin.path(version), read_signing_key(keys.private))
+        sign_manifest(origin.bundles / version, read_signing_key(keys.private))
     return Store(origin.root, keys.public, tmp_path / "cache")
 
 
@@ -55,7 +54,7 @@ def overwrite(folder: Path) -> int:
 def test_file_that_is_overwritten_after_its_check_does_not_change_an_open_bundle(store: Store) -> None:
     bundle = store.open("A")
     values, uid = np.array(bundle.instances.values.indices), bundle.labels.uids[1]
-    assert overwrite(store.path("A")) > 10
+    assert overwrite(store.bundles / "A") > 10
     np.testing.assert_array_equal(bundle.instances.values.indices, values)
     assert bundle.labels.uids[1] == uid
 
@@ -76,23 +75,23 @@ def test_answers_of_a_server_do_not_change_when_the_files_of_its_bundle_are_over
 def test_error_names_the_changed_file_of_the_store_and_no_copy_is_kept(
     store: Store, tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
-    change(store.path("A") / LABELS)
-    with pytest.raises(BundleError, match=f"^{store.path('A') / LABELS}: expected"):
+    change(store.bundles / "A" / LABELS)
+    with pytest.raises(BundleError, match=f"^{store.bundles / 'A' / LABELS}: expected"):
         store.open("A")
     assert cached(tmp_path / "cache") == []
 
 
 @pytest.mark.parametrize("file", [LABELS, "manifest.json"])
 def test_link_or_pipe_that_replaces_a_file_during_the_copy_is_refused(store: Store, file: str) -> None:
-    path, source = store.path("A") / file, FolderSource(store.root)
+    path, source = store.bundles / "A" / file, store.files
     content = path.read_bytes()
     path.rename(store.root / "elsewhere")
     path.symlink_to(store.root / "elsewhere")
-    with pytest.raises(BundleError, match="found a link"):
+    with pytest.raises(StoreError, match="found a link"):
         list(source.pieces(f"bundles/A/{file}"))
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(BundleError, match="found a device or a pipe"):
+    with pytest.raises(StoreError, match="found a folder, a device or a pipe"):
         list(source.pieces(f"bundles/A/{file}"))
     path.unlink()
     path.write_bytes(content)
@@ -103,7 +102,7 @@ def test_damaged_copy_is_replaced(store: Store, tmp_path: Path) -> None:
     folder = store.open("A").folder
     flip_bit(folder / LABELS)
     assert store.open("A").folder == folder
-    assert (folder / LABELS).read_bytes() == (store.path("A") / LABELS).read_bytes()
+    assert (folder / LABELS).read_bytes() == (store.bundles / "A" / LABELS).read_bytes()
 
 
 def test_open_bundle_is_not_accepted_by_the_signature_of_another_bundle_with_its_name(store: Store) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from recollect.service.errors import ActivationConflictError, StoreError, UnknownVersionError
-from recollect.service.storage.object_folder import ObjectFolder
+from recollect.service.errors import StoreError, UnknownVersionError
 from recollect.service.store.locations import open_store
+from recollect.service.store.object_folder import ObjectFolder
 from recollect.service.store.store import Store
 from tests.service.http_helpers import (
     add_version,
@@ -24,7 +23,7 @@ from tests.service.http_helpers import (
     serving,
     with_changed_files,
 )
-from tests.service.store.servers import TIMEOUT_SECONDS, WebServer, publish
+from tests.service.store.servers import TIMEOUT_SECONDS, FaultyProxy, WebServer, publish
 
 REPOSITORY = Path(__file__).parents[3]
 POLL = ("--poll-seconds", "0.05")
@@ -75,63 +74,46 @@ def test_killed_upload_leaves_no_version_and_the_next_upload_replaces_its_files(
     url: str, origin: Store, tmp_path: Path
 ) -> None:
     store = open_store(url, None, tmp_path / "cache")
-    publish(store, origin.path("A"), "A")
-    ObjectFolder(url).write("bundles/B/encoder.onnx", b"half")
+    publish(store, origin.bundles / "A", "A")
+    ObjectFolder(url).create("bundles/B/encoder.onnx", b"half")
     assert store.versions() == ["A"]
-    with pytest.raises(StoreError, match="expected a published version, found no 'B'; the latest: A"):
+    with pytest.raises(StoreError, match=r"bundles/B: expected a bundle with manifest.json, found one without: a copy"):
         store.activate("B")
-    publish(store, origin.path("B"), "B")
+    publish(store, origin.bundles / "B", "B")
     assert store.open("B").manifest.version == "B"
-
-
-def test_activations_at_the_same_time_get_different_generations(url: str, origin: Store, tmp_path: Path) -> None:
-    for version in "AB":
-        publish(open_store(url, None, tmp_path / "cache"), origin.path(version), version)
-
-    def activate(version: str) -> list[int]:
-        store = open_store(url, None, tmp_path / "cache")
-        return [store.activate(version).generation for _ in range(5)]
-
-    with ThreadPoolExecutor(2) as pool:
-        generations = list(pool.map(activate, "AB"))
-    assert sorted(sum(generations, [])) == list(range(1, 11))
-    assert [entry.generation for entry in open_store(url, None, tmp_path / "cache").log()] == list(range(1, 11))
-
-
-def test_activation_is_reported_as_replaced_if_the_server_has_no_conditional_writes(
-    url: str, origin: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_in_any_case(self: ObjectFolder, name: str, content: bytes, tag: str | None) -> bool:
-        self.write(name, content)
-        if name == "ACTIVATION":
-            other = json.loads(content) | {"version": "B", "by": "ann@host"}
-            self.write(name, json.dumps(other).encode())
-        return True
-
-    store = open_store(url, None, tmp_path / "cache")
-    for version in "AB":
-        publish(store, origin.path(version), version)
-    monkeypatch.setattr(ObjectFolder, "_write_if_unchanged", write_in_any_case)
-    with pytest.raises(ActivationConflictError, match="ann@host activated B at the same time, which replaced the"):
-        store.activate("A")
 
 
 def test_missing_bucket_and_missing_store_and_missing_current_file_have_different_errors(
     url: str, origin: Store, tmp_path: Path, error_of: Callable[..., str]
 ) -> None:
-    for where in (url, "s3://no-such-bucket/store"):
-        line = error_of("verify", "current", "--store", where, "--bundle-cache", tmp_path)
-        assert line == f"recollect verify: {where}: expected a bundle store, found none; run `recollect build`"
-    with pytest.raises(StoreError, match="CURRENT: expected an answer, found: .*bucket does not exist; check the URL"):
-        ObjectFolder("s3://no-such-bucket/store").write("CURRENT", b"A\n")
+    line = error_of("verify", "current", "--store", url, "--bundle-cache", tmp_path)
+    assert line == f"recollect verify: {url}: expected a bundle store, found none; run `recollect build`"
+    line = error_of("verify", "current", "--store", "s3://no-such-bucket/store", "--bundle-cache", tmp_path)
+    assert "s3://no-such-bucket/store/activations: expected an answer, found: 404 Not Found: The specified buck" in line
     with (
         pytest.raises(StoreError, match="expected an answer, found: .*bucket does not exist"),
         open_store("s3://no-such-bucket/store", None, tmp_path).incoming(),
     ):
         pytest.fail("the builder must fail before it builds")
-    publish(open_store(url, None, tmp_path), origin.path("A"), "A")
+    publish(open_store(url, None, tmp_path), origin.bundles / "A", "A")
     line = error_of("verify", "current", "--store", url, "--bundle-cache", tmp_path)
     assert "no version is current; `recollect activate` one of: A" in line
+
+
+def test_expired_credentials_are_named(
+    s3: str, url: str, origin: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_of: Callable[..., str]
+) -> None:
+    flags = ("--store", url, "--bundle-cache", tmp_path / "cache")
+    publish(open_store(url, None, tmp_path / "cache"), origin.bundles / "A", "A")
+    proxy = FaultyProxy(s3)
+    proxy.has_expired = True
+    with proxy.running() as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        for command in (("versions",), ("activate", "A"), ("rollback",), ("log",)):
+            line = error_of(*command, *flags)
+            assert "403 Forbidden: The provided token has expired.; check the URL, the network and the cred" in line
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    assert open_store(url, None, tmp_path / "cache").activation() is None
 
 
 def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(
@@ -140,13 +122,14 @@ def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(
     flags = ("--store", web.url, "--bundle-cache", tmp_path / "cache")
     assert store.require_current() == "A"
     assert store.open("B").labels.uids[1] == "label 1"
-    assert store.path("B").is_relative_to(tmp_path / "cache")
+    assert store.open("B").folder.is_relative_to(tmp_path / "cache")
     with pytest.raises(UnknownVersionError, match="found no 'F'; the latest: unknown, because the server cannot list"):
         store.open("F")
     line = error_of("versions", *flags)
     assert f"{web.url}/bundles: expected an answer, found: 501 Not Implemented; check the URL" in line
     line = error_of("activate", "B", *flags)
-    assert f"{web.url}/ACTIVATION: expected an answer, found: 501 Not Implemented; check the URL" in line
+    assert f"{web.url}: expected an object store or a folder to write to, found a web server" in line
+    assert run("log", *flags).startswith("20")
 
 
 def test_server_keeps_serving_while_the_new_version_is_damaged_and_swaps_after_its_repair(
@@ -155,7 +138,7 @@ def test_server_keeps_serving_while_the_new_version_is_damaged_and_swaps_after_i
     origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))
     origin.activate("v3")
     add_version(origin.root, "v5", "damaged", with_changed_files)  # the server shares none of its files with v3
-    flip_bit(origin.path("damaged") / "label_keys.faiss")
+    flip_bit(origin.bundles / "damaged" / "label_keys.faiss")
     web = WebServer(origin.root)
     with web.running(), serving(web.url, *POLL, "--bundle-cache", str(tmp_path / "cache")) as server:
         origin.activate("damaged")
@@ -180,7 +163,7 @@ def test_server_keeps_serving_while_the_store_is_unreachable_and_swaps_later(
     try:
         unreadable = server.wait_for("store_unreadable")
         assert unreadable["serving"] == "v3"
-        assert f"{web.url}/ACTIVATION: expected an answer, found: " in unreadable["error"]
+        assert f"{web.url}/activations/0000000" in unreadable["error"]
         assert "Connection refused" in unreadable["error"]
         assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).json()["version"] == "v3"
         origin.activate("v5")

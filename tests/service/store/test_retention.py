@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +13,7 @@ from pathlib import Path
 import pytest
 
 import recollect
-from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import StoreError
-from recollect.service.storage.object_folder import ObjectFolder
-from recollect.service.store import remote
 from recollect.service.store.locations import open_store
 from recollect.service.store.retention import prune
 from recollect.service.store.store import Store
@@ -26,12 +25,14 @@ REPOSITORY = Path(__file__).parents[3]
 VERSIONS = "ABCDEF"
 # Program that removes a version, and is killed before the files of the version are removed.
 KILLED = """
-import os, shutil, signal, sys
+import os, signal, sys
 from pathlib import Path
+from recollect.service.store.files import FolderFiles
 from recollect.service.store.store import Store
-shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+FolderFiles.delete_folder = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Store(Path(sys.argv[1])).remove("A", lambda: True)
 """
+DAY = 86_400
 
 
 @pytest.fixture
@@ -84,41 +85,39 @@ def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> Non
     assert store.rollback().version == "B"
 
 
-def test_version_in_a_bucket_that_becomes_used_during_its_removal_is_published_again(
-    url: str, bundles: Path, tmp_path: Path
-) -> None:
-    store = open_store(url, None, tmp_path / "cache")
-    for version in "AB":
-        publish(store, bundles / version, version)
-
+def test_version_that_becomes_used_during_its_removal_is_published_again(store: Store) -> None:
     def is_unused() -> bool:  # until the manifest is removed
-        return store.versions() == ["A", "B"]
+        return "C" in store.versions()
 
-    assert not store.remove("A", is_unused)
-    assert store.open("A").manifest.version == "A"
+    assert not store.remove("C", is_unused)
+    assert store.open("C").manifest.version == "C"
 
 
 def test_prune_refuses_to_run_if_the_current_version_is_unknown(store: Store) -> None:
-    store.files.update("ACTIVATION", lambda _: b"{}")
-    with pytest.raises(StoreError, match="ACTIVATION: expected an activation record"):
+    store.files.create("activations/00000003.json", b"{}")
+    with pytest.raises(StoreError, match="00000003.json: expected an activation record"):
         pruned(store, 1)
     assert store.versions() == list(VERSIONS)
 
 
-def test_version_that_is_removed_during_its_activation_does_not_become_current(bundles: Path) -> None:
-    class Slow(Store):
-        def manifest(self, version: str) -> Manifest:
-            """Read the manifest; the version is removed right after the first call."""
-            manifest = super().manifest(version)
-            if version == "C":
-                super().remove("C", lambda: True)
-            return manifest
+def test_version_that_is_removed_during_its_activation_does_not_stay_current(store: Store) -> None:
+    create = store.files.create
 
-    store = Slow(bundles.parent)
-    store.activate("A")
-    with pytest.raises(StoreError, match="expected a published version, found no 'C'"):
+    def create_slowly(name: str, content: bytes) -> bool:
+        """Version C is removed after its manifest was read, and right before its activation is written."""
+        if b'"version": "C"' in content:
+            assert store.remove("C", lambda: store.current() != "C")
+        return create(name, content)
+
+    store.files.create = create_slowly  # type: ignore[method-assign]
+    with pytest.raises(
+        StoreError, match="bundles/C: expected a published version, but it was removed .*; B is current"
+    ):
         store.activate("C")
-    assert store.current() == "A"
+    assert store.current() == "B"
+    assert [record.version for record in store.log()] == ["A", "B", "C", "B"]
+    assert store.log()[-1].why == "C was removed at the same time"
+    assert store.rollback().version == "A"
 
 
 def test_removal_that_was_killed_leaves_no_version_and_is_completed_later(bundles: Path, tmp_path: Path) -> None:
@@ -127,9 +126,28 @@ def test_removal_that_was_killed_leaves_no_version_and_is_completed_later(bundle
     done = forked.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY)
     assert done.returncode == -signal.SIGKILL
     assert store.versions() == list(VERSIONS)[1:]
-    assert list(bundles.glob(".*"))
     assert pruned(store, 5) == []
-    assert not list(bundles.glob(".*"))
+    assert (bundles / "A").exists()  # a copy by another host looks the same
+    make_old(bundles / "A")
+    assert pruned(store, 5) == []
+    assert not (bundles / "A").exists()
+
+
+def test_prune_removes_no_bundle_that_another_host_is_writing(bundles: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for path in (bundles / "A", bundles / "B"):  # half-copied bundles
+        (path / "manifest.json").unlink()
+        make_old(path)
+    (bundles / "B" / "keys").write_bytes(b"new")
+    with store.incoming() as folder, store.incoming() as abandoned:
+        make_old(abandoned)
+        make_old(folder)
+        (folder / "keys").write_bytes(b"new")
+        assert pruned(store, 9) == []
+        assert (folder.exists(), abandoned.exists()) == (True, False)
+    assert sorted(path.name for path in bundles.iterdir()) == list(VERSIONS)[1:]
+    with pytest.raises(StoreError, match=r"bundles/B: expected a bundle with manifest.json, found one without: a copy"):
+        store.activate("B")
 
 
 def test_only_old_files_of_interrupted_uploads_are_removed(
@@ -137,14 +155,19 @@ def test_only_old_files_of_interrupted_uploads_are_removed(
 ) -> None:
     store = open_store(url, None, tmp_path / "cache")
     publish(store, bundles / "A", "A")
-    folder = ObjectFolder(url)
-    folder.upload(bundles / "B" / "golden.json", "bundles/B/golden.json")
+    store.files.upload(bundles / "B" / "golden.json", "bundles/B/golden.json")
     assert pruned(store, 1) == []
-    assert folder.has("bundles/B/golden.json")
-    monkeypatch.setattr(remote, "_MAX_UPLOAD_AGE", timedelta(seconds=-60))
+    assert store.files.has("bundles/B/golden.json")
+    monkeypatch.setattr("recollect.service.store.store.MAX_WRITE_AGE", timedelta(seconds=-60))
     assert pruned(store, 1) == []
-    assert not folder.has("bundles/B/golden.json")
+    assert not store.files.has("bundles/B/golden.json")
     assert store.open("A").manifest.version == "A"
+
+
+def make_old(folder: Path) -> None:
+    """Let a folder look as if nobody had written to it for three days."""
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (time.time() - 3 * DAY,) * 2)
 
 
 def test_command_keeps_the_version_that_a_running_replica_serves(

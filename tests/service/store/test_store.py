@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +14,6 @@ from recollect.service.store.store import Store
 from tests import forked
 
 REPOSITORY = Path(__file__).parents[3]
-# Program of a builder: begin to write a bundle, print "started", then wait to be killed.
-BUILDER = """
-import sys, time
-from pathlib import Path
-from recollect.service.store.store import Store
-with Store(Path(sys.argv[1])).incoming() as folder:
-    (folder / "keys").write_bytes(b"half")
-    print("started", flush=True)
-    time.sleep(60)
-"""
 # Program of a builder whose files cannot grow beyond 1,000 bytes: it fails in the middle of a file, as on a full disk.
 FULL_DISK = """
 import resource, signal, sys
@@ -65,7 +53,7 @@ def test_bundle_is_listed_only_after_it_is_published(tmp_path: Path, write_bundl
         store.publish(folder, "v1")
         assert store.versions() == ["v1"]
     assert store.manifest("v1").version == "v1"
-    assert store.path("v1").stat().st_mode & 0o777 == 0o755
+    assert (store.bundles / "v1").stat().st_mode & 0o777 == 0o755
     assert temporary_files(store) == []
 
 
@@ -82,23 +70,28 @@ def test_version_name_that_is_a_path_is_refused(store: Store, name: str) -> None
     assert store.versions() == ["A", "B", "C"]
 
 
-def test_temporary_folder_stays_while_its_builder_runs_and_is_removed_if_its_builder_was_killed(store: Store) -> None:
-    store.activate("A")
-    with forked.Popen(
-        [sys.executable, "-c", BUILDER, str(store.root)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-    ) as builder:
-        try:
-            assert builder.stdout is not None
-            assert builder.stdout.readline() == "started\n"
-            (unfinished,) = store.bundles.glob(".incoming-*")
-            with store.incoming():
-                assert (unfinished / "keys").read_bytes() == b"half"
-        finally:
-            builder.send_signal(signal.SIGKILL)
-    assert (store.versions(), store.current()) == (["A", "B", "C"], "A")
-    assert (unfinished / "keys").exists()
-    with store.incoming():
-        assert not unfinished.exists()
+def test_bundle_is_never_published_over_another_one_or_over_a_half_copied_one(store: Store) -> None:
+    for version, message in {
+        "A": "bundles/A: expected a new version, found one already published; build again",
+        "B": "bundles/B: expected no such folder, found one without manifest.json, which an interrupted copy",
+    }.items():
+        if version == "B":
+            (store.bundles / "B" / MANIFEST).unlink()
+        with store.incoming() as folder:
+            (folder / "keys").write_bytes(b"keys")
+            with pytest.raises(StoreError, match=message):
+                store.publish(folder, version)
+        assert (store.bundles / version / "encoder.onnx").exists()
+    assert (store.versions(), temporary_files(store)) == (["A", "C"], [])
+
+
+def test_two_stores_publish_the_same_version_once(store: Store, tmp_path: Path) -> None:
+    with store.incoming() as first, Store(store.root).incoming() as second:
+        for folder in (first, second):
+            (folder / MANIFEST).write_bytes(b"{}")
+        store.publish(first, "D")
+        with pytest.raises(StoreError, match="already published"):
+            Store(store.root).publish(second, "D")
 
 
 def test_full_disk_is_reported_while_a_bundle_is_written_and_leaves_no_files(store: Store) -> None:
@@ -111,10 +104,10 @@ def test_full_disk_is_reported_while_a_bundle_is_written_and_leaves_no_files(sto
 
 def test_version_with_a_broken_manifest_is_not_activated(store: Store) -> None:
     store.activate("A")
-    (store.path("B") / MANIFEST).write_text("{}")
+    (store.bundles / "B" / MANIFEST).write_text("{}")
     with pytest.raises(BundleError, match="expected format_version"):
         store.activate("B")
-    (store.path("C") / MANIFEST).write_bytes((store.path("A") / MANIFEST).read_bytes())
+    (store.bundles / "C" / MANIFEST).write_bytes((store.bundles / "A" / MANIFEST).read_bytes())
     with pytest.raises(BundleError, match="expected version C, manifest says A"):
         store.activate("C")
     assert (store.current(), len(store.log())) == ("A", 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,31 +109,31 @@ def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(st
         assert [event["version"] for event in server.events("bundle_swapped")] == ["v5", "v3", "v5"]
 
 
-def test_replica_refuses_a_generation_that_goes_backwards_and_serves_the_next_activation(store: Path) -> None:
+def test_replica_refuses_a_store_that_goes_back_and_serves_the_next_activation(store: Path) -> None:
     with serving(store, *POLLS) as server, httpx.Client(base_url=server.url) as client:
-        shutil.copy(store / "ACTIVATION", store / "old")
         Store(store).activate("v5")
         until_serves(client, "v5")
-        (store / "old").replace(store / "ACTIVATION")
+        (store / "activations" / "00000002.json").rename(store / "second")
         refused = server.wait_for("store_unreadable")
-        assert "expected generation 2 (v5) or a later one, found generation 1 (v3)" in refused["error"]
+        assert "expected the activation of v5 that was read before, found none; " in refused["error"]
         assert client.get("/version").json()["version"] == "v5"
-        (store / "ACTIVATION").write_text(json.dumps({"generation": 2, "version": "v3"}))
+        Store(store).activate("v3")
         refused = server.wait_for("store_unreadable", 2)
-        assert "expected generation 2 (v5) or a later one, found generation 2 (v3)" in refused["error"]
+        assert "expected the activation of v5 that was read before, found one of v3; " in refused["error"]
+        (store / "second").replace(store / "activations" / "00000002.json")
         assert Store(store).activate("v3").generation == 3
         until_serves(client, "v3")
 
 
 def test_replica_that_cannot_open_the_current_version_does_not_start_and_changes_nothing(store: Path) -> None:
     (store / "bundles" / "v3" / "encoder.onnx").write_bytes(b"no encoder")
-    before = (store / "ACTIVATION").read_bytes()
+    before = Store(store).log()
     opened = Store(store)
     reports = reports_of(opened, None)
     manager = ModelManager(Opener(opened, threads=1), reports, Metrics(), 60)
     with pytest.raises(Exception, match="encoder.onnx: expected"):
         manager.open_current()
-    assert (store / "ACTIVATION").read_bytes() == before
+    assert Store(store).log() == before
     assert reports.read() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_wait_names_the_replica_whose_own_copy_of_the_store_lacks_the_version(
         add_version(store, "v3", "v7", answers_with(7))
         activation = Activation(Store(store), RedisClient(redis_server.url, "recollect"))
         record = activation.activate("v7")
-        (elsewhere / "ACTIVATION").write_bytes((store / "ACTIVATION").read_bytes())
+        shutil.copytree(store / "activations", elsewhere / "activations", dirs_exist_ok=True)
         with pytest.raises(NotServedError, match=r"1 of 2 replicas have .*:\n  .* serves v3: .*found no 'v7'"):
             activation.wait(record, PATIENCE_SECONDS)
         assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
