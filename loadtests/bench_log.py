@@ -1,58 +1,65 @@
-"""`python -m loadtests.bench_log --folder FOLDER`: rates of writes to a memory log, and the time to open one.
+"""`python -m loadtests.bench_log --location LOCATION`: rates of writes to a memory log, and the time to open one.
 
-1, 8 and 32 threads write single instances to a log in a new folder. Then a log of single commits is opened. The
-memory only counts the entries: the benchmark measures the log alone. `flush_ms` is the time of one flush of a file. The
-last line of the output is JSON.
+1, 8 and 32 threads write single instances to a new log below LOCATION, a folder or a URL such as `s3://bucket/bench`.
+Then a log of single commits is opened. The memory only counts the entries: the benchmark measures the log alone.
+`flush_ms` is the time of one flush of a file in a folder. The last line of the output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import secrets
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from loadtests.processes import cpu_model
+from recollect.service.errors import StoreError
 from recollect.service.memory.entries import LoggedEntry, PutInstance
 from recollect.service.memory_log.commits import EncoderOfCommit, encode_commit, new_commit, number
 from recollect.service.memory_log.log import MEMORY, MemoryLog, commit_name
 from recollect.service.memory_log.writer import MemoryWriter
-from recollect.service.store.files import MAX_SMALL_BYTES, FolderFiles
+from recollect.service.store.files import MAX_SMALL_BYTES, StoreFiles
+from recollect.service.store.locations import open_store
 
 _DIM = 384
 _ENCODER = EncoderOfCommit("0" * 64, _DIM)
 _VECTOR = np.full(_DIM, _DIM**-0.5, dtype=np.float32)
 
 
-class _SlowFiles(FolderFiles):
-    """Files whose calls take longer, as those of an object store do."""
+class _SlowFiles:
+    """Files whose calls take longer, as those of a distant object store do."""
 
-    def __init__(self, root: Path, seconds: float) -> None:
-        super().__init__(root)
-        self._seconds = seconds
+    can_list = True
+
+    def __init__(self, files: StoreFiles, seconds: float) -> None:
+        self.name, self._files, self._seconds = files.name, files, seconds
 
     def create(self, name: str, content: bytes) -> bool:
         time.sleep(self._seconds)
-        return super().create(name, content)
+        return self._files.create(name, content)
 
     def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
         time.sleep(self._seconds)
-        return super().read(name, max_bytes)
+        return self._files.read(name, max_bytes)
 
     def names(self, folder: str, after: str = "") -> list[str]:
         time.sleep(self._seconds)
-        return super().names(folder, after)
+        return self._files.names(folder, after)
+
+    def delete(self, *names: str) -> None:
+        self._files.delete(*names)
 
 
-def writes_per_second(files: FolderFiles, threads: int, seconds: float) -> float:
+def writes_per_second(files: StoreFiles, threads: int, seconds: float) -> float:
     """Write single instances with several threads of one process."""
     writer = MemoryWriter(MemoryLog(files, _ENCODER), 0, _count)
     writer.catch_up()
@@ -65,36 +72,45 @@ def writes_per_second(files: FolderFiles, threads: int, seconds: float) -> float
             writer.write(lambda _, entries=entries: entries)  # type: ignore[misc] # mypy does not infer the default
             count += 1
 
-    workers = [threading.Thread(target=write, args=(thread,)) for thread in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(threads) as pool:
+        for written in [pool.submit(write, thread) for thread in range(threads)]:
+            written.result()
     return writer.memory / (time.monotonic() - start)
 
 
-def opening_seconds(root: Path, files: FolderFiles, commits: int) -> float:
-    """Open a log of single commits, which are not flushed to disk."""
-    (root / MEMORY).mkdir()
-    for sequence in range(1, commits + 1):
+def opening_seconds(files: StoreFiles, slow: StoreFiles, commits: int) -> float:
+    """Write a log of single commits, then open it."""
+
+    def create(sequence: int) -> None:
         commit = new_commit(number([_instance(str(sequence))], sequence), [], _ENCODER)
-        (root / MEMORY / commit_name(sequence)).write_bytes(encode_commit(commit))
+        files.create(f"{MEMORY}/{commit_name(sequence)}", encode_commit(commit))
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(create, range(1, commits + 1)))
     start = time.monotonic()
-    assert len(MemoryLog(files, _ENCODER).read()) == commits
+    assert len(MemoryLog(slow, _ENCODER).read()) == commits
     return time.monotonic() - start
 
 
-def measure(folder: Path, seconds: float, commits: int, latency: float) -> dict[str, Any]:
+def measure(location: str, seconds: float, commits: int, latency: float) -> dict[str, Any]:
     found: dict[str, Any] = {"latency_ms": 1_000 * latency, "load": os.getloadavg()[0], "cpu": cpu_model()}
+    if "://" not in location:
+        found["flush_ms"] = round(1_000 * _flush_seconds(location), 2)
     for threads in (1, 8, 32):
-        with tempfile.TemporaryDirectory(dir=folder) as root:
-            rate = writes_per_second(_SlowFiles(Path(root), latency), threads, seconds)
+        with _new_log(location) as files:
+            rate = writes_per_second(_SlowFiles(files, latency), threads, seconds)
             found[f"writes_per_second_{threads}"] = round(rate, 1)
-    with tempfile.TemporaryDirectory(dir=folder) as root:
-        found["flush_ms"] = round(1_000 * _flush_seconds(Path(root) / "file"), 2)
-        taken = opening_seconds(Path(root), _SlowFiles(Path(root), latency), commits)
-        found |= {"commits": commits, "opening_seconds": round(taken, 2)}
-    return found
+    with _new_log(location) as files:
+        taken = opening_seconds(files, _SlowFiles(files, latency), commits)
+    return found | {"commits": commits, "opening_seconds": round(taken, 2)}
+
+
+@contextlib.contextmanager
+def _new_log(location: str) -> Iterator[StoreFiles]:
+    """The files of a new store, which are deleted afterwards."""
+    files = open_store(f"{location}/{secrets.token_hex(8)}").files
+    yield files
+    files.delete(*(f"{MEMORY}/{name}" for name in files.names(MEMORY)))
 
 
 def _count(memory: int, entries: Sequence[LoggedEntry], commit: str) -> int:
@@ -105,8 +121,8 @@ def _instance(uid: str) -> PutInstance:
     return PutInstance(uid, "bed that hangs between two trees", ["sku-9"], _VECTOR)
 
 
-def _flush_seconds(path: Path, times: int = 50) -> float:
-    with path.open("wb", buffering=0) as file:
+def _flush_seconds(folder: str, times: int = 50) -> float:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         start = time.monotonic()
         for _ in range(times):
             file.write(bytes(2_500))
@@ -116,12 +132,15 @@ def _flush_seconds(path: Path, times: int = 50) -> float:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench_log", description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="folder on the disk that is measured")
+    parser.add_argument("--location", required=True, help="folder on the disk that is measured, or URL")
     parser.add_argument("--seconds", type=float, default=5, help="duration of the writes of each number of threads")
     parser.add_argument("--commits", type=int, default=10_000, help="commits of the log that is opened")
     parser.add_argument("--latency-ms", type=float, default=0, help="additional time of each call")
     given = parser.parse_args(arguments)
-    print(json.dumps(measure(given.folder, given.seconds, given.commits, given.latency_ms / 1_000)))
+    try:
+        print(json.dumps(measure(given.location, given.seconds, given.commits, given.latency_ms / 1_000)))
+    except (StoreError, OSError) as error:
+        parser.error(str(error))
     return 0
 
 
