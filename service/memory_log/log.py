@@ -19,6 +19,7 @@ import bisect
 import dataclasses
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,16 +108,14 @@ class MemoryLog:
             MemoryLogError: If a file is damaged, or entries are missing.
             StoreError: If the log cannot be read.
         """
-        if self._known_at is not None or not self._files.can_list:
-            for _ in range(2 if self._files.can_list else _BLOCK_ENTRIES):
-                asked = _now()
-                if (commit := self._read(self.sequence + 1)) is None:
-                    self._require_end(asked)
-                    return
-                yield from self._take([commit])
-            if not self._files.can_list:
+        can_list = self._files.can_list
+        probes = 2 if can_list else sys.maxsize  # a list is faster than further probes
+        for _ in range(0 if can_list and self._known_at is None else probes):
+            asked = _now()
+            if (commit := self._read(self.sequence + 1)) is None:
+                self._require_end(asked)
                 return
-        # There may be more commits than a reader gets one after the other.
+            yield from self._take([commit])
         asked = _now()
         listed = self._listed() if self._known_at is not None else self._open()
         yield from self._blocks(listed)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recollect.service.errors import MemoryLogError, RepeatedKeyError, StoreError
+from recollect.service.errors import ChangeError, MemoryLogError, RepeatedKeyError, StoreError
 from recollect.service.memory.entries import (
+    Entry,
     PutCorrection,
     PutInstance,
     PutLabel,
@@ -171,6 +174,33 @@ def test_entries_of_another_encoder_are_encoded_again(tmp_path: Path) -> None:
     assert vectors == [pytest.approx([0.6, 0.8]), [0, 1], pytest.approx([0.6, 0.8])]
     append(log, PutInstance("new", "text", ["a"], np.float32([1, 0])))
     assert uids(log_in(tmp_path).read()) == ["a", "b", "d", "c", "new"]
+
+
+# ---- Several threads ----
+
+
+def test_threads_that_share_commits_decide_as_if_one_came_after_the_other(tmp_path: Path) -> None:
+    own = writer(log_in(tmp_path))
+
+    def create_all(_: int) -> int:
+        """Create instances and labels that do not exist; return the number of those that this thread has created."""
+        created = 0
+        for uid in map(str, range(30)):
+
+            def decide(memory: tuple[str, ...], uid: str = uid) -> list[Entry]:
+                if uid in memory:
+                    raise ChangeError("it exists")
+                return [label(uid) if int(uid) % 3 == 0 else instance(uid)]
+
+            with contextlib.suppress(ChangeError):
+                own.write(decide)
+                created += 1
+        return created
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(create_all, range(8))) == 30
+    assert {*own.memory} == {*uids(log_in(tmp_path).read())} == {*map(str, range(30))}
+    assert len(log_in(tmp_path).read()) == 30
 
 
 # ---- Requests with a key ----
