@@ -98,10 +98,10 @@ def measure(location: str, seconds: float, commits: int, latency: float) -> dict
         found["flush_ms"] = round(1_000 * _flush_seconds(location), 2)
     for threads in (1, 8, 32):
         with _new_log(location) as files:
-            rate = writes_per_second(_SlowFiles(files, latency), threads, seconds)
+            rate = writes_per_second(_slowed(files, latency), threads, seconds)
             found[f"writes_per_second_{threads}"] = round(rate, 1)
     with _new_log(location) as files:
-        taken = opening_seconds(files, _SlowFiles(files, latency), commits)
+        taken = opening_seconds(files, _slowed(files, latency), commits)
     return found | {"commits": commits, "opening_seconds": round(taken, 2)}
 
 
@@ -111,6 +111,11 @@ def _new_log(location: str) -> Iterator[StoreFiles]:
     files = open_store(f"{location}/{secrets.token_hex(8)}").files
     yield files
     files.delete(*(f"{MEMORY}/{name}" for name in files.names(MEMORY)))
+
+
+def _slowed(files: StoreFiles, seconds: float) -> Any:
+    """The files with the methods that a log needs."""
+    return _SlowFiles(files, seconds)
 
 
 def _count(memory: int, entries: Sequence[LoggedEntry], commit: str) -> int:

@@ -134,7 +134,7 @@ def test_missing_commit_between_others_is_an_error(tmp_path: Path) -> None:
 
 def test_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "memory").write_text("a file")
-    with pytest.raises(StoreError, match="memory: expected a folder that can be listed, found: Not a directory; check"):
+    with pytest.raises(StoreError, match="memory: expected a path that can be listed, found: Not a directory; check"):
         log_in(tmp_path).read()
 
 
