@@ -35,7 +35,7 @@ from recollect.service.ranking.calibration import calibrate_answers, log_odds
 from recollect.service.settings import Device, EngineSettings
 
 # A query that takes longer is never computed by the event loop, which answers all requests.
-_QUICK_MILLISECONDS = 3.0
+_QUICK_MILLISECONDS = 5.0
 
 
 class Predictor:

@@ -80,8 +80,8 @@ class _Job:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the event loop may compute it."""
-        return self.cost == 1 and self.lease.predictor.answers_at_once
+        """Whether the event loop may compute it: a normal query without an explanation, for a fast version."""
+        return self.cost == 1 and not self.options.explain and self.lease.predictor.answers_at_once
 
     def join(self) -> asyncio.Future[Computed]:
         self.futures.append(self.loop.create_future())
