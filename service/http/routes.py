@@ -136,10 +136,12 @@ class Routes:
 
     async def version(self, response: Response) -> VersionResponse:
         """Return the version that this replica serves, and the time since which it serves this version."""
-        manifest, since = self.versions.serving()
+        with self.versions.lease() as predictor:
+            manifest, since = self.versions.serving()
+            pays = predictor.memory.snapshot.compaction_pays
         response.headers[VERSION_HEADER] = manifest.version
-        fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if name != "since"}
-        return VersionResponse(since=since, **fields)
+        fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if hasattr(manifest, name)}
+        return VersionResponse(since=since, compaction_recommended=pays, **fields)
 
     async def health_live(self) -> Health:
         """Return 200 if the process can answer; 503 if a batch hangs, so that only a new process can."""

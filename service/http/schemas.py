@@ -137,6 +137,9 @@ class VersionResponse(_Versioned):
     defaults: Defaults
     probabilities: Probabilities | None
     metrics: dict[str, float]
+    compaction_recommended: bool = Field(
+        description="whether the memory has so many changes that `recollect compact` would make queries clearly cheaper"
+    )
 
 
 class Health(BaseModel):

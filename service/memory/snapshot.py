@@ -36,6 +36,10 @@ from recollect.service.memory.rows import Column, RowTable
 from recollect.service.memory.tables import Gather, Instances, Labels, LiveNames, LiveValues, LiveVoters, Matrix
 from recollect.service.ranking.names import Names
 
+# Each live key is compared with every query: so many add about a tenth to the CPU time of a query. `docs/benchmarks.md`
+# has the figures.
+COMPACT_FROM = 20_000
+
 
 @dataclass(frozen=True, eq=False)
 class Status:
@@ -86,6 +90,15 @@ class Snapshot:
     def live_keys(self) -> int:
         """See `Status`."""
         return sum(len(each.rows.vectors) for each in (self.instances, self.labels, self.corrections))
+
+    @property
+    def compaction_pays(self) -> bool:
+        """Whether a compaction makes queries clearly cheaper.
+
+        A search asks the index of the bundle for more keys, in proportion to those that were removed.
+        """
+        rows = self.instances.rows
+        return self.live_keys >= COMPACT_FROM or 2 * rows.removed_mapped > rows.mapped
 
     @property
     def status(self) -> Status:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.background import BackgroundThread
 from recollect.service.versions.follower import Follower
 from recollect.service.versions.open_versions import OpenVersions
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import Reporter, Reports
+
+log = structlog.get_logger(__name__)
 
 # A change of the live memory is visible in every replica after at most about this time. Without news, a check costs two
 # `stat` calls.
@@ -34,6 +38,7 @@ class ModelManager:
         self.versions = OpenVersions()
         self._reporter = Reporter(reports, self.versions)
         self._follower = Follower(opener, self.versions, self._reporter, metrics, poll_seconds)
+        self._recommended = False
         self._log_reader = BackgroundThread(
             "follow-log", self._read_log, _LOG_SECONDS, "log_unreadable", lambda: {"serving": self.versions.version()}
         )
@@ -105,5 +110,13 @@ class ModelManager:
             memory = current.memory
             self._metrics.memory_sequence.set(memory.sequence)
             self._metrics.memory_live_keys.set(memory.snapshot.live_keys)
+            if (pays := memory.snapshot.compaction_pays) and not self._recommended:
+                log.warning(
+                    "compaction_recommended",
+                    version=current.version,
+                    live_keys=memory.snapshot.live_keys,
+                    run="recollect compact STORE --activate",
+                )
+            self._recommended = pays
         if failures:
             raise failures[0]

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
+from tests.conftest import TOPICS
 from tests.service.http_helpers import Server, copy_store, serving
 from tests.service.redis_server import until
 from tests.service.test_http import is_problem
@@ -202,6 +203,11 @@ def test_labels_that_a_change_creates_and_corrections_are_live_keys(
             return {name: float(value) for name, value in found}
 
         until(lambda: gauges() == {"recollect_memory_sequence": 40, "recollect_memory_live_keys": 40})
+        assert client.get("/version").json()["compaction_recommended"] is False
+        for label in [*TOPICS][:5]:  # more than half of the instances
+            assert client.delete(f"/memory/labels/{label}").status_code == 200
+        assert client.get("/version").json()["compaction_recommended"] is True
+        until(lambda: len(server.events("compaction_recommended")) == 1)
 
 
 def test_changes_survive_a_restart_and_a_change_of_the_version(
