@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from numba import boolean, float64, int32, int64, types
+from jaxtyping import Bool, Float, Int, Int8
+from numba import boolean, float32, float64, int8, int16, int32, int64, types
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy")
@@ -351,3 +351,51 @@ def best_rows(
         for nth in range(len(chosen)):
             best[ends[query] + nth] = chosen[nth]
     return ends, best
+
+
+@_compiled(
+    _array(int8, 2),
+    _array(float32),
+    _array(float32),
+    _array(boolean),
+    _array(int16),
+    float64,
+    float64,
+    float64,
+    float64,
+)
+def near_codes(
+    codes: Int8[np.ndarray, "row dim"],
+    scales: Float[np.ndarray, " row"],
+    errors: Float[np.ndarray, " row"],
+    removed: Bool[np.ndarray, " row"],
+    query: Int[np.ndarray, " dim"],
+    query_scale: float,
+    query_length: float,
+    query_error: float,
+    least: float,
+) -> Int[np.ndarray, " candidate"]:
+    """The rows whose vectors can have a similarity of at least `least` to a query, without removed rows.
+
+    Args:
+        codes: Row i is the vector `scales[i] * codes[i]`, at a distance of at most `errors[i]` from the true one.
+        scales: See `codes`.
+        errors: See `codes`.
+        removed: Whether each row was removed.
+        query: The query is about `query_scale * query`; at most 12 bits, so that sums have at most 32.
+        query_scale: See `query`.
+        query_length: The length of the query.
+        query_error: The distance of the query to `query_scale * query`, times the length of the longest possible code.
+        least: The least similarity.
+    """
+    rows, found = np.empty(len(codes), dtype=np.int64), 0
+    for row in range(len(codes)):
+        similarity = np.int32(0)
+        for nth in range(len(query)):  # the conversions keep to 32 bits; numba would take 64
+            similarity = np.int32(similarity + np.int32(np.int32(codes[row, nth]) * np.int32(query[nth])))
+        scale = np.float64(scales[row])
+        slack = errors[row] * query_length + scale * query_error
+        if scale * query_scale * similarity + slack >= least and not removed[row]:
+            rows[found] = row
+            found += 1
+    return rows[:found].copy()

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from recollect.service.bundle.strings import StringTable
-from recollect.service.memory.sealed_block import BLOCK_ROWS, SealedBlock
+from recollect.service.memory.codes import Codes
 
 # Number of rows of the smallest buffer.
 _FIRST_ROWS = 64
@@ -95,7 +95,7 @@ class Rows:
         removed: Whether each row was replaced or removed.
         vectors: The unit vectors of the live rows.
         numbers: The number that each live row has in the memory: an instance, or the position of a label.
-        blocks: The codes of the first vectors, in order of their rows.
+        codes: The codes of the vectors.
     """
 
     uids: Strings
@@ -103,7 +103,7 @@ class Rows:
     removed: Bool[np.ndarray, " row"]
     vectors: Float[np.ndarray, "live dim"]
     numbers: Int[np.ndarray, " live"]
-    blocks: tuple[SealedBlock, ...]
+    codes: Codes
     _table: RowTable
 
     @property
@@ -162,7 +162,7 @@ class RowTable:
         self.removed = Column(np.zeros(self.mapped, dtype=bool))
         self.numbers = Column(np.empty(0, dtype=np.int64))
         self._vectors = Column(np.empty((0, dim), dtype=np.float32))
-        self._blocks: tuple[SealedBlock, ...] = ()
+        self._codes = [Column(each) for each in Codes.of(self._vectors.now)]
         # The last live row of each uid, and the row before each live row with the same uid.
         self._newest: dict[str, int] = {}
         self._before: list[int | None] = []
@@ -181,9 +181,6 @@ class RowTable:
         self.removed.append(False)
         self._before.append(self._newest.get(uid))
         self._newest[uid] = row
-        if len(self._vectors) % BLOCK_ROWS == 0:
-            first = len(self._vectors) - BLOCK_ROWS
-            self._blocks += (SealedBlock.seal(first, self._vectors.now[first:]),)
         return row
 
     def remove(self, row: int) -> None:
@@ -205,12 +202,15 @@ class RowTable:
         return None if row is None or removed[row] else row
 
     def snapshot(self) -> Rows:
+        new = self._vectors.now[len(self._codes[0]) :]
+        for column, values in zip(self._codes, Codes.of(new), strict=True):
+            column.extend(values)
         return Rows(
             uids=self._uids,
             texts=self.texts,
             removed=self.removed.snapshot(),
             vectors=self._vectors.snapshot(),
             numbers=self.numbers.snapshot(),
-            blocks=self._blocks,
+            codes=Codes(*(each.snapshot() for each in self._codes)),
             _table=self,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import faiss
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -19,8 +18,6 @@ from recollect.service.predictor.searcher import Keys, Neighbours, PartSearch, m
 _SPARE_KEYS = 16
 # If a query still lacks keys, its search is repeated for this number of times as many.
 _GROWTH = 4
-# For more queries than this, one multiplication of matrices is faster than a search of codes for each query.
-_FEW_QUERIES = 5
 
 
 class LiveKeyIndex:
@@ -41,17 +38,12 @@ class LiveKeyIndex:
         return self._mapped.cpu_reason
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-        rows, first = self._rows, self._rows.mapped
-        top_b = min(top_b, self.keys)
-        mapped = _search_present(self._mapped.search, rows.removed[:first], rows.removed_mapped, vectors, top_b)
-        if rows.blocks and len(vectors) <= _FEW_QUERIES and mapped.keys.shape[1] == top_b:
-            live = self._search_blocks(vectors, mapped.similarities[:, -1], top_b)
-        else:
-            live = _search_present(self._search_live, rows.removed[first:], rows.removed_live, vectors, top_b)
-        if not live.keys.shape[1]:
+        rows, top_b = self._rows, min(top_b, self.keys)
+        mapped = _search_present(self._mapped.search, rows.removed[: rows.mapped], rows.removed_mapped, vectors, top_b)
+        if not len(rows.vectors):
             return mapped
-        numbered = Neighbours(live.similarities, np.where(live.keys < 0, -1, rows.numbers[live.keys]))
-        return merge(mapped, numbered, top_b)
+        least = mapped.similarities[:, -1] if mapped.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
+        return merge(mapped, self._search_live(vectors, least, top_b), top_b)
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
@@ -63,29 +55,22 @@ class LiveKeyIndex:
         found[is_live] = np.einsum("kd,d->k", self._rows.vectors[row[is_live]], vector)
         return found
 
-    def _search_blocks(
+    def _search_live(
         self, vectors: Float[np.ndarray, "query dim"], least: Float[np.ndarray, " query"], top_b: int
     ) -> Neighbours:
         """The live keys whose similarity to a query is at least its least one, at most `top_b`."""
         live, removed, found = self._rows, self._rows.removed[self._rows.mapped :], []
-        sealed = live.blocks[-1].end
-        rest = np.arange(sealed, len(live.vectors))
         for vector, bound in zip(vectors, least.tolist(), strict=True):
-            near = np.concatenate([block.near(vector, bound) for block in live.blocks])
-            compared = (np.einsum("kd,d->k", part, vector) for part in (live.vectors[near], live.vectors[sealed:]))
-            similarities, rows = np.concatenate([*compared]), np.concatenate([near, rest])
-            kept = np.flatnonzero(~removed[rows] & (similarities >= bound))
-            kept = kept[np.argsort(-similarities[kept], kind="stable")[:top_b]]
-            found.append((similarities[kept], rows[kept]))
-        width = max(len(rows) for _, rows in found)
+            rows = live.codes.near(vector, bound, removed)
+            similarities = np.einsum("kd,d->k", live.vectors[rows], vector)
+            best = np.argsort(-similarities, kind="stable")[:top_b]
+            found.append((similarities[best], live.numbers[rows[best]]))
+        width = max(len(keys) for _, keys in found)
         keys = np.full((len(vectors), width), -1, dtype=np.int64)
         similarities = np.full((len(vectors), width), -np.inf, dtype=np.float32)
-        for query, (values, rows) in enumerate(found):
-            similarities[query, : len(rows)], keys[query, : len(rows)] = values, rows
+        for query, (values, own) in enumerate(found):
+            similarities[query, : len(own)], keys[query, : len(own)] = values, own
         return Neighbours(similarities, keys)
-
-    def _search_live(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-        return Neighbours(*faiss.knn(vectors, self._rows.vectors, top_b, faiss.METRIC_INNER_PRODUCT))
 
 
 def _search_present(
