@@ -4,6 +4,7 @@ import gc
 import importlib
 import os
 import pkgutil
+import tempfile
 
 import recollect
 
@@ -18,4 +19,5 @@ _LATER = (
 for name in [*_LATER, *(module.name for module in pkgutil.walk_packages(recollect.__path__, "recollect."))]:
     if not name.endswith("__main__"):
         importlib.import_module(name)
+tempfile.tempdir = None  # torch has looked it up, but each forked program has its own TMPDIR
 gc.freeze()  # so a collection in a forked process copies no pages
