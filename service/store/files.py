@@ -165,8 +165,9 @@ class FolderFiles:
     def create(self, name: str, content: bytes) -> bool:
         path = self._root / name
         with _errors(path, "written"), _temporary(path) as temporary:
-            with temporary.open("xb", buffering=0) as file:
-                _write(file.fileno(), content)
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
                 os.fsync(file.fileno())
             is_new = _link(temporary, path)
             flush(path.parent)
@@ -201,25 +202,17 @@ class FolderFiles:
         return (self._root / name).is_file()
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        path = self._root / name
-        try:
-            with _errors(path, "read"), _open(path) as descriptor:
-                while piece := os.read(descriptor, _PIECE_BYTES):
-                    yield piece
-        except FileNotFoundError:
-            raise _missing(str(path)) from None
+        with _open_existing(self._root / name) as descriptor:
+            while piece := os.read(descriptor, _PIECE_BYTES):
+                yield piece
 
     def clone(self, name: str, target: int) -> bool:
-        path = self._root / name
-        try:
-            with _errors(path, "read"), _open(path) as descriptor:
-                try:
-                    fcntl.ioctl(target, _FICLONE, descriptor)
-                except OSError:
-                    return False
-                return True
-        except FileNotFoundError:
-            raise _missing(str(path)) from None
+        with _open_existing(self._root / name) as descriptor:
+            try:
+                fcntl.ioctl(target, _FICLONE, descriptor)
+            except OSError:
+                return False
+            return True
 
     def require_writable(self) -> None:
         path = self._root / "check"
@@ -343,10 +336,14 @@ def _open(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+@contextlib.contextmanager
+def _open_existing(path: Path) -> Iterator[int]:
+    """As `_open`, for a file of a bundle; every error is a StoreError."""
+    try:
+        with _errors(path, "read"), _open(path) as descriptor:
+            yield descriptor
+    except FileNotFoundError:
+        raise StoreError(f"{path}: expected a file of the bundle, found none; build it again") from None
 
 
 def _link(temporary: Path, path: Path) -> bool:
@@ -377,7 +374,3 @@ def _errors(path: Path, verb: str) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         step = "free some space and try again" if full else "check the disk and the permissions"
         raise StoreError(f"{path}: expected a path that can be {verb}, found: {error.strerror}; {step}") from None
-
-
-def _missing(name: str) -> StoreError:
-    return StoreError(f"{name}: expected a file of the bundle, found none; build it again")

@@ -35,7 +35,7 @@ def every_sort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(run: Path, store: Path, *flags: object) -> Path:
     """Run `recollect build` and return the folder of the published bundle."""
     assert recollect.main(["build", str(run), "--store", str(store), "--activate", *map(str, flags)]) == 0
-    return Store(store).path(Store(store).require_current())
+    return Store(store).bundles / str(Store(store).current())
 
 
 def openssl(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -171,11 +171,11 @@ def test_rollback_hides_no_acknowledged_change(store: Path, monkeypatch: pytest.
         Store(store).activate("v5")
         until(lambda: manager.versions.version() == "v5")
         with manager.versions.lease() as predictor:
-            sequence = change(predictor, lambda view, encode: added(view, encode, [], [NewLabel(uid="a", text="a")]))
+            written = change(predictor, lambda view, encode: added(view, encode, [], [NewLabel(uid="a", text="a")]))
         Store(store).rollback()
         until(lambda: manager.versions.version() == "v3")
         with manager.versions.lease() as predictor:
-            assert predictor.memory.sequence == sequence
+            assert predictor.memory.sequence == written.sequence
             assert predictor.memory.labels.position("a") is not None
     finally:
         manager.close()
