@@ -172,7 +172,7 @@ def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> No
     done = forked.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     second = tmp_path / "memory" / f"{2:020}.jsonl"
     assert done.stdout.splitlines() == [
-        f"{second}: expected a file that can be written, found: File too large; free some space and try again",
+        f"{second}: expected a path that can be written, found: File too large; free some space and try again",
         "2",
     ], done.stderr
     assert uids(log_in(tmp_path).read()) == ["before", "after"]
