@@ -12,7 +12,7 @@ NO_MARGIN = NO_LABEL_LOSS | {"margin": (0.3, 0.3)}
 NO_TEXT = NO_MARGIN | {"text_loss": False}
 NO_BANK = LITE | {"prototype": ["text", "centroid"]}
 SMALL_BANK = LITE | {"bank": 8}
-PRIME: Flags = {"method": "prime", "positives": 2, "batch_size": 256}
+PRIME: Flags = {"method": "prime", "positives": 2, "batch_size": 512}
 UNIFORM = LITE | {"positive_sampling": "uniform"}
 EARLY = LITE | {"max_steps": 16}
 EARLY_NO_CENTROIDS = EARLY | {"prototype": ["text", "free"]}
@@ -75,4 +75,4 @@ def centroids_help_early(bench: Bench) -> Claim:
 
 
 if __name__ == "__main__":
-    main("prime", globals(), texts=800, epochs=10, batch_size=128, max_length=32)
+    main("prime", globals(), texts=3_000, epochs=8, batch_size=256)

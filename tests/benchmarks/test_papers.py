@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -37,11 +36,11 @@ def test_a_difference_counts_if_it_exceeds_its_standard_deviation(
 
 @pytest.mark.parametrize("program", PAPERS)
 def test_a_program_gives_each_claim_a_row_with_a_verdict(program: str, tmp_path: Path) -> None:
+    encoder = write_tiny_encoder(tmp_path / "encoder", "bert")
     command = [sys.executable, "-m", f"benchmarks.papers.{program}", "--dataset", "examples/garden", "--pairs", "200"]
+    command += ["--encoder", str(encoder)]
     options = ["--texts", "60", "--tests", "20", "--seeds", "1", "--epochs", "1", "--results", str(tmp_path)]
-    encoder = write_tiny_encoder(tmp_path / "encoder", "bert")  # in place of the default one
-    environment = os.environ | {"RECOLLECT_ENCODER": str(encoder)}
-    result = forked.run([*command, *options], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    result = forked.run([*command, *options], cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     rows = result.stdout.splitlines()
     assert {row.split("|")[-2] for row in rows} <= VERDICTS
