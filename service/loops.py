@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int8
-from numba import boolean, float32, float64, int8, int16, int32, int64, types
+from jaxtyping import Bool, Float, Int, Int8, UInt16
+from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy")
@@ -114,6 +114,12 @@ def _row(
 
 
 @_inlined
+def _clear(table: Int[np.ndarray, " place"]) -> None:
+    for place in range(len(table)):  # numba compiles an assignment to a slice in ten times as long
+        table[place] = -1
+
+
+@_inlined
 def _table(entries: int) -> Int[np.ndarray, " place"]:
     """A hash table for at most this number of entries. A place has the number of its entry, or -1."""
     places = 16
@@ -122,12 +128,6 @@ def _table(entries: int) -> Int[np.ndarray, " place"]:
     table = np.empty(places, dtype=np.int64)
     _clear(table)
     return table
-
-
-@_inlined
-def _clear(table: Int[np.ndarray, " place"]) -> None:
-    for place in range(len(table)):  # numba compiles an assignment to a slice in ten times as long
-        table[place] = -1
 
 
 @_inlined
@@ -283,13 +283,13 @@ def _sift(
     second: Float[np.ndarray, " row"],
     last: Int[np.ndarray, " row"],
 ) -> None:
-    """Move the row at a place of a heap down, until no child of it comes before it."""
+    """Move the row at a place of a heap down, until it comes after its children. The last row of all is at place 0."""
     row = heap[place]
     while 2 * place + 1 < size:
         child = 2 * place + 1
-        if child + 1 < size and _is_before(first, second, last, heap[child + 1], heap[child]):
+        if child + 1 < size and _is_before(first, second, last, heap[child], heap[child + 1]):
             child += 1
-        if not _is_before(first, second, last, heap[child], row):
+        if not _is_before(first, second, last, row, heap[child]):
             break
         heap[place] = heap[child]
         place = child
@@ -298,24 +298,28 @@ def _sift(
 
 @_inlined
 def _best(
-    rows: Int[np.ndarray, " row"],
+    start: int,
+    stop: int,
     most: int,
     first: Float[np.ndarray, " row"],
     second: Float[np.ndarray, " row"],
     last: Int[np.ndarray, " row"],
 ) -> Int[np.ndarray, " best"]:
-    """The first `most` of some rows, as in `best_rows`. The array of rows is used up."""
-    heap, size = rows, len(rows)
+    """The first `most` of the rows from `start` to `stop`, in the order of `best_rows`."""
+    size = min(most, stop - start)
+    heap = np.empty(size, dtype=np.int64)
+    for place in range(size):
+        heap[place] = start + place
     for place in range(size // 2 - 1, -1, -1):
         _sift(heap, size, place, first, second, last)
-    best = np.empty(min(most, size), dtype=np.int64)
-    for nth in range(len(best)):
-        best[nth] = heap[0]
-        size -= 1
-        heap[0] = heap[size]
-        if size:
+    for row in range(start + size, stop):
+        if size and _is_before(first, second, last, row, heap[0]):
+            heap[0] = row
             _sift(heap, size, 0, first, second, last)
-    return best
+    for end in range(size - 1, 0, -1):  # the last row of those that are left moves behind them
+        heap[0], heap[end] = heap[end], heap[0]
+        _sift(heap, end, 0, first, second, last)
+    return heap
 
 
 @_compiled(_array(int64), int64, _array(float64), _array(float64), _array(int64))
@@ -344,10 +348,7 @@ def best_rows(
         ends[query + 1] = ends[query] + min(most, offsets[query + 1] - offsets[query])
     best = np.empty(ends[queries], dtype=np.int64)
     for query in range(queries):
-        rows = np.empty(offsets[query + 1] - offsets[query], dtype=np.int64)
-        for nth in range(len(rows)):
-            rows[nth] = offsets[query] + nth
-        chosen = _best(rows, most, first, second, last)
+        chosen = _best(offsets[query], offsets[query + 1], most, first, second, last)
         for nth in range(len(chosen)):
             best[ends[query] + nth] = chosen[nth]
     return ends, best
@@ -399,3 +400,92 @@ def near_codes(
             rows[found] = row
             found += 1
     return rows[:found].copy()
+
+
+# The value of each 16-bit float from 0 to 1, because numba does not compute with them. Its bits are the place.
+HALVES = np.arange(0x3C01, dtype=np.uint16).view(np.float16).astype(np.float32)
+_POSTINGS = (_array(int32), _array(uint16), _array(int64), _array(int64), _array(float32), _array(float32))
+
+
+@_compiled(*_POSTINGS, float64[::1], int64[::1], int64)
+def add_postings(
+    posting_rows: Int[np.ndarray, " posting"],
+    posting_weights: UInt16[np.ndarray, " posting"],
+    starts: Int[np.ndarray, " term"],
+    ends: Int[np.ndarray, " term"],
+    factors: Float[np.ndarray, " term"],
+    halves: Float[np.ndarray, " half"],
+    sums: Float[np.ndarray, " text"],
+    rows: Int[np.ndarray, " found"],
+    count: int,
+) -> int:
+    """Add the postings of some terms to the sums of their texts.
+
+    Args:
+        posting_rows: The text of each posting.
+        posting_weights: Its weight, as the bits of a 16-bit float from 0 to 1.
+        starts: The first posting of each term.
+        ends: The posting after the last one of each term.
+        factors: The weight of each term in the query.
+        halves: `HALVES`.
+        sums: The sum of each text, 0 at first; changed in place.
+        rows: The texts with a sum; changed in place.
+        count: Number of these texts.
+
+    Returns:
+        The new number of texts with a sum.
+    """
+    for term in range(len(starts)):
+        for posting in range(starts[term], ends[term]):
+            row = posting_rows[posting]
+            share = np.float64(halves[posting_weights[posting]]) * factors[term]
+            if sums[row] == 0 and share > 0:
+                rows[count] = row
+                count += 1
+            sums[row] += share
+    return count
+
+
+@_compiled(_array(int64), float64[::1])
+def take_sums(rows: Int[np.ndarray, " found"], sums: Float[np.ndarray, " text"]) -> Float[np.ndarray, " found"]:
+    """The sums of some texts, which become 0."""
+    found = np.empty(len(rows))
+    for nth in range(len(rows)):
+        found[nth], sums[rows[nth]] = sums[rows[nth]], 0.0
+    return found
+
+
+@_compiled(*_POSTINGS, _array(int64), float64[::1])
+def add_to_rows(
+    posting_rows: Int[np.ndarray, " posting"],
+    posting_weights: UInt16[np.ndarray, " posting"],
+    starts: Int[np.ndarray, " term"],
+    ends: Int[np.ndarray, " term"],
+    factors: Float[np.ndarray, " term"],
+    halves: Float[np.ndarray, " half"],
+    rows: Int[np.ndarray, " row"],
+    sums: Float[np.ndarray, " row"],
+) -> None:
+    """Add the postings of some terms to the sums of the given texts only, which are in rising order.
+
+    The search for the next text doubles its steps, so it is fast in short and in long lists. The other arguments are
+    those of `add_postings`.
+    """
+    for term in range(len(starts)):
+        low, end = starts[term], ends[term]
+        for nth in range(len(rows)):
+            step = 1
+            while low + step < end and posting_rows[low + step] < rows[nth]:
+                low += step
+                step *= 2
+            high = min(low + step, end)
+            while low < high:  # the first posting of this text or of a later one
+                middle = (low + high) // 2
+                if posting_rows[middle] < rows[nth]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low == end:
+                break
+            if posting_rows[low] == rows[nth]:
+                sums[nth] += np.float64(halves[posting_weights[low]]) * factors[term]

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Float16, Int, UInt64
+from jaxtyping import Float, Float16, Int, UInt16, UInt64
 
 from recollect.service.bundle.arrays import map_array
 from recollect.service.bundle.files import posting_files
@@ -40,6 +40,11 @@ class Postings:
     offsets: Int[np.ndarray, " offset"]
     rows: Int[np.ndarray, " posting"]
     weights: Float16[np.ndarray, " posting"]
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Int[np.ndarray, " posting"], UInt16[np.ndarray, " posting"]]:
+        """The rows, and the bits of the weights, for `service/loops.py`."""
+        return np.asarray(self.rows, dtype=np.int32), self.weights.view(np.uint16)
 
     def find(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, "2 query_term"]:
         """The first and the last posting (exclusive) of each term; two equal numbers for an unknown term."""
@@ -79,7 +84,8 @@ def join(first: Postings, second: Postings) -> Postings:
 
 
 def write_postings(folder: Path, name: str, postings: Postings) -> None:
-    for file, content in zip(posting_files(name), vars(postings).values(), strict=True):
+    arrays = (postings.terms, postings.offsets, postings.rows, postings.weights)
+    for file, content in zip(posting_files(name), arrays, strict=True):
         save_array(folder / file, content)
 
 

@@ -20,22 +20,30 @@ finds 95% of the 50 most similar texts and 99.6% of the 10 most similar ones.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from recollect.service.lexical.accumulate import FrequentTerms, Terms, is_frequent, scan, search, sum_postings
+from recollect.service import loops
 from recollect.service.lexical.postings import PAIR_WEIGHT, Postings, invert, join
 from recollect.service.lexical.terms import are_pairs, query_terms
 
-# Number of postings that choose candidates.
-_BUDGET = 8_192
-# Number of candidates for each text to find: for all other terms, and for the terms with the longest postings.
-_CANDIDATES, _LAST_CANDIDATES = 5, 3
-# A scan of this number of postings takes as long as a binary search for one row.
-_SCAN_RATIO = 16
+# Number of postings that choose candidates, and number of candidates for each text to find.
+_BUDGET, _CANDIDATES = 8_192, 5
+
+
+_scratch = threading.local()
+
+
+def _zeros(size: int) -> Float[np.ndarray, " text"]:
+    """At least `size` zeros, which belong to the calling thread. `take_sums` makes them 0 again."""
+    zeros: np.ndarray | None = getattr(_scratch, "zeros", None)
+    if zeros is None or len(zeros) < size:
+        zeros = _scratch.zeros = np.zeros(size)
+    return zeros
 
 
 class _Removed(NamedTuple):
@@ -98,7 +106,6 @@ class WordIndex:
         self._removed: tuple[_Removed, ...] = ()
         self._mapped_rows = self._rows = rows
         self._keys: Int[np.ndarray, " added"] | None = None
-        self._frequent = FrequentTerms(postings, rows)
 
     def __len__(self) -> int:
         """Number of rows, with those of removed texts."""
@@ -127,54 +134,36 @@ class WordIndex:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
         # A posting of a rare term tells more: the root weighs the impact of a term against the cost of its postings.
         known = known[np.argsort(-query.impacts[known] / np.sqrt(texts[known]), kind="stable")]
-        terms = Terms(self.parts, slices, query.weights).take(known)
         chosen = max(1, int(np.searchsorted(np.cumsum(texts[known]), _BUDGET, side="right")))
-        rows, similarities = sum_postings(terms.take(slice(chosen)), self._rows)
+        rows, sums = self._sum(slices.take(known[:chosen], axis=2), query.weights[known[:chosen]])
         if self._removed:
             present = ~self._are_removed(rows)
-            rows, similarities = rows[present], similarities[present]
-        if chosen < len(terms):
-            rest = slice(chosen, None)
-            rows, similarities = self._add_rest(rows, similarities, terms.take(rest), texts[known[rest]], top)
-        rows, similarities = self._best(rows, similarities, top)
-        keys = self._keys_of(rows)
-        order = np.lexsort((keys, -similarities))
-        return similarities[order], keys[order].astype(np.int64)
+            rows, sums = rows[present], sums[present]
+        if chosen < len(known):
+            best, rest = self._best(rows, sums, _CANDIDATES * top), known[chosen:]
+            best = best[np.argsort(rows[best])]
+            rows, sums = rows[best], sums[best]
+            for part, (starts, ends) in zip(self.parts, slices.take(rest, axis=2), strict=True):
+                loops.add_to_rows(*part.arrays, starts, ends, query.weights[rest], loops.HALVES, rows, sums)
+        similarities = sums.astype(np.float32)
+        best = self._best(rows, similarities.astype(np.float64), top)
+        return similarities[best], self._keys_of(rows[best])
 
-    def _add_rest(
-        self,
-        rows: Int[np.ndarray, " row"],
-        similarities: Float[np.ndarray, " row"],
-        terms: Terms,
-        texts: Int[np.ndarray, " term"],
-        top: int,
-    ) -> tuple[Int[np.ndarray, " candidate"], Float[np.ndarray, " candidate"]]:
-        """Choose the best rows as candidates, and add the contributions of more terms to their similarities.
-
-        The number of present texts decides which terms choose the last candidates. So texts that were added and removed
-        choose the same candidates as a new index does.
-        """
-        rows, similarities = self._best(rows, similarities, _CANDIDATES * top)
-        early = (texts <= _SCAN_RATIO * len(rows)) & ~is_frequent(texts, self.present)
-        similarities = similarities + scan(terms.take(early), rows)
-        rows, similarities = self._best(rows, similarities, _LAST_CANDIDATES * top)
-        in_table = self._frequent.find(terms)
-        similarities = similarities + search(terms.take(~early & ~in_table), rows)
-        return rows, similarities + self._frequent.sum(terms.take(~early & in_table), rows)
+    def _sum(
+        self, slices: Int[np.ndarray, "part 2 term"], weights: Float[np.ndarray, " term"]
+    ) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
+        """The rows that contain a term, in no particular order, and their sums."""
+        most = min(self._rows, int((slices[:, 1] - slices[:, 0]).sum()))
+        sums, rows, count = _zeros(self._rows), np.empty(most, dtype=np.int64), 0
+        for part, (starts, ends) in zip(self.parts, slices, strict=True):
+            count = loops.add_postings(*part.arrays, starts, ends, weights, loops.HALVES, sums, rows, count)
+        return rows[:count], loops.take_sums(rows[:count], sums)
 
     def _best(
-        self, rows: Int[np.ndarray, " row"], similarities: Float[np.ndarray, " row"], most: int
-    ) -> tuple[Int[np.ndarray, " best"], Float[np.ndarray, " best"]]:
-        """At most `most` rows with the highest similarities, in the given order. Of equal ones, the lowest keys."""
-        if len(rows) <= most:
-            return rows, similarities
-        least = np.partition(similarities, len(rows) - most)[len(rows) - most]
-        kept = similarities > least
-        equal = np.flatnonzero(similarities == least)
-        if self._keys is not None:
-            equal = equal[np.argsort(self._keys_of(rows[equal]))]
-        kept[equal[: most - np.count_nonzero(kept)]] = True
-        return rows[kept], similarities[kept]
+        self, rows: Int[np.ndarray, " row"], sums: Float[np.ndarray, " row"], most: int
+    ) -> Int[np.ndarray, " best"]:
+        """The places of at most `most` rows: by falling sum, then by rising key."""
+        return loops.best_rows(np.array([0, len(rows)]), most, sums, sums, self._keys_of(rows))[1]
 
     def _keys_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
         if self._keys is None:

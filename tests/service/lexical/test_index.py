@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recollect.service.errors import BundleError
-from recollect.service.lexical import accumulate, word_index
+from recollect.service.lexical import word_index
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.lexical.postings import invert
 from recollect.service.lexical.terms import count_terms, text_terms
@@ -85,14 +85,9 @@ def test_frequent_words_add_to_the_best_candidates_when_the_budget_is_spent(monk
         np.testing.assert_allclose([known[row] for row in common], [full[row] for row in common], rtol=1e-6)
 
 
-@pytest.mark.parametrize("postings_per_row", [0, 10**6], ids=["binary search", "scan"])
-@pytest.mark.parametrize("frequent", [0, 0.05, 1], ids=["table of all terms", "table of some terms", "no table"])
-def test_every_method_adds_the_contributions_of_the_formula(monkeypatch, postings_per_row, frequent):
+def test_terms_beyond_the_budget_add_the_contributions_of_the_formula(monkeypatch):
     monkeypatch.setattr(word_index, "_BUDGET", 50)
     monkeypatch.setattr(word_index, "_CANDIDATES", 1_000)
-    monkeypatch.setattr(word_index, "_LAST_CANDIDATES", 1_000)
-    monkeypatch.setattr(word_index, "_SCAN_RATIO", postings_per_row)
-    monkeypatch.setattr(accumulate, "_FREQUENT", frequent)
     texts = random_texts(300, seed=20)
     index = WordIndex(invert(texts[:200]), 200)
     gone = [3, 150, 205, 299]
