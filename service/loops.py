@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int8, UInt16
-from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16
+from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt64
+from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint64
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy")
@@ -489,3 +489,306 @@ def add_to_rows(
                 break
             if posting_rows[low] == rows[nth]:
                 sums[nth] += np.float64(halves[posting_weights[low]]) * factors[term]
+
+
+# The four searches of a query: instances and labels by their vectors, and both by their words.
+_SEARCHES = 4
+_tuple_of: Any = types.UniTuple
+_FOUND = [_tuple_of(each[:, ::1], _SEARCHES) for each in (int64, float32, float64)]
+_SCORES = (_array(int64), _array(int64), _array(float64))
+
+
+@_inlined
+def _add_entry(
+    table: Int[np.ndarray, " place"],
+    found: Int[np.ndarray, " entry"],
+    count: int,
+    label: int | np.int64,
+    evidence: Float[np.ndarray, "entry evidence"],
+) -> int:
+    """Add a label without evidence, unless it has an entry; return the number of entries."""
+    place = _find(table, found, label)
+    if table[place] >= 0:
+        return count
+    table[place], found[count] = count, label
+    for column in range(evidence.shape[1]):
+        evidence[count, column] = 0.0
+    return count + 1
+
+
+@_inlined
+def _fill_features(
+    row: Float[np.ndarray, " feature"],
+    evidence: Float[np.ndarray, " evidence"],
+    best_score: float,
+    nearest: Float[np.ndarray, " search"],
+    with_words: bool,
+) -> None:
+    """Write the features of one candidate; those without evidence stay NaN."""
+    row[0] = evidence[0]  # votes
+    row[1] = evidence[0] / max(best_score, 1e-300)  # votes_of_best
+    row[2] = evidence[1]  # instance_votes
+    row[3] = evidence[2]  # instance_count
+    if evidence[2] > 0:
+        row[5] = evidence[5]  # instance_place
+        row[6] = evidence[4]  # instance_similarity
+        row[7] = evidence[3] / evidence[2]  # instance_mean
+        row[8] = nearest[0] - evidence[4]  # instance_gap
+    row[9] = nearest[0]  # nearest_instance
+    row[10] = evidence[6]  # label_votes
+    if evidence[7] > 0:
+        row[11] = evidence[9]  # label_similarity
+        row[12] = evidence[10]  # label_place
+        row[13] = nearest[1] - evidence[9]  # label_gap
+    if with_words:
+        row[18] = evidence[11]  # word_instance_votes
+        row[19] = evidence[12]  # word_instance_count
+        if evidence[12] > 0:
+            row[20] = evidence[15]  # word_instance_place
+            row[21] = evidence[14]  # word_instance_similarity
+            row[22] = nearest[2] - evidence[14]  # word_instance_gap
+        if evidence[17] > 0:
+            row[23] = evidence[19]  # word_label_similarity
+            row[24] = evidence[20]  # word_label_place
+            row[25] = nearest[3] - evidence[19]  # word_label_gap
+
+
+@_compiled(*_FOUND, *_SCORES, int64, *_VALUES, _array(boolean), int64, int64, boolean, int64)
+def find_candidates(
+    keys: tuple[Int[np.ndarray, "query found"], ...],
+    similarities: tuple[Float[np.ndarray, "query found"], ...],
+    weights: tuple[Float[np.ndarray, "query found"], ...],
+    voted_offsets: Int[np.ndarray, " offset"],
+    voted_labels: Int[np.ndarray, " voted"],
+    votes: Float[np.ndarray, " voted"],
+    labels: int,
+    value_offsets: Int[np.ndarray, " offset"],
+    value_labels: Int[np.ndarray, " pair"],
+    live_offsets: Int[np.ndarray, " live_offset"],
+    live_labels: Int[np.ndarray, " live_pair"],
+    removed: Bool[np.ndarray, " label"],
+    admits: Bool[np.ndarray, " label"],
+    by_votes: int,
+    by_others: int,
+    with_words: bool,
+    columns: int,
+) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " candidate"], Float[np.ndarray, "candidate feature"]]:
+    """Choose the ranker's candidates of each query, and compute the features that depend on the searches.
+
+    Args:
+        keys: The keys that each of the four searches found: rows of instances, or positions of labels; -1 for no key.
+        similarities: The similarity of each key.
+        weights: The weight of each key.
+        voted_offsets: Query i has the votes `voted_offsets[i]` to `voted_offsets[i + 1]` (Eq. 7).
+        voted_labels: The label of each vote.
+        votes: Its share of the score.
+        labels: Number of labels.
+        value_offsets: This argument and the next four: `ValueArrays`.
+        value_labels: See there.
+        live_offsets: See there.
+        live_labels: See there.
+        removed: See there.
+        admits: Whether each label may be a candidate; empty means that all may.
+        by_votes: Number of candidates by votes.
+        by_others: Number of candidates by the weights of each search.
+        with_words: Whether there is a lexical index; without it, the features of words are NaN.
+        columns: Number of features.
+
+    Returns:
+        Query i has the candidates `offsets[i]` to `offsets[i + 1]`, in rising order of their labels; and the features,
+        in the order of `service/ranking/candidates.py`.
+    """
+    queries = len(voted_offsets) - 1
+    offsets = np.zeros(queries + 1, dtype=np.int64)
+    most = queries * min(by_votes + _SEARCHES * by_others, labels)
+    candidates, features = np.empty(most, dtype=np.int64), np.full((most, columns), np.nan, dtype=np.float32)
+    for query in range(queries):
+        entries = voted_offsets[query + 1] - voted_offsets[query]
+        for search in range(_SEARCHES):
+            for key in keys[search][query]:
+                if key >= 0:
+                    is_label = search % 2 == 1
+                    entries += 1 if is_label else len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+        table, found, count = _table(entries), np.empty(entries, dtype=np.int64), 0
+        # One row for each found label: its votes; then for each search the weight of its keys, their number, the sum of
+        # their similarities, and the similarity and the place of the best one.
+        evidence = np.empty((entries, 1 + 5 * _SEARCHES))
+        best_score = 0.0
+        for vote in range(voted_offsets[query], voted_offsets[query + 1]):
+            count = _add_entry(table, found, count, voted_labels[vote], evidence)
+            entry = table[_find(table, found, voted_labels[vote])]
+            evidence[entry, 0] += votes[vote]
+            best_score = max(best_score, evidence[entry, 0])
+        for search in range(_SEARCHES):
+            is_label, first = search % 2 == 1, 1 + 5 * search
+            for slot in range(keys[search].shape[1]):
+                key = keys[search][query, slot]
+                if key < 0:
+                    continue
+                row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
+                for nth in range(1 if is_label else len(row)):
+                    label = key if is_label else np.int64(row[nth])
+                    if len(removed) and removed[label]:
+                        continue
+                    count = _add_entry(table, found, count, label, evidence)
+                    entry = table[_find(table, found, label)]
+                    if evidence[entry, first + 1] == 0:
+                        evidence[entry, first + 3] = similarities[search][query, slot]
+                        evidence[entry, first + 4] = slot
+                    evidence[entry, first] += weights[search][query, slot]
+                    evidence[entry, first + 1] += 1
+                    evidence[entry, first + 2] += similarities[search][query, slot]
+
+        chosen, measure, nearest = np.zeros(count, dtype=np.bool_), np.empty(count), np.empty(_SEARCHES)
+        for nth in range(1 + _SEARCHES):
+            column = 0 if nth == 0 else 5 * nth - 4
+            for entry in range(count):
+                is_admitted = not len(admits) or admits[found[entry]]
+                measure[entry] = evidence[entry, column] if is_admitted else 0.0
+            for entry in _best(0, count, by_others if column else by_votes, measure, measure, found):
+                chosen[entry] = chosen[entry] or measure[entry] > 0
+        for search in range(_SEARCHES):
+            has_key = keys[search].shape[1] > 0 and keys[search][query, 0] >= 0
+            nearest[search] = similarities[search][query, 0] if has_key else np.nan
+        for entry in range(count):
+            measure[entry] = 0.0
+        stop = offsets[query]
+        for entry in _best(0, count, count, measure, measure, found):  # in order of the labels
+            if chosen[entry]:
+                candidates[stop] = found[entry]
+                _fill_features(features[stop], evidence[entry], best_score, nearest, with_words)
+                stop += 1
+        offsets[query + 1] = stop
+    return offsets, candidates[: offsets[queries]], features[: offsets[queries]]
+
+
+@_compiled(float32[:, ::1], _array(int64), _array(int64), _array(int64), _array(uint64), _array(int64), _array(uint64))
+def add_label_features(
+    features: Float[np.ndarray, "candidate feature"],
+    offsets: Int[np.ndarray, " offset"],
+    counts: Int[np.ndarray, " candidate"],
+    name_offsets: Int[np.ndarray, " name_offset"],
+    name_words: UInt64[np.ndarray, " name_word"],
+    query_offsets: Int[np.ndarray, " query_offset"],
+    query_words: UInt64[np.ndarray, " query_word"],
+) -> None:
+    """Write the features that depend on a candidate's training instances and on its name.
+
+    Args:
+        features: The features of the candidates; changed in place.
+        offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
+        counts: Number of training instances of each candidate.
+        name_offsets: The name of candidate i has the words `name_offsets[i]` to `name_offsets[i + 1]`.
+        name_words: The words of the names.
+        query_offsets: Query i has the words `query_offsets[i]` to `query_offsets[i + 1]`.
+        query_words: The words of the queries.
+    """
+    for query in range(len(offsets) - 1):
+        words = query_words[query_offsets[query] : query_offsets[query + 1]]
+        for candidate in range(offsets[query], offsets[query + 1]):
+            row = features[candidate]
+            name = name_words[name_offsets[candidate] : name_offsets[candidate + 1]]
+            row[4] = row[3] / max(counts[candidate], 1)  # instance_share
+            row[14] = counts[candidate]  # training_count
+            row[15] = len(name)  # name_words
+            if not len(name):
+                continue
+            shared = 0
+            for word in name:
+                for nth in range(len(words)):
+                    if words[nth] == word:
+                        shared += 1
+                        break
+            row[16] = shared / len(name)  # name_share
+            for start in range(len(words) - len(name) + 1 if shared == len(name) else 0):
+                nth = 0
+                while nth < len(name) and words[start + nth] == name[nth]:
+                    nth += 1
+                if nth == len(name):
+                    row[17] = start  # name_place
+                    break
+
+
+_NODES = (_array(int32), _array(float64), _array(boolean), _array(int32), _array(int32), _array(float64))
+
+
+@_compiled(_array(float32, 2), _array(int32), *_NODES, _array(float64), float64[:, ::1])
+def walk_trees(
+    rows: Float[np.ndarray, "row feature"],
+    roots: Int[np.ndarray, " tree"],
+    feature: Int[np.ndarray, " split"],
+    threshold: Float[np.ndarray, " split"],
+    missing_left: Bool[np.ndarray, " split"],
+    left: Int[np.ndarray, " split"],
+    right: Int[np.ndarray, " split"],
+    mean: Float[np.ndarray, " split"],
+    leaf: Float[np.ndarray, " leaf"],
+    terms: Float[np.ndarray, "row feature"],
+) -> Float[np.ndarray, " row"]:
+    """The sum of the trees' leaves for each row. NaN is a missing feature.
+
+    Args:
+        rows: The features of each row.
+        roots: The first split of each tree, or ~n for leaf n.
+        feature: The feature that each split compares.
+        threshold: A row whose feature is at most this threshold goes to the left child.
+        missing_left: Whether a row without this feature goes to the left child.
+        left: The left child of each split: a split, or ~n for leaf n.
+        right: The right child of each split.
+        mean: Mean value of the training rows below each split.
+        leaf: The value of each leaf.
+        terms: Gets the share of each feature in the sum, if it has rows (Saabas, 2014): a split adds the difference
+            between the mean below its chosen child and the mean below itself.
+    """
+    sums = np.zeros(len(rows))
+    for row in range(len(rows)):
+        for root in roots:
+            node = root
+            while node >= 0:
+                value = rows[row, feature[node]]
+                goes_left = value <= threshold[node] or (missing_left[node] and np.isnan(value))
+                child = left[node] if goes_left else right[node]
+                if len(terms):
+                    terms[row, feature[node]] += (mean[child] if child >= 0 else leaf[~child]) - mean[node]
+                node = child
+            sums[row] += leaf[~node]
+    return sums
+
+
+@_compiled(*_SCORES, *_SCORES)
+def join_candidates(
+    offsets: Int[np.ndarray, " offset"],
+    labels: Int[np.ndarray, " row"],
+    scores: Float[np.ndarray, " row"],
+    candidate_offsets: Int[np.ndarray, " candidate_offset"],
+    candidates: Int[np.ndarray, " candidate"],
+    logits: Float[np.ndarray, " candidate"],
+) -> tuple[
+    Int[np.ndarray, " offset"], Int[np.ndarray, " joined"], Float[np.ndarray, " joined"], Float[np.ndarray, " joined"]
+]:
+    """Join the scored labels and the ranker's candidates of each query: offsets, labels, scores and logits.
+
+    A candidate without a score has the score 0, and a label that is no candidate has the logit -inf.
+    """
+    queries, most = len(offsets) - 1, len(labels) + len(candidates)
+    ends, joined = np.zeros(queries + 1, dtype=np.int64), np.empty(most, dtype=np.int64)
+    joined_scores, joined_logits = np.empty(most), np.empty(most)
+    for query in range(queries):
+        start = stop = ends[query]
+        own = candidates[candidate_offsets[query] : candidate_offsets[query + 1]]
+        table = _table(len(own))
+        for nth in range(len(own)):
+            table[_find(table, own, own[nth])] = nth
+            joined[stop], joined_scores[stop] = own[nth], 0.0
+            joined_logits[stop] = logits[candidate_offsets[query] + nth]
+            stop += 1
+        for row in range(offsets[query], offsets[query + 1]):
+            nth = table[_find(table, own, labels[row])]
+            if nth >= 0:
+                joined_scores[start + nth] = scores[row]
+            else:
+                joined[stop], joined_scores[stop], joined_logits[stop] = labels[row], scores[row], -np.inf
+                stop += 1
+        ends[query + 1] = stop
+    stop = ends[queries]
+    return ends, joined[:stop], joined_scores[:stop], joined_logits[:stop]

@@ -24,7 +24,7 @@ from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.manifest import Probabilities
 from recollect.service.console import print_status
 from recollect.service.files import write_json, write_text
-from recollect.service.ranking.features import WORD_FEATURES
+from recollect.service.ranking.candidates import WORD_FEATURES
 from recollect.service.ranking.model import RankerFile
 from recollect.service.ranking.names import Names
 from recollect.trainer.memory.memory import Memory

@@ -16,11 +16,17 @@ from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, search_parts
 from recollect.service.predictor.words import TOP_WORDS
-from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from recollect.service.ranking.evidence import Found
-from recollect.service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts
+from recollect.service.ranking.candidates import (
+    ALL_FEATURES,
+    FEATURES,
+    Candidates,
+    Found,
+    LabelFacts,
+    Searches,
+    Voted,
+    find_candidates,
+)
 from recollect.service.ranking.names import Names
-from recollect.service.ranking.ranker import feature_matrix
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.search import nearest, nearest_among
@@ -36,13 +42,11 @@ class Block(NamedTuple):
         first: The number of the first query.
         queries: Number of queries.
         candidates: Their candidates; the queries are numbered from 0.
-        features: The features of each candidate.
     """
 
     first: int
     queries: int
     candidates: Candidates
-    features: Float[np.ndarray, "candidate feature"]
 
 
 class CandidateSource:
@@ -62,7 +66,7 @@ class CandidateSource:
         self.texts = list(read_field(memory.folder / "instances.jsonl", "text"))
         labels = list(read_field(memory.folder / "labels.jsonl", "text"))
         self._names = Names.of(labels)
-        self.features = (*FEATURES, *WORD_FEATURES) if with_words else FEATURES
+        self.features = ALL_FEATURES if with_words else FEATURES
         self._postings = invert(self.texts) if with_words else None
         self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
         self._values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
@@ -95,15 +99,14 @@ class CandidateSource:
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
             nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
             votes = score_labels(weigh_keys(nearest_keys, temperature, self._values), lambda_, self._values)
-            searches = Searches.of(
-                Found.by_vectors(
-                    instances.keys, instances.similarities, temperature, self._values.log_counts_of(instances.keys)
-                ),
+            by_words = None if words is None else words.search_each(queries, TOP_WORDS)
+            searches = Searches(
+                Found.by_vectors(instances.keys, instances.similarities, temperature, self._values),
                 Found.by_vectors(labels.keys, labels.similarities, temperature),
-                None if words is None else words.search_each(queries, TOP_WORDS),
+                None if by_words is None else (Found.by_words(by_words[0]), Found.by_words(by_words[1])),
             )
-            candidates = find_candidates(searches, Voted(votes.query, votes.label, votes.score), self._values)
-            yield Block(first, len(queries), candidates, feature_matrix(candidates, queries, facts, self.features))
+            voted = Voted(votes.offsets, votes.label, votes.score)
+            yield Block(first, len(queries), find_candidates(queries, searches, voted, self._values, facts))
 
     def _words_without(self, absent: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
         if self._postings is None or self._label_words is None:

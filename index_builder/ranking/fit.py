@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from recollect.index_builder.ranking.candidate_source import Block, CandidateSource
 from recollect.service.console import progress_bar
-from recollect.service.ranking.model import RankerFile, RankerModel
-from recollect.service.ranking.trees import Tree
+from recollect.service.ranking.model import RankerFile, RankerModel, Tree
 from recollect.trainer.memory.memory import Memory
 
 # A logistic loss, because the trees' sum must be a logit. Small and regularised trees: with 31 leaves and no
@@ -125,8 +124,8 @@ class ExampleSource:
         examples = Examples(
             query=numbers[candidates.query],
             label=candidates.label,
-            score=candidates.score,
-            features=block.features,
+            score=candidates.features[:, 0].astype(np.float64),
+            features=candidates.features[:, : len(self._source.features)],
             names=self._source.features,
             true=np.asarray(self._truth[rows][pairs]).ravel() > 0,
         )

@@ -133,9 +133,6 @@ class LiveNames(Names):
     live: Matrix
     rows: Int[np.ndarray, " label"]
 
-    def lengths(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
-        return np.bincount(self.gather(labels)[0], minlength=len(labels))
-
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " word"], UInt64[np.ndarray, " word"]]:
         gather = functools.partial(gather_rows, self.offsets, self.words)
         return _gather_layers(gather, len(self.offsets) - 1, self.live, self.rows[labels])

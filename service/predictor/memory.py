@@ -26,7 +26,7 @@ from recollect.service.predictor.live_keys import LiveKeyIndex
 from recollect.service.predictor.reranking import Reranker
 from recollect.service.predictor.searcher import Keys, Searcher
 from recollect.service.predictor.words import WordVoter
-from recollect.service.ranking.features import LabelFacts
+from recollect.service.ranking.candidates import LabelFacts
 from recollect.service.ranking.ranker import Ranker
 from recollect.service.settings import Device
 

@@ -20,8 +20,7 @@ from recollect.service.predictor.answers import LogitTerm
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.scoring import Ranking
 from recollect.service.predictor.searcher import Neighbours
-from recollect.service.ranking.candidates import Candidates, Searches, Voted
-from recollect.service.ranking.evidence import Found
+from recollect.service.ranking.candidates import Found, Searches, Voted
 from recollect.service.ranking.ranker import RankedCandidates, Ranker
 
 # The least factor of a correction in a logit, so that the logit is a number.
@@ -59,21 +58,20 @@ class Reranker:
             options: The options of the queries.
             label_filter: Admits candidates; None admits all labels.
         """
-        counts = self._values.log_counts_of(instances.keys)
-        by_instances = Found.by_vectors(instances.keys, instances.similarities, options.temperature, counts)
-        by_labels = Found.by_vectors(labels.keys, labels.similarities, options.temperature)
-        searches = Searches.of(by_instances, by_labels, by_words)
+        searches = Searches(
+            Found.by_vectors(instances.keys, instances.similarities, options.temperature, self._values),
+            Found.by_vectors(labels.keys, labels.similarities, options.temperature),
+            None if by_words is None else (Found.by_words(by_words[0]), Found.by_words(by_words[1])),
+        )
         admits = None if label_filter is None else label_filter.admits
-        return self.ranker.rank(queries, searches, Voted(votes.query, votes.label, votes.score), admits)
+        return self.ranker.rank(queries, searches, Voted(votes.offsets, votes.label, votes.score), admits)
 
-    def reorder(self, ranking: Ranking, found: RankedCandidates) -> Ranking:
-        """Put the candidates before all other labels of a ranking, in order of their logits."""
-        candidates, ranked = found.candidates, len(ranking.label)
-        pair, row = np.unique(np.concatenate([self._pairs(ranking), self._pairs(candidates)]), return_inverse=True)
-        score, logit = np.zeros(len(pair)), np.full(len(pair), -np.inf)
-        score[row[:ranked]], logit[row[ranked:]] = ranking.score, found.logit
-        query, label = np.divmod(pair, self._values.labels)
-        offsets = np.searchsorted(query, np.arange(len(ranking.offsets)))
+    def reorder(self, scores: Ranking, found: RankedCandidates) -> Ranking:
+        """Put the candidates before all other labels, in order of their logits."""
+        candidates = found.candidates
+        offsets, label, score, logit = loops.join_candidates(
+            scores.offsets, scores.label, scores.score, candidates.offsets, candidates.label, found.logit
+        )
         offsets, rows = loops.best_rows(offsets, len(label), logit, score, label)
         return Ranking(offsets, label[rows], score[rows], logit[rows])
 
@@ -92,7 +90,8 @@ class Reranker:
 
     def explain(self, query: int, label: int, found: RankedCandidates) -> list[LogitTerm]:
         """The terms of a label's logit, the greatest first; empty for a label that is no candidate."""
-        rows = np.flatnonzero((found.candidates.query == query) & (found.candidates.label == label))
+        offsets = found.candidates.offsets
+        rows = offsets[query] + np.flatnonzero(found.candidates.label[offsets[query] : offsets[query + 1]] == label)
         if not len(rows):
             return []
         model, features = self.ranker.model, found.features[rows]
@@ -102,7 +101,3 @@ class Reranker:
         if found.corrections is not None:
             terms.append(LogitTerm("correction", None, float(found.corrections[rows[0]])))
         return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))
-
-    def _pairs(self, labels: Ranking | Candidates) -> np.ndarray:
-        pairs: np.ndarray = labels.query * np.int64(self._values.labels) + labels.label
-        return pairs

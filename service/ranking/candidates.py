@@ -1,133 +1,212 @@
-"""Candidates: the labels of a query that the ranker orders, and the evidence for them.
+"""Candidates: the labels of a query that the ranker orders, and their features.
 
 The candidates are the best labels by each of several measures: the votes of all keys (Eq. 7), the votes of instances
 alone, the similarity of labels, and instances and labels found by words. A label that is good by one measure is a
 candidate even if the other measures do not find it.
+
+The same code computes the features when the ranker is fitted and when a query is answered. A property that does not
+exist is NaN, for example the similarity of the nearest voting instance if no instance votes for the label.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.service import loops
 from recollect.service.bundle.values import Values
 from recollect.service.lexical.index import FoundByWords
-from recollect.service.ranking.evidence import Found, Pairs, Support
+from recollect.service.ranking.names import Names, query_words
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
 BY_VOTES, BY_OTHERS = 100, 40
 
+# The features, in the order of their columns.
+FEATURES = (
+    "votes",  # the score: votes of all keys (Eq. 7)
+    "votes_of_best",  # divided by the score of the query's best label
+    "instance_votes",  # weights of the voting instances
+    "instance_count",  # number of instances that vote for the label
+    "instance_share",  # divided by the label's number of training instances
+    "instance_place",  # place of the nearest voting instance, from 0
+    "instance_similarity",  # similarity of the nearest voting instance
+    "instance_mean",  # mean similarity of the voting instances
+    "instance_gap",  # similarity of the query's nearest instance minus that of the nearest voting instance
+    "nearest_instance",  # similarity of the query's nearest instance
+    "label_votes",  # weight of the label's key
+    "label_similarity",  # similarity of the label's key
+    "label_place",  # place of the label among the nearest labels
+    "label_gap",  # similarity of the query's nearest label minus that of this label
+    "training_count",  # number of training instances of the label
+    "name_words",  # number of words of the label's name
+    "name_share",  # share of these words that are in the query
+    "name_place",  # place in the query at which the whole name begins
+)
+# Only with a lexical index; without one, these features are NaN.
+WORD_FEATURES = (
+    "word_instance_votes",  # as above, for instances that share words with the query
+    "word_instance_count",
+    "word_instance_place",
+    "word_instance_similarity",
+    "word_instance_gap",
+    "word_label_similarity",  # as above, for labels whose names share words with the query
+    "word_label_place",
+    "word_label_gap",
+)
+ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
 
-@dataclass(frozen=True)
-class Searches:
+
+class Found(NamedTuple):
+    """The keys that one search found for each query, best first. Places without a key have key -1.
+
+    Attributes:
+        keys: Rows of the instances, or positions of the labels.
+        similarities: Similarity of each key to the query.
+        weights: Weight of each key; the weights of each query sum to 1.
+    """
+
+    keys: Int[np.ndarray, "query found"]
+    similarities: Float[np.ndarray, "query found"]
+    weights: Float[np.ndarray, "query found"]
+
+    @classmethod
+    def by_vectors(
+        cls,
+        keys: Int[np.ndarray, "query found"],
+        similarities: Float[np.ndarray, "query found"],
+        temperature: float,
+        values: Values | None = None,
+    ) -> Self:
+        """Weigh keys that were found by their vectors: a softmax with the temperature tau.
+
+        Args:
+            keys: The keys.
+            similarities: Their similarities.
+            temperature: Tau.
+            values: The counts of instances; None for labels.
+        """
+        mapped, counts = 0, np.empty(0)
+        if values is not None:
+            mapped, counts = len(values.arrays().offsets) - 1, values.arrays().live_log_counts
+        logits = similarities.astype(np.float64) / temperature
+        return cls._of(keys, similarities, logits, mapped, counts)
+
+    @classmethod
+    def by_words(cls, found: FoundByWords) -> Self:
+        """Weigh keys that were found by their words in proportion to the third power of their similarities."""
+        logits = np.full(found.rows.shape, -np.inf)
+        np.log(found.similarities, out=logits, where=found.similarities > 0, dtype=np.float64)
+        return cls._of(found.rows, found.similarities, 3 * logits, 0, np.empty(0))
+
+    @classmethod
+    def _of(
+        cls, keys: np.ndarray, similarities: np.ndarray, logits: np.ndarray, mapped: int, counts: np.ndarray
+    ) -> Self:
+        keys = np.ascontiguousarray(keys, dtype=np.int64)
+        weights = loops.softmax(keys, np.ascontiguousarray(logits), mapped, counts)
+        return cls(keys, np.ascontiguousarray(similarities, dtype=np.float32), weights)
+
+
+class Voted(NamedTuple):
+    """Votes for labels: query i gives the labels in `offsets[i]` to `offsets[i + 1]` their shares (Eq. 7)."""
+
+    offsets: Int[np.ndarray, " offset"]
+    label: Int[np.ndarray, " vote"]
+    share: Float[np.ndarray, " vote"]
+
+
+class Searches(NamedTuple):
     """The results of the searches for a block of queries.
 
     Attributes:
         instances: The nearest instances.
         labels: The nearest labels.
-        instance_words: The instances that share words with the query; None without a lexical index.
-        label_words: The labels that share words with the query; None without a lexical index.
+        by_words: The instances and the labels that share words with the query; None without a lexical index.
     """
 
     instances: Found
     labels: Found
-    instance_words: Found | None = None
-    label_words: Found | None = None
-
-    @classmethod
-    def of(cls, instances: Found, labels: Found, by_words: tuple[FoundByWords, FoundByWords] | None) -> Searches:
-        """Add the instances and the labels that were found by words, if there is a lexical index."""
-        return cls(instances, labels, *(() if by_words is None else map(Found.by_words, by_words)))
+    by_words: tuple[Found, Found] | None = None
 
 
 @dataclass(frozen=True)
-class Voted:
-    """Votes for labels: label `label[i]` of query `query[i]` gets `share[i]`. The sum of its shares is its score."""
+class LabelFacts:
+    """Properties of the labels that do not depend on a query.
 
-    query: Int[np.ndarray, " vote"]
-    label: Int[np.ndarray, " vote"]
-    share: Float[np.ndarray, " vote"]
+    Attributes:
+        counts: Number of training instances of each label.
+        names: The words of each label's text.
+    """
+
+    counts: Int[np.ndarray, " label"]
+    names: Names
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of a block of queries, by query, then by label, with the evidence of each search.
+    """The candidates of a block of queries, in rising order of their labels, with their features.
 
     Attributes:
-        query: The query of each candidate.
+        offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
         label: The label of each candidate.
-        score: The votes for the candidate (Eq. 7).
-        support: The evidence of each search, by the names of `Searches`.
-        best_score: The score of the best label of the candidate's query, which need not be a candidate.
-        nearest: Similarity of the nearest key of each search to the candidate's query; NaN if the search found none.
+        features: Its features, in the order of `ALL_FEATURES`.
     """
 
-    query: Int[np.ndarray, " candidate"]
+    offsets: Int[np.ndarray, " offset"]
     label: Int[np.ndarray, " candidate"]
-    score: Float[np.ndarray, " candidate"]
-    support: dict[str, Support]
-    best_score: Float[np.ndarray, " candidate"]
-    nearest: dict[str, Float[np.ndarray, " candidate"]]
+    features: Float[np.ndarray, "candidate feature"]
+
+    @property
+    def query(self) -> Int[np.ndarray, " candidate"]:
+        """The query of each candidate."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 def find_candidates(
+    queries: Sequence[str],
     searches: Searches,
     voted: Voted,
     values: Values,
+    facts: LabelFacts,
     admits: Bool[np.ndarray, " label"] | None = None,
     by_votes: int = BY_VOTES,
     by_others: int = BY_OTHERS,
 ) -> Candidates:
-    """Choose the candidates of each query.
+    """Choose the candidates of each query, and compute their features.
 
     Args:
+        queries: The texts of the queries.
         searches: The keys that were found.
         voted: The votes of all keys (Eq. 7).
         values: The labels of each instance.
+        facts: Properties of the labels.
         admits: Whether a label may be a candidate; None admits all labels.
         by_votes: Number of candidates by votes.
         by_others: Number of candidates by each other measure.
     """
-    entries = {
-        name: Pairs.of_labels(found, values.labels) if name.startswith("label") else Pairs.of_instances(found, values)
-        for name, found in vars(searches).items()
-        if found is not None
-    }
-    voted_pair = voted.query * np.int64(values.labels) + voted.label
-    pair, row = np.unique(np.concatenate([voted_pair, *(each.pair for each in entries.values())]), return_inverse=True)
-    ends = np.cumsum([len(voted_pair), *(len(each.pair) for each in entries.values())])
-    support = {
-        name: Support.of(each, row[start:stop], len(pair))
-        for (name, each), start, stop in zip(entries.items(), ends[:-1], ends[1:], strict=True)
-    }
-    score = np.bincount(row[: ends[0]], weights=voted.share, minlength=len(pair))
-    query, label = np.divmod(pair, values.labels)
-    starts = np.searchsorted(query, np.arange(len(searches.labels.keys)))
-    place = np.arange(len(pair)) - starts[query]  # the place of each pair among those of its query
-    admitted = 1.0 if admits is None else admits[label]
-    chosen = _best(query, place, admitted * score, by_votes)
-    for each in support.values():
-        chosen |= _best(query, place, admitted * each.weight, by_others)
-    best_score = np.zeros(len(starts))
-    np.maximum.at(best_score, query, score)
-    query, label = query[chosen], label[chosen]
-    return Candidates(
-        query=query,
-        label=label,
-        score=score[chosen],
-        support={name: each[chosen] for name, each in support.items()},
-        best_score=best_score[query],
-        nearest={name: found.nearest[query] for name, found in vars(searches).items() if found is not None},
+    arrays, nothing = values.arrays(), np.empty((len(queries), 0))
+    none = Found(nothing.astype(np.int64), nothing.astype(np.float32), nothing)
+    found = (searches.instances, searches.labels, *(searches.by_words or (none, none)))
+    offsets, label, features = loops.find_candidates(
+        tuple(each.keys for each in found),
+        tuple(each.similarities for each in found),
+        tuple(each.weights for each in found),
+        *voted,
+        values.labels,
+        *arrays[:4],
+        arrays.removed,
+        np.empty(0, dtype=np.bool_) if admits is None else admits,
+        by_votes,
+        by_others,
+        searches.by_words is not None,
+        len(ALL_FEATURES),
     )
-
-
-def _best(
-    query: Int[np.ndarray, " pair"], place: Int[np.ndarray, " pair"], measure: Float[np.ndarray, " pair"], most: int
-) -> Bool[np.ndarray, " pair"]:
-    """Mark the pairs of each query with the greatest measures above 0, at most `most`."""
-    order = np.lexsort((-measure, query))  # the queries stay in order, so `place` is also the place in this order
-    chosen = np.zeros(len(query), dtype=bool)
-    chosen[order] = place < most
-    return chosen & (measure > 0)
+    place, words = facts.names.gather(label)
+    name_offsets = np.concatenate([[0], np.cumsum(np.bincount(place, minlength=len(label)))])
+    counts = facts.counts[label].astype(np.int64)
+    loops.add_label_features(features, offsets, counts, name_offsets, words, *query_words(queries))
+    return Candidates(offsets, label, features)

@@ -13,8 +13,14 @@ from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.values import Values
 from recollect.service.errors import BundleError
-from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from recollect.service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from recollect.service.ranking.candidates import (
+    ALL_FEATURES,
+    Candidates,
+    LabelFacts,
+    Searches,
+    Voted,
+    find_candidates,
+)
 from recollect.service.ranking.model import RankerModel
 from recollect.service.ranking.names import Names
 
@@ -24,8 +30,8 @@ class RankedCandidates:
     """The candidates of some queries, their features and their log-odds.
 
     Attributes:
-        candidates: The candidates, by query, then by label.
-        features: The features of each candidate, in the order of the model's columns.
+        candidates: The candidates.
+        features: Their features, in the order of the model's columns.
         logit: The log-odds of each candidate.
         corrections: The part of each logit that comes from a correction of the label; None without corrections.
     """
@@ -47,6 +53,7 @@ class Ranker:
 
     def __init__(self, model: RankerModel, facts: LabelFacts, values: Values) -> None:
         self.model, self.facts, self._values = model, facts, values
+        self._columns = [ALL_FEATURES.index(name) for name in model.features]
 
     @classmethod
     def open(cls, bundle: Bundle, values: Values) -> Ranker:
@@ -78,21 +85,9 @@ class Ranker:
             voted: The votes of all keys (Eq. 7).
             admits: Whether a label may be a candidate; None admits all labels.
         """
-        candidates = find_candidates(searches, voted, self._values, admits)
-        features = feature_matrix(candidates, queries, self.facts, self.model.features)
+        candidates = find_candidates(queries, searches, voted, self._values, self.facts, admits)
+        features = candidates.features[:, self._columns]
         return RankedCandidates(candidates, features, self.model.logits(features))
-
-
-def feature_matrix(
-    candidates: Candidates, queries: Sequence[str], facts: LabelFacts, names: Sequence[str]
-) -> Float[np.ndarray, "candidate feature"]:
-    """The named features of each candidate. The features of a lexical index are NaN if there is no index."""
-    columns = compute_features(candidates, queries, facts)
-    matrix = np.full((len(candidates.label), len(names)), np.nan, dtype=np.float32, order="F")
-    for number, name in enumerate(names):
-        if name in columns:
-            matrix[:, number] = columns[name]
-    return matrix
 
 
 def open_model(path: Path) -> RankerModel:
@@ -102,7 +97,7 @@ def open_model(path: Path) -> RankerModel:
         BundleError: If the file is not a ranker, or needs other features.
     """
     model = RankerModel.open(path)
-    if unknown := sorted(set(model.features) - {*FEATURES, *WORD_FEATURES}):
+    if unknown := sorted(set(model.features) - {*ALL_FEATURES}):
         raise BundleError(
             f"{path}: expected only features that this release computes, found {', '.join(unknown)}; "
             "fit the ranker again with `recollect rank`, and build the bundle again"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.ranking.features import FEATURES, WORD_FEATURES
+from recollect.service.ranking.candidates import FEATURES, WORD_FEATURES
 from tests.service.memory.rebuilt import Tables
 from tests.service.ranking.forests import random_file
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.service.ranking.model import RankerFile
-from recollect.service.ranking.trees import Tree
+from recollect.service.ranking.model import RankerFile, Tree
 
 
 def random_tree(rng: np.random.Generator, features: int, leaves: int) -> Tree:

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from recollect.service.bundle.values import SparseValues, Values
-from recollect.service.ranking.candidates import Candidates, Searches, Voted, find_candidates
-from recollect.service.ranking.evidence import Found
-from recollect.service.ranking.features import FEATURES, WORD_FEATURES, LabelFacts, compute_features
+from recollect.service.ranking.candidates import (
+    ALL_FEATURES,
+    Candidates,
+    Found,
+    LabelFacts,
+    Searches,
+    Voted,
+    find_candidates,
+)
 from recollect.service.ranking.names import Names
 
 QUERIES, LABELS, INSTANCES, FOUND = 6, 30, 40, 8
@@ -28,10 +34,15 @@ def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
     sizes = rng.integers(0, 4, size=INSTANCES)
     labels = np.concatenate([np.sort(rng.permutation(LABELS)[:size]) for size in sizes])
     values = SparseValues(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32), LABELS)
-    rest = (random_found(rng, INSTANCES), random_found(rng, LABELS)) if words else ()
-    searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), *rest)
-    query, label = rng.integers(0, [[QUERIES], [LABELS]], size=(2, QUERIES * LABELS // 3))  # some pairs get two votes
-    return searches, Voted(query, label, rng.random(len(query))), values
+    rest = (random_found(rng, INSTANCES), random_found(rng, LABELS)) if words else None
+    searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), rest)
+    votes = LABELS // 3
+    label = rng.integers(0, LABELS, size=QUERIES * votes)  # some pairs get two votes
+    return searches, Voted(np.arange(QUERIES + 1) * votes, label, rng.random(len(label))), values
+
+
+def all_searches(searches: Searches) -> list[Found]:
+    return [searches.instances, searches.labels, *(searches.by_words or ())]
 
 
 def naive_support(found: Found, values: Values | None, query: int, label: int) -> list[tuple[int, float, float]]:
@@ -48,7 +59,8 @@ def naive_support(found: Found, values: Values | None, query: int, label: int) -
 
 def scores_of(voted: Voted) -> dict[tuple[int, int], float]:
     scores: dict[tuple[int, int], float] = {}
-    for query, label, share in zip(voted.query.tolist(), voted.label.tolist(), voted.share.tolist(), strict=True):
+    voting = np.repeat(np.arange(QUERIES), np.diff(voted.offsets))
+    for query, label, share in zip(voting.tolist(), voted.label.tolist(), voted.share.tolist(), strict=True):
         scores[query, label] = scores.get((query, label), 0) + share
     return scores
 
@@ -65,27 +77,25 @@ def test_candidates_are_the_best_labels_by_each_measure(seed: int, words: bool) 
     expected = set()
     for query in range(QUERIES):
         measures = [{label: score for (own, label), score in scores_of(voted).items() if own == query}]
-        for name, found in vars(searches).items():
-            if found is None:
-                continue
-            sides = values if name.startswith("instance") else None
+        for number, found in enumerate(all_searches(searches)):
+            sides = None if number % 2 else values
             support = {label: naive_support(found, sides, query, label) for label in range(LABELS)}
             measures.append({label: sum(row[2] for row in rows) for label, rows in support.items() if rows})
         for most, measure in zip([5, 3, 3, 3, 3], measures, strict=False):
             admitted = {label: value for label, value in measure.items() if admits[label] and value > 0}
             expected |= {(query, label) for label in sorted(admitted, key=lambda each: -admitted[each])[:most]}
-    candidates = find_candidates(searches, voted, values, admits, by_votes=5, by_others=3)
+    facts = LabelFacts(np.ones(LABELS, dtype=np.int64), Names.of([""] * LABELS))
+    candidates = find_candidates(TEXTS, searches, voted, values, facts, admits, by_votes=5, by_others=3)
     assert pairs(candidates) == sorted(expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
     searches, voted, values = random_case(seed, words=True)
-    candidates, scores = find_candidates(searches, voted, values), scores_of(voted)
-    counts = np.bincount(values.indices, minlength=LABELS)
+    scores, counts = scores_of(voted), np.bincount(values.indices, minlength=LABELS)
     facts = LabelFacts(counts, Names.of([f"query {label}" for label in range(LABELS)]))
-    features = compute_features(candidates, TEXTS, facts)
-    assert tuple(features) == (*FEATURES, *WORD_FEATURES)
+    candidates = find_candidates(TEXTS, searches, voted, values, facts)
+    features = dict(zip(ALL_FEATURES, candidates.features.T, strict=True))
     for row, (query, label) in enumerate(pairs(candidates)):
         best = max((score for (own, _), score in scores.items() if own == query), default=0)
         expected: dict[str, float] = {
@@ -122,15 +132,12 @@ def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
 def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> None:
     searches, voted, values = random_case(0, words=True)
     facts = LabelFacts(np.bincount(values.indices, minlength=LABELS), Names.of(["query"] * LABELS))
-    block = find_candidates(searches, voted, values)
-    together = compute_features(block, TEXTS, facts)
+    block = find_candidates(TEXTS, searches, voted, values, facts)
     for query in range(QUERIES):
-        row = slice(query, query + 1)
-        alone = Searches(
-            *(Found(each.keys[row], each.similarities[row], each.weights[row]) for each in vars(searches).values())
-        )
-        own = voted.query == query
-        single = find_candidates(alone, Voted(voted.query[own] * 0, voted.label[own], voted.share[own]), values)
-        assert single.label.tolist() == block.label[block.query == query].tolist()
-        for name, values_alone in compute_features(single, [TEXTS[query]], facts).items():
-            np.testing.assert_array_equal(values_alone, together[name][block.query == query], err_msg=name)
+        row, votes = slice(query, query + 1), slice(*voted.offsets[query : query + 2])
+        first, second, *words = (Found(*(part[row] for part in each)) for each in all_searches(searches))
+        own = Voted(voted.offsets[:2], voted.label[votes], voted.share[votes])
+        alone = find_candidates([TEXTS[query]], Searches(first, second, (words[0], words[1])), own, values, facts)
+        place = slice(*block.offsets[query : query + 2])
+        assert alone.label.tolist() == block.label[place].tolist()
+        np.testing.assert_array_equal(alone.features, block.features[place])
