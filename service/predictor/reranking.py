@@ -66,13 +66,13 @@ class Reranker:
         admits = None if label_filter is None else label_filter.admits
         return self.ranker.rank(queries, searches, Voted(votes.offsets, votes.label, votes.score), admits)
 
-    def reorder(self, scores: Ranking, found: RankedCandidates) -> Ranking:
-        """Put the candidates before all other labels, in order of their logits."""
+    def reorder(self, scores: Ranking, found: RankedCandidates, most: int | None = None) -> Ranking:
+        """Put the candidates before all other labels by their logits, and take the first `most`."""
         candidates = found.candidates
         offsets, label, score, logit = loops.join_candidates(
             scores.offsets, scores.label, scores.score, candidates.offsets, candidates.label, found.logit
         )
-        offsets, rows = loops.best_rows(offsets, len(label), logit, score, label)
+        offsets, rows = loops.best_rows(offsets, most or len(label), logit, score, label)
         return Ranking(offsets, label[rows], score[rows], logit[rows])
 
     def correct(

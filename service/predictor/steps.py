@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from recollect.service.errors import QueryError
 from recollect.service.memory.corrections import Corrected
-from recollect.service.options import AnswerOptions
+from recollect.service.options import MOST_ASSIGNED, AnswerOptions
 from recollect.service.predictor.answers import LogitTerm, Reason, Stopwatch
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.memory import Memory
@@ -37,7 +37,7 @@ class RankedLabels:
     """The ranked labels of some queries, and everything that explains their scores.
 
     Attributes:
-        ranking: The labels, best first.
+        ranking: The labels, best first: one more than `top_k`, or as many as an assignment reads.
         memory: The memory that ranked them.
         lambda_: Weight of instances against labels.
         weighted: The keys that voted.
@@ -146,7 +146,12 @@ def rank_labels(
         if reranker is not None and candidates is not None:
             candidates = reranker.correct(candidates, rejected, vectors, options.temperature)
 
-    ranking = scores.best() if reranker is None or candidates is None else reranker.reorder(scores, candidates)
+    # The probability of the first label depends on the second one, and an assignment on more labels.
+    most = max(options.top_k + 1, MOST_ASSIGNED if options.assign else 0)
+    if reranker is None or candidates is None:
+        ranking = scores.best(most)
+    else:
+        ranking = reranker.reorder(scores, candidates, most)
     watch.lap("combine")
     return RankedLabels(ranking, memory, lambda_, weighted, corrections, candidates, label_filter is not None)
 
