@@ -57,7 +57,7 @@ no figure of a paper. The verdicts:
 _OLDER = "\nThese figures are older: 800 texts, and a hardly trained encoder that starts from random vectors.\n"
 _HEADER = "|where|claim|paper|ours|verdict|\n|---|---|---|---|---|"
 # Sentences before the rows of a paper.
-_NOTES = {"rae": _OLDER, "dexml": _OLDER, "prime": _OLDER, "unidec": ""}
+_NOTES = {"rae": "", "dexml": _OLDER, "prime": _OLDER, "unidec": ""}
 
 Flags = dict[str, Any]
 Entry = dict[str, Any]
