@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.recall import exact_neighbours
-from recollect.service.bundle.values import SparseValues
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.predictor.scoring import Ranking, WeightedKeys, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, search_parts
@@ -38,7 +38,7 @@ def left_out_votes(
         The places of the block in `rows`, the keys that vote by vectors, and those that vote by words.
     """
     lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
-    values = SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels)
+    values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
     found = _nearest_keys(memory, rows)
     texts = [] if index is None else texts_of(memory, rows)
     for start in range(0, len(rows), _BLOCK_QUERIES):

@@ -19,7 +19,7 @@ from recollect.index_builder.left_out_votes import left_out_votes, remove_filter
 from recollect.index_builder.ranking.gains import is_certain
 from recollect.index_builder.settings import Lexical
 from recollect.service.bundle.files import LEXICAL_FILES
-from recollect.service.bundle.values import SparseValues
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.predictor.scoring import score_labels
@@ -110,7 +110,7 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
         TrainingError: If no instance has a label.
     """
     values, lambda_ = (
-        SparseValues(memory.value_indptr, memory.value_indices, memory.plan.labels),
+        Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels),
         memory.defaults["lambda"],
     )
     rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)

@@ -53,7 +53,7 @@ def _array(dtype: Any, dimensions: int = 1) -> Any:
     return types.Array(dtype, dimensions, "C", readonly=True)
 
 
-# The arguments of a loop that reads `ValueArrays`, without the counts.
+# The arguments of a loop that reads `Values`, without the counts.
 _VALUES = (_array(int64), _array(int32), _array(int64), _array(int32), _array(boolean))
 
 
@@ -166,7 +166,7 @@ def sum_votes(
         weights: Their weights.
         lambda_: Weight of instances against labels.
         labels: Number of labels.
-        value_offsets: This argument and the next four: `ValueArrays`.
+        value_offsets: This argument and the next four: `Values.arrays`.
         value_labels: See there.
         live_offsets: See there.
         live_labels: See there.
@@ -583,7 +583,7 @@ def find_candidates(
         voted_labels: The label of each vote.
         votes: Its share of the score.
         labels: Number of labels.
-        value_offsets: This argument and the next four: `ValueArrays`.
+        value_offsets: This argument and the next four: `Values.arrays`.
         value_labels: See there.
         live_offsets: See there.
         live_labels: See there.

@@ -27,7 +27,7 @@ from recollect.service.bundle.integrity import read_manifest
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.bundle.signing import VerifyKeys
 from recollect.service.bundle.strings import StringTable
-from recollect.service.bundle.values import SparseValues, SparseVoters
+from recollect.service.bundle.values import Matrix
 from recollect.service.errors import BundleError
 
 
@@ -42,8 +42,8 @@ class InstanceTable:
         texts: Their texts.
     """
 
-    values: SparseValues
-    voters: SparseVoters
+    values: Matrix
+    voters: Matrix
     uids: StringTable
     texts: StringTable
 
@@ -141,12 +141,11 @@ def _open_labels(components: Components, manifest: Manifest) -> LabelTable:
 def _open_instances(components: Components, manifest: Manifest) -> InstanceTable:
     instances, labels, pairs = manifest.counts.instances, manifest.counts.labels, manifest.counts.pairs
     return InstanceTable(
-        values=SparseValues(
+        values=Matrix(
             components.open(map_offsets, "value_indptr.npy", instances, pairs),
             components.open(map_positions, "value_indices.npy", pairs, labels),
-            labels,
         ),
-        voters=SparseVoters(
+        voters=Matrix(
             components.open(map_offsets, "voter_indptr.npy", labels, pairs),
             components.open(map_positions, "voter_indices.npy", pairs, instances),
         ),

@@ -1,145 +1,96 @@
-"""Values: the labels that each instance votes for, and their transpose, as compressed sparse matrices."""
+"""Values: the labels that each instance votes for, those of the bundle before those of live instances."""
 
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 
-class ValueArrays(NamedTuple):
-    """The labels of all instances as plain arrays, for compiled loops.
-
-    Attributes:
-        offsets: Instance i of the bundle votes for `labels[offsets[i] : offsets[i + 1]]`.
-        labels: Positions of labels, as int32.
-        live_offsets: The same for live instances, which are numbered after those of the bundle.
-        live_labels: Positions of labels, as int32.
-        live_log_counts: The logarithm of each live instance's count; empty if every count is 1.
-        removed: Whether each label was removed, so that votes for it do not count; empty if no label was.
-    """
-
-    offsets: Int[np.ndarray, " offset"]
-    labels: Int[np.ndarray, " pair"]
-    live_offsets: Int[np.ndarray, " live_offset"]
-    live_labels: Int[np.ndarray, " live_pair"]
-    live_log_counts: Float[np.ndarray, " live"]
-    removed: Bool[np.ndarray, " label"]
-
-
-class Values(ABC):
-    """The labels that each instance votes for.
-
-    Attributes:
-        labels: Number of labels.
-    """
-
-    labels: int
-
-    @property
-    @abstractmethod
-    def instances(self) -> int:
-        """Number of instances."""
-
-    @abstractmethod
-    def arrays(self) -> ValueArrays:
-        """All values as plain arrays."""
-
-    @abstractmethod
-    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
-
-    @abstractmethod
-    def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        """The logarithm of the count of each key. The key of a label, and the missing key -1, have the count 1."""
-
-
-class Voters(ABC):
-    """The instances that vote for each label."""
-
-    @property
-    @abstractmethod
-    def pairs(self) -> int:
-        """The number of votes of all instances, or more."""
-
-    @abstractmethod
-    def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
-        """The number of instances that vote for each label."""
-
-    @abstractmethod
-    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
-
-
-@dataclass(frozen=True)
-class SparseValues(Values):
-    """Values as a matrix: instance i votes for `indices[indptr[i] : indptr[i + 1]]`.
-
-    Attributes:
-        labels: Number of labels.
-    """
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Rows of different lengths: row i has the items `indices[indptr[i] : indptr[i + 1]]`."""
 
     indptr: Int[np.ndarray, " offset"]
-    indices: Int[np.ndarray, " pair"]
-    labels: int
+    indices: Shaped[np.ndarray, " item"]
 
-    @property
-    def instances(self) -> int:
+    @classmethod
+    def empty(cls, dtype: type) -> Matrix:
+        """A matrix without rows."""
+        return cls(np.zeros(1, dtype=np.int64), np.empty(0, dtype=dtype))
+
+    def __len__(self) -> int:
+        """Number of rows."""
         return len(self.indptr) - 1
 
-    def arrays(self) -> ValueArrays:
-        return self._arrays
+    def gather(
+        self, rows: Int[np.ndarray, " row"], live: Matrix | None = None
+    ) -> tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]:
+        """The items of some rows: each row's place in `rows`, in rising order, and the item.
+
+        Args:
+            rows: The rows.
+            live: Rows that are numbered after those of this matrix.
+        """
+        is_live = rows >= len(self)
+        if live is None or not is_live.any():
+            row, entry = spans(self.indptr[rows], self.indptr[rows + 1] - self.indptr[rows])
+            return row, self.indices[entry]
+        first, second = np.flatnonzero(~is_live), np.flatnonzero(is_live)
+        place, item = self.gather(rows[first])
+        live_place, live_item = live.gather(rows[second] - len(self))
+        places, items = np.concatenate([first[place], second[live_place]]), np.concatenate([item, live_item])
+        order = np.argsort(places, kind="stable")
+        return places[order], items[order]
 
     @functools.cached_property
-    def _arrays(self) -> ValueArrays:
-        offsets, labels = (
-            np.ascontiguousarray(each, dtype) for each, dtype in ((self.indptr, np.int64), (self.indices, np.int32))
-        )
-        return ValueArrays(
-            offsets=offsets,
-            labels=labels,
-            live_offsets=np.zeros(1, dtype=np.int64),
-            live_labels=np.empty(0, dtype=np.int32),
-            live_log_counts=np.empty(0),
-            removed=np.empty(0, dtype=np.bool_),
-        )
-
-    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        return gather_rows(self.indptr, self.indices, rows)
-
-    def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        return 0.0
+    def arrays(self) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " item"]]:
+        """Offsets as int64 and items as int32, for `service/loops.py`."""
+        return np.ascontiguousarray(self.indptr, np.int64), np.ascontiguousarray(self.indices, np.int32)
 
 
-@dataclass(frozen=True)
-class SparseVoters(Voters):
-    """Voters as a matrix: label l gets votes of `indices[indptr[l] : indptr[l + 1]]`."""
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The labels that each instance votes for. Votes for removed labels are left out.
 
-    indptr: Int[np.ndarray, " offset"]
-    indices: Int[np.ndarray, " pair"]
+    Attributes:
+        mapped: The labels of the instances of the bundle.
+        labels: Number of labels.
+        live: The labels of live instances, which are numbered after those of the bundle.
+        live_log_counts: The logarithm of each live instance's count; empty if every count is 1.
+        removed: Whether each label was removed; empty if no label was.
+    """
+
+    mapped: Matrix
+    labels: int
+    live: Matrix = Matrix.empty(np.int32)
+    live_log_counts: Float[np.ndarray, " live"] = field(default_factory=lambda: np.empty(0))
+    removed: Bool[np.ndarray, " label"] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @property
-    def pairs(self) -> int:
-        return len(self.indices)
+    def instances(self) -> int:
+        """Number of instances."""
+        return len(self.mapped) + len(self.live)
 
-    def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
-        counts: np.ndarray = self.indptr[labels + 1] - self.indptr[labels]
-        return counts
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The arguments of a loop that reads values: two matrices, and the removed labels."""
+        return *self.mapped.arrays, *self.live.arrays, self.removed
 
-    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        return gather_rows(self.indptr, self.indices, labels)
+    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
+        """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
+        place, label = self.mapped.gather(rows, self.live)
+        if not len(self.removed):
+            return place, label
+        present = ~self.removed[label]
+        return place[present], label[present]
 
-
-def gather_rows(
-    indptr: Int[np.ndarray, " offset"], indices: Shaped[np.ndarray, " pair"], rows: Int[np.ndarray, " row"]
-) -> tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]:
-    """Gather rows of a compressed sparse matrix: for each entry, its row's place in `rows`, and its column number."""
-    row, entry = spans(indptr[rows], indptr[rows + 1] - indptr[rows])
-    return row, indices[entry]
+    def count(self, instance: int) -> float:
+        """The count of an instance: it votes as so many equal instances do."""
+        live = instance - len(self.mapped)
+        return float(np.exp(self.live_log_counts[live])) if 0 <= live < len(self.live_log_counts) else 1.0
 
 
 def spans(

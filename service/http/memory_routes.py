@@ -266,14 +266,14 @@ class MemoryRoutes:
             number = memory.instance(uid)
             if number is None:
                 raise ProblemError(404, f"instance {uid[:80]!r} is not in the memory", "unknown_instance")
-            row, values = np.array([number]), memory.instances.values
+            values = memory.instances.values
             return MemoryInstance(
                 version=predictor.version,
                 sequence=memory.sequence,
                 uid=uid,
                 text=memory.instances.texts[number],
-                labels=[memory.labels.uids[label] for label in values.gather(row)[1].tolist()],
-                weight=float(f"{np.exp(values.log_counts_of(row)).item():.12g}"),  # the memory keeps the logarithm
+                labels=[memory.labels.uids[label] for label in values.gather(np.array([number]))[1].tolist()],
+                weight=float(f"{values.count(number):.12g}"),  # the memory keeps the logarithm
             )
 
     async def apply(self, make: Change, request: Request, texts: Sequence[str] = (), **answer: str) -> dict[str, Any]:

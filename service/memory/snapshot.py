@@ -8,7 +8,6 @@ byte for each instance if one is removed, 4 bytes for each label.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from jaxtyping import Int
 
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.strings import UidIndex
-from recollect.service.bundle.values import gather_rows
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.terms import hash_word, words
 from recollect.service.memory.corrections import Corrections
@@ -33,7 +32,7 @@ from recollect.service.memory.entries import (
     RemoveLabel,
 )
 from recollect.service.memory.rows import Column, RowTable
-from recollect.service.memory.tables import Gather, Instances, Labels, LiveNames, LiveValues, LiveVoters, Matrix
+from recollect.service.memory.tables import Instances, Labels, Voters
 from recollect.service.ranking.names import Names
 
 # Each live key is compared with every query: so many add about a tenth to the CPU time of a query. `docs/benchmarks.md`
@@ -223,7 +222,7 @@ class SnapshotBuilder:
         if live < 0:
             return self._bundle.instances.values.gather(np.array([row]))[1]
         votes = self._votes.now
-        labels: np.ndarray = votes.items[votes.offsets[live] : votes.offsets[live + 1]]
+        labels: np.ndarray = votes.indices[votes.indptr[live] : votes.indptr[live + 1]]
         return labels
 
     def _put_label(self, put: PutLabel) -> None:
@@ -248,23 +247,14 @@ class SnapshotBuilder:
         mapped, votes = self._bundle.instances, self._votes.now
         own = np.array([position])
         voters = mapped.voters.gather(own[own < self._labels.mapped])[1]
-        live = votes.offsets.searchsorted(np.flatnonzero(votes.items == position), side="right") - 1
-        alone = [
-            self._without_labels(voters, mapped.values.gather),
-            self._without_labels(live, functools.partial(gather_rows, votes.offsets, votes.items))
-            + self._instances.mapped,
-        ]
-        for instance in np.concatenate(alone).tolist():
+        live = votes.indptr.searchsorted(np.flatnonzero(votes.indices == position), side="right") - 1
+        voters = np.concatenate([voters, live + self._instances.mapped])
+        place, label = mapped.values.gather(voters, votes)
+        present = np.bincount(place, ~self._removed.now[label], minlength=len(voters))
+        for instance in voters[present == 0].tolist():
             if not self._instances.removed.now[instance]:
                 self._remove_instance(instance)
         self._counts.change()[position] = 0
-
-    def _without_labels(self, rows: Int[np.ndarray, " row"], gather: Gather) -> Int[np.ndarray, " alone"]:
-        """The rows of a matrix of labels whose labels were all removed."""
-        place, label = gather(rows)
-        present = np.bincount(place, ~self._removed.now[label], minlength=len(rows))
-        alone: np.ndarray = rows[present == 0]
-        return alone
 
     def _remove_label_row(self, row: int) -> None:
         """Remove the key and the text of a label."""
@@ -306,20 +296,14 @@ class SnapshotBuilder:
         instances, labels = self._instances.snapshot(), self._labels.snapshot()
         votes, counts, row_of = self._votes.now, self._counts.snapshot(), self._row_of.snapshot()
         removed, base, names = self._removed.snapshot(), self._bundle.instances, self._names
-        values = LiveValues(
+        values = Values(
             mapped=base.values,
             labels=len(removed),
             live=votes,
             live_log_counts=self._log_counts.snapshot()[: len(self._log_counts) if self._weighted else 0],
             removed=removed if removed.any() else removed[:0],
         )
-        voters = LiveVoters(
-            mapped=base.voters,
-            mapped_labels=self._labels.mapped,
-            live=votes,
-            present_counts=counts,
-            removed=instances.removed,
-        )
+        voters = Voters(mapped=base.voters, live=votes, present_counts=counts, removed=instances.removed)
         return Snapshot(
             sequence=self._sequence,
             skipped=self._skipped,
@@ -328,5 +312,5 @@ class SnapshotBuilder:
             labels=Labels(self._bundle.labels, labels, row_of, removed, counts),
             corrections=Corrections(self._corrections.snapshot()),
             words=self._words,
-            names=names and LiveNames(names.words, names.offsets, live=self._name_words.now, rows=row_of),
+            names=names and Names(names.mapped, self._name_words.now, row_of),
         )

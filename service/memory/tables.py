@@ -8,102 +8,46 @@ number, which no answer contains.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped, UInt64
+from jaxtyping import Bool, Int
 
 from recollect.service.bundle.bundle import LabelTable
-from recollect.service.bundle.values import ValueArrays, Values, Voters, gather_rows, spans
+from recollect.service.bundle.values import Matrix, Values, spans
 from recollect.service.memory.rows import Rows, Strings
-from recollect.service.ranking.names import Names
-
-# Gathers rows of a matrix: for each entry, its row's place in the argument, in rising order, and its column number.
-Gather = Callable[[Int[np.ndarray, " row"]], tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]]
-
-
-@dataclass(frozen=True, eq=False)
-class Matrix:
-    """Rows of different lengths: row i has the items `items[offsets[i] : offsets[i + 1]]`."""
-
-    offsets: Int[np.ndarray, " offset"]
-    items: Shaped[np.ndarray, " item"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LiveValues(Values):
-    """The labels that instances of a bundle and live instances vote for. Votes for removed labels are left out.
-
-    Attributes:
-        mapped: The labels of the instances of the bundle.
-        live: The labels of the live instances.
-        live_log_counts: The logarithm of each live instance's count; empty if every count is 1.
-        removed: Whether each label was removed; empty if no label was.
-    """
-
-    mapped: Values
-    labels: int
-    live: Matrix
-    live_log_counts: Float[np.ndarray, " live"]
-    removed: Bool[np.ndarray, " label"]
-
-    @property
-    def instances(self) -> int:
-        return self.mapped.instances + len(self.live.offsets) - 1
-
-    def arrays(self) -> ValueArrays:
-        return self.mapped.arrays()._replace(
-            live_offsets=self.live.offsets,
-            live_labels=self.live.items,
-            live_log_counts=self.live_log_counts,
-            removed=self.removed,
-        )
-
-    def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        place, label = _gather_layers(self.mapped.gather, self.mapped.instances, self.live, rows)
-        if not len(self.removed):
-            return place, label
-        present = ~self.removed[label]
-        return place[present], label[present]
-
-    def log_counts_of(self, keys: Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."] | float:
-        if not len(self.live_log_counts):
-            return 0.0
-        mapped, found = self.mapped.instances, np.zeros(keys.shape)
-        is_live = (keys >= mapped) & (keys < self.instances)
-        found[is_live] = self.live_log_counts[keys[is_live] - mapped]
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LiveVoters(Voters):
+class Voters:
     """The instances that vote for each label, live instances included.
 
     Attributes:
         mapped: The instances of the bundle that vote for each label.
-        mapped_labels: Number of labels of the bundle.
         live: The labels of the live instances.
         present_counts: Number of instances that vote for each label.
         removed: Whether each instance was removed.
     """
 
-    mapped: Voters
-    mapped_labels: int
+    mapped: Matrix
     live: Matrix
     present_counts: Int[np.ndarray, " label"]
     removed: Bool[np.ndarray, " instance"]
 
     @property
     def pairs(self) -> int:
-        return self.mapped.pairs + len(self.live.items)
+        """The number of votes of all instances, or more."""
+        return len(self.mapped.indices) + len(self.live.indices)
 
     def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
+        """The number of instances that vote for each label."""
         counts: np.ndarray = self.present_counts[labels]
         return counts
 
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
-        mapped = np.flatnonzero(labels < self.mapped_labels)
+        """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
+        mapped = np.flatnonzero(labels < len(self.mapped))
         place, voter = self.mapped.gather(labels[mapped])
         by_label, voters = self._live_by_label
         starts, ends = by_label.searchsorted(labels), by_label.searchsorted(labels, "right")
@@ -115,27 +59,9 @@ class LiveVoters(Voters):
     @functools.cached_property
     def _live_by_label(self) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]:
         """The pairs of a label and a live instance, in order of the labels. The first filter of a snapshot sorts."""
-        instances = len(self.live.offsets) - 1
-        live = np.repeat(np.arange(instances), np.diff(self.live.offsets)) + len(self.removed) - instances
-        order = np.argsort(self.live.items)
-        return self.live.items[order], live[order]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveNames(Names):
-    """The names of all labels.
-
-    Attributes:
-        live: The names of the live rows of labels.
-        rows: The row of each label.
-    """
-
-    live: Matrix
-    rows: Int[np.ndarray, " label"]
-
-    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " word"], UInt64[np.ndarray, " word"]]:
-        gather = functools.partial(gather_rows, self.offsets, self.words)
-        return _gather_layers(gather, len(self.offsets) - 1, self.live, self.rows[labels])
+        live = np.repeat(np.arange(len(self.live)), np.diff(self.live.indptr)) + len(self.removed) - len(self.live)
+        order = np.argsort(self.live.indices)
+        return self.live.indices[order], live[order]
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,25 +139,3 @@ class Labels:
         mapped = self.mapped.positions(uids)
         live = [row for uid in uids if (row := self.rows.find_live(uid)) is not None]
         return self.position_of(np.concatenate([mapped[~self.rows.removed[mapped]], live]).astype(np.int64))
-
-
-def _gather_layers(
-    gather: Gather, mapped: int, live: Matrix, rows: Int[np.ndarray, " row"]
-) -> tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]:
-    """Gather rows of a matrix and of live rows after it.
-
-    Args:
-        gather: Gathers rows of the matrix.
-        mapped: Number of its rows.
-        live: The live rows.
-        rows: The rows to gather; those from `mapped` on are live.
-    """
-    is_live = rows >= mapped
-    if not is_live.any():
-        return gather(rows)
-    first, second = np.flatnonzero(~is_live), np.flatnonzero(is_live)
-    place, item = gather(rows[first])
-    live_place, live_item = gather_rows(live.offsets, live.items, rows[second] - mapped)
-    places, found = np.concatenate([first[place], second[live_place]]), np.concatenate([item, live_item])
-    order = np.argsort(places, kind="stable")
-    return places[order], found[order]

@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.service.bundle.manifest import MOST_KEYS
-from recollect.service.bundle.values import Voters
-from recollect.service.memory.tables import Labels
+from recollect.service.memory.tables import Labels, Voters
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.searcher import Neighbours, Searcher
 

@@ -110,12 +110,12 @@ class LiveMemory:
     """
 
     def __init__(self, bundle: Bundle, device: Device, milvus: Connection | None = None) -> None:
-        manifest, components, values = bundle.manifest, bundle.components, bundle.instances.values
+        manifest, components = bundle.manifest, bundle.components
         counts, words = manifest.counts, None
         self._searcher = Searcher.open(bundle, device) if milvus is None else open_searcher(manifest, milvus)
         if manifest.has_lexical_index:
             words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
-        self._ranker = Ranker.open(bundle, values) if manifest.has_ranker else None
+        self._ranker = Ranker.open(bundle) if manifest.has_ranker else None
         names = None if self._ranker is None else self._ranker.facts.names
         self._builder, self._digest, self._write = SnapshotBuilder(bundle, words, names), b"", threading.Lock()
 

@@ -47,7 +47,7 @@ class WeightedKeys:
         self, query: int, labels: Int[np.ndarray, " wanted"], values: Values
     ) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes of a query's keys for some labels: the place in `labels`, and the column of the key."""
-        return loops.find_voters(self.keys[query], values.labels, *values.arrays()[:4], values.arrays().removed, labels)
+        return loops.find_voters(self.keys[query], values.labels, *values.arrays, labels)
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,8 @@ def weigh_logits(
     keys: Int[np.ndarray, "query key"], logits: Float[np.ndarray, "query key"], values: Values
 ) -> WeightedKeys:
     """Weight each key by a softmax over the logits of its query, and by its count."""
-    arrays = values.arrays()
     keys = np.ascontiguousarray(keys, dtype=np.int64)
-    weights = loops.softmax(keys, np.ascontiguousarray(logits), len(arrays.offsets) - 1, arrays.live_log_counts)
+    weights = loops.softmax(keys, np.ascontiguousarray(logits), len(values.mapped), values.live_log_counts)
     return WeightedKeys(keys, weights)
 
 
@@ -121,8 +120,5 @@ def score_labels(
         values: The labels of the instances.
         admits: Whether a label may get votes; None admits all labels.
     """
-    arrays = values.arrays()
     admitted = _ALL_LABELS if admits is None else admits
-    return Ranking(
-        *loops.sum_votes(weighted.keys, weighted.weights, lambda_, values.labels, *arrays[:4], arrays.removed, admitted)
-    )
+    return Ranking(*loops.sum_votes(weighted.keys, weighted.weights, lambda_, values.labels, *values.arrays, admitted))

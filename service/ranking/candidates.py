@@ -91,7 +91,7 @@ class Found(NamedTuple):
         """
         mapped, counts = 0, np.empty(0)
         if values is not None:
-            mapped, counts = len(values.arrays().offsets) - 1, values.arrays().live_log_counts
+            mapped, counts = len(values.mapped), values.live_log_counts
         logits = similarities.astype(np.float64) / temperature
         return cls._of(keys, similarities, logits, mapped, counts)
 
@@ -188,7 +188,7 @@ def find_candidates(
         by_votes: Number of candidates by votes.
         by_others: Number of candidates by each other measure.
     """
-    arrays, nothing = values.arrays(), np.empty((len(queries), 0))
+    nothing = np.empty((len(queries), 0))
     none = Found(nothing.astype(np.int64), nothing.astype(np.float32), nothing)
     found = (searches.instances, searches.labels, *(searches.by_words or (none, none)))
     offsets, label, features = loops.find_candidates(
@@ -197,8 +197,7 @@ def find_candidates(
         tuple(each.weights for each in found),
         *voted,
         values.labels,
-        *arrays[:4],
-        arrays.removed,
+        *values.arrays,
         np.empty(0, dtype=np.bool_) if admits is None else admits,
         by_votes,
         by_others,

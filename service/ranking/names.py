@@ -15,7 +15,7 @@ from jaxtyping import Int, UInt64
 
 from recollect.service.bundle.arrays import map_array, map_offsets
 from recollect.service.bundle.files import NAME_OFFSETS, NAME_WORDS
-from recollect.service.bundle.values import gather_rows
+from recollect.service.bundle.values import Matrix
 from recollect.service.files import save_array
 from recollect.service.lexical.terms import hash_query_word, hash_word, words
 
@@ -25,10 +25,17 @@ _QUERY_WORDS, _CHARACTERS_PER_WORD = 128, 10
 
 @dataclass(frozen=True)
 class Names:
-    """The names of all labels: label l has the words `words[offsets[l] : offsets[l + 1]]`, each as a hash."""
+    """The names of all labels.
 
-    words: UInt64[np.ndarray, " word"]
-    offsets: Int[np.ndarray, " offset"]
+    Attributes:
+        mapped: The words of the name of each label of a bundle, each as a hash.
+        live: The words of live names, which are numbered after those.
+        row_of: The number of the name of each label; None if it is the label.
+    """
+
+    mapped: Matrix
+    live: Matrix = Matrix.empty(np.uint64)
+    row_of: Int[np.ndarray, " label"] | None = None
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Names:
@@ -37,7 +44,7 @@ class Names:
         for text in texts:
             hashes += map(hash_word, words(text))
             offsets.append(len(hashes))
-        return cls(np.array(hashes, dtype=np.uint64), np.array(offsets, dtype=np.int64))
+        return cls(Matrix(np.array(offsets, dtype=np.int64), np.array(hashes, dtype=np.uint64)))
 
     @classmethod
     def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
@@ -47,16 +54,15 @@ class Names:
             BundleError: If a file is damaged, or does not have the names of so many labels.
         """
         hashes = open_file(map_array, NAME_WORDS, "uint64")
-        offsets = open_file(map_offsets, NAME_OFFSETS, labels, len(hashes))
-        return cls(hashes, offsets)
+        return cls(Matrix(open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)), hashes))
 
     def write(self, folder: Path) -> None:
-        save_array(folder / NAME_WORDS, self.words)
-        save_array(folder / NAME_OFFSETS, self.offsets)
+        save_array(folder / NAME_WORDS, self.mapped.indices)
+        save_array(folder / NAME_OFFSETS, self.mapped.indptr)
 
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " word"], UInt64[np.ndarray, " word"]]:
         """The words of some names, in order: the label's place in `labels`, and the word."""
-        return gather_rows(self.offsets, self.words, labels)
+        return self.mapped.gather(labels if self.row_of is None else self.row_of[labels], self.live)
 
 
 def query_words(queries: Sequence[str]) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " word"]]:

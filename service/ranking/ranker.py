@@ -56,7 +56,7 @@ class Ranker:
         self._columns = [ALL_FEATURES.index(name) for name in model.features]
 
     @classmethod
-    def open(cls, bundle: Bundle, values: Values) -> Ranker:
+    def open(cls, bundle: Bundle) -> Ranker:
         """Open the ranker of a bundle that has one.
 
         Raises:
@@ -64,6 +64,7 @@ class Ranker:
         """
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
+        values = Values(bundle.instances.values, len(bundle.labels))
         return cls(components.open(open_model, RANKER), LabelFacts(bundle.labels.counts, names), values)
 
     def with_memory(self, facts: LabelFacts, values: Values) -> Ranker:

@@ -16,7 +16,7 @@ from recollect.index_builder.evaluation.deciles import (
 )
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
-from recollect.service.bundle.values import SparseValues
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.predictor.scoring import WeightedKeys
 from recollect.trainer.metrics import hits
 
@@ -53,7 +53,7 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
     predictions[0, 4:] = -1
     # Each key of an instance votes for two labels.
     labels = np.stack([random.permutation(LABELS)[:2] for _ in range(INSTANCES)]).astype(np.int32)
-    values = SparseValues(np.arange(0, 2 * INSTANCES + 1, 2), labels.ravel(), LABELS)
+    values = Values(Matrix(np.arange(0, 2 * INSTANCES + 1, 2), labels.ravel()), LABELS)
     keys = np.stack([random.permutation(INSTANCES + LABELS)[:30] for _ in range(QUERIES)])
     weighted = WeightedKeys(keys, np.full(keys.shape, 1 / 30))
     deciles, relevance = deciles_of_labels(counts), sparse.csr_matrix(truth)

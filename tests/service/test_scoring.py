@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect.service.bundle.values import SparseValues, ValueArrays, Values
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.predictor.scoring import Ranking, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours
 
@@ -27,7 +26,7 @@ def random_memory(seed: int) -> Memory:
     rng = np.random.default_rng(seed)
     instances, labels, queries = rng.integers(1, 12), rng.integers(1, 9), rng.integers(1, 5)
     rows = [np.flatnonzero(rng.random(labels) < rng.choice([0, 0.3, 1])) for _ in range(instances)]
-    values = SparseValues(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32), int(labels))
+    values = Values(Matrix(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32)), int(labels))
     top_b = int(rng.integers(1, instances + labels + 1))
     keys = np.stack([rng.permutation(instances + labels)[:top_b] for _ in range(queries)])
     similarities = np.round(rng.uniform(-1, 1, size=keys.shape), rng.integers(1, 8)).astype(np.float32)
@@ -41,7 +40,7 @@ def brute_force(memory: Memory, temperature: float, lambda_: float) -> np.ndarra
     values, neighbours = memory
     y = np.zeros((values.instances, values.labels))
     for row in range(values.instances):
-        y[row, values.indices[values.indptr[row] : values.indptr[row + 1]]] = 1
+        y[row, values.gather(np.array([row]))[1]] = 1
     v = np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(values.labels)])
     p = np.zeros((len(neighbours.keys), values.labels))
     for query, keys in enumerate(neighbours.keys):
@@ -86,27 +85,10 @@ def test_labels_are_sorted_by_falling_score(seed: int, lambda_: float, temperatu
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperature: float) -> None:
     rng = np.random.default_rng(0)
-    values = SparseValues(np.arange(7), rng.integers(5, size=6).astype(np.int32), 5)
+    values = Values(Matrix(np.arange(7), rng.integers(5, size=6).astype(np.int32)), 5)
     neighbours = Neighbours(rng.uniform(-1, 1, size=(3, 6)).astype(np.float32), np.tile(np.arange(6), (3, 1)))
     ranking = rank(neighbours, temperature, 1.0, values)
     np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
-
-
-@dataclass(frozen=True)
-class CountedValues(SparseValues):
-    """Values with a count for each instance, as live instances with a weight have."""
-
-    log_counts: np.ndarray
-
-    def arrays(self) -> ValueArrays:
-        values = super().arrays()
-        return values._replace(
-            offsets=values.live_offsets,
-            labels=values.live_labels,
-            live_offsets=values.offsets,
-            live_labels=values.labels,
-            live_log_counts=self.log_counts,
-        )
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
@@ -117,7 +99,8 @@ def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) ->
     def score(chosen: list[int], log_counts: np.ndarray) -> dict[int, float]:
         kept = [rows[row] for row in chosen]
         indptr = np.cumsum([0, *map(len, kept)])
-        values = CountedValues(indptr, np.concatenate(kept).astype(np.int32), 3, log_counts)
+        live = Matrix(indptr, np.concatenate(kept).astype(np.int32))
+        values = Values(Matrix.empty(np.int32), 3, live, log_counts)
         found = np.concatenate([similarities[chosen], label_key])[None]
         keys = np.array([[*range(len(chosen)), len(chosen) + 1]])
         ranking = rank(Neighbours(found, keys), 0.1, lambda_, values)
@@ -130,7 +113,7 @@ def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) ->
 def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: float) -> None:
     similarities = np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]], dtype=np.float32)
     keys = np.array([[0, 1, 2, -1], [3, -1, -1, -1]])
-    values = SparseValues(np.zeros(5, dtype=np.int64), np.empty(0, dtype=np.int32), 1)
+    values = Values(Matrix(np.zeros(5, dtype=np.int64), np.empty(0, dtype=np.int32)), 1)
     weights = weigh_keys(Neighbours(similarities, keys), temperature, values).weights
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-15)
     assert weights[0, 0] == weights[0, 1]
@@ -139,7 +122,7 @@ def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: f
 
 def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None:
     labels = 10**9
-    values = SparseValues(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32), labels)
+    values = Values(Matrix(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32)), labels)
     keys = np.tile([0, 1 + 7, 1 + labels - 1], (64, 1))
     neighbours = Neighbours(np.full(keys.shape, 0.5, dtype=np.float32), keys)
     tracemalloc.start()

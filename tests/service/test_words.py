@@ -75,10 +75,10 @@ def scores(predictor: Predictor, query: str, **chosen: Any) -> np.ndarray:
 def votes_by_words(predictor: Predictor, query: str, lambda_: float) -> np.ndarray:
     """The votes by words by the written formula, with a dense matrix of values."""
     assert predictor.memory.words is not None
-    values = predictor.bundle.instances.values
+    values = predictor.memory.instances.values
     dense = np.zeros((values.instances + values.labels, values.labels))
     for row in range(values.instances):
-        dense[row, values.indices[values.indptr[row] : values.indptr[row + 1]]] = lambda_
+        dense[row, values.gather(np.array([row]))[1]] = lambda_
     dense[values.instances :] = (1 - lambda_) * np.eye(values.labels)
     found = predictor.memory.words.search([query], lambda_)
     present = found.keys[0] >= 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from recollect.service.bundle.values import SparseValues
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.predictor import scoring, searcher
 from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.memory.inference import InferenceSetting, predict
@@ -51,7 +51,7 @@ def random_memory(seed: int) -> Memory:
 
 def served(memory: Memory, setting: InferenceSetting) -> scoring.Ranking:
     """Compute the ranking of the service, in float64, for the same two lists of keys."""
-    values = SparseValues(memory.values.indptr, memory.values.indices, memory.values.shape[1])
+    values = Values(Matrix(memory.values.indptr, memory.values.indices), memory.values.shape[1])
     instances, labels = (
         searcher.Neighbours(part.similarities[:, : setting.top_b].astype(np.float64), part.keys[:, : setting.top_b])
         for part in (memory.instances, memory.labels)

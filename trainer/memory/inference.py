@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from scipy import sparse
 
-from recollect.service.bundle.values import SparseValues
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, search_parts
 from recollect.trainer.data.split import LabelSets
@@ -46,7 +46,7 @@ def predict(
         filtered: The labels that are removed from each query's ranking, with the axes (query, label). Their keys keep
             their place among the nearest keys. None: no label is removed.
     """
-    votes, count = SparseValues(values.indptr, values.indices, values.shape[1]), values.shape[1]
+    votes, count = Values(Matrix(values.indptr, values.indices), values.shape[1]), values.shape[1]
     removed = np.empty(0, np.int64) if filtered is None else LabelSets.of(filtered).codes(count)
     for setting in settings:
         nearest = search_parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recollect.service.bundle.values import SparseValues, Values
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.ranking.candidates import (
     ALL_FEATURES,
     Candidates,
@@ -33,7 +33,7 @@ def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 4, size=INSTANCES)
     labels = np.concatenate([np.sort(rng.permutation(LABELS)[:size]) for size in sizes])
-    values = SparseValues(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32), LABELS)
+    values = Values(Matrix(np.concatenate([[0], np.cumsum(sizes)]), labels.astype(np.int32)), LABELS)
     rest = (random_found(rng, INSTANCES), random_found(rng, LABELS)) if words else None
     searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), rest)
     votes = LABELS // 3
@@ -51,7 +51,7 @@ def naive_support(found: Found, values: Values | None, query: int, label: int) -
     for place, key in enumerate(found.keys[query].tolist()):
         if key < 0:
             continue
-        own = [key] if values is None else values.indices[values.indptr[key] : values.indptr[key + 1]].tolist()
+        own = [key] if values is None else values.gather(np.array([key]))[1].tolist()
         if label in own:
             rows.append((place, float(found.similarities[query, place]), float(found.weights[query, place])))
     return rows
@@ -92,7 +92,7 @@ def test_candidates_are_the_best_labels_by_each_measure(seed: int, words: bool) 
 @pytest.mark.parametrize("seed", range(3))
 def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
     searches, voted, values = random_case(seed, words=True)
-    scores, counts = scores_of(voted), np.bincount(values.indices, minlength=LABELS)
+    scores, counts = scores_of(voted), np.bincount(values.mapped.indices, minlength=LABELS)
     facts = LabelFacts(counts, Names.of([f"query {label}" for label in range(LABELS)]))
     candidates = find_candidates(TEXTS, searches, voted, values, facts)
     features = dict(zip(ALL_FEATURES, candidates.features.T, strict=True))
@@ -131,7 +131,7 @@ def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
 
 def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> None:
     searches, voted, values = random_case(0, words=True)
-    facts = LabelFacts(np.bincount(values.indices, minlength=LABELS), Names.of(["query"] * LABELS))
+    facts = LabelFacts(np.bincount(values.mapped.indices, minlength=LABELS), Names.of(["query"] * LABELS))
     block = find_candidates(TEXTS, searches, voted, values, facts)
     for query in range(QUERIES):
         row, votes = slice(query, query + 1), slice(*voted.offsets[query : query + 2])
