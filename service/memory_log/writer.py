@@ -23,9 +23,10 @@ from recollect.service.memory_log.log import MemoryLog
 _MOST_ENTRIES = 2_000
 # A change fails if other processes are faster for so long.
 _MOST_SECONDS = 30.0
-# A process that commits without a pause for `_BURST_SECONDS` waits for the time of `_REST_COMMITS` commits. Otherwise a
-# process that is a little slower would lose each race for the next number.
-_BURST_SECONDS, _REST_COMMITS = 1.0, 3.0
+# A process that commits for `_BURST_SECONDS` waits for the time of `_REST_COMMITS` commits, but at least for
+# `_PAUSE_SECONDS`. Otherwise a process that is a little slower would lose each race for the next number. A longer pause
+# between two commits ends a burst.
+_BURST_SECONDS, _REST_COMMITS, _PAUSE_SECONDS = 0.5, 3.0, 0.01
 # Before a commit, the leader waits at most this share of the time of a commit for the threads of the group before.
 _GATHER_SHARE = 0.25
 
@@ -242,10 +243,10 @@ class MemoryWriter(Generic[_Memory]):
     def _rest(self) -> None:
         """Give other processes a chance after a burst of commits."""
         now = time.monotonic()
-        if now - self._ended > self._commit_seconds:
+        if now - self._ended > max(self._commit_seconds, _PAUSE_SECONDS):
             self._burst_began = now
         elif now - self._burst_began > _BURST_SECONDS:
-            time.sleep(_REST_COMMITS * self._commit_seconds)
+            time.sleep(max(_REST_COMMITS * self._commit_seconds, _PAUSE_SECONDS))
             self._burst_began = time.monotonic()
 
     def _catch_up(self) -> None:

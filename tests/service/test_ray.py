@@ -50,7 +50,12 @@ def answers_of_one_process(source: Path) -> bytes:
 def children(process: subprocess.Popen[Any], name: str) -> list[psutil.Process]:
     """The processes of Ray on this machine whose program has a name."""
     found = psutil.Process(process.pid).children(recursive=True)
-    return [each for each in found if " ".join(each.cmdline()).partition(" ")[0].endswith(name)]
+    named = []
+    for each in found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if " ".join(each.cmdline()).partition(" ")[0].endswith(name):
+                named.append(each)
+    return named
 
 
 def test_processes_of_ray_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(

@@ -27,19 +27,21 @@ REPOSITORY = Path(__file__).parents[3]
 KILLS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from tests.service.memory_log.logs import instance, log_in, writer
+from recollect.service.memory_log.writer import MemoryWriter
+from tests.service.memory_log.logs import instance, log_in
 
 def start(store, name):
     read, write = os.pipe()
     if (child := os.fork()):
         os.close(write)
         return child, os.fdopen(read)
-    own, number = writer(log_in(store)), 0
+    own, number = MemoryWriter(log_in(store), 0, lambda count, entries, _: count + len(entries)), 0
     while True:
         uid = f"{name}/{number}"
-        own.write(lambda memory: [instance(uid), instance(uid + "!")])
+        own.write(lambda count: [instance(uid), instance(uid + "!")])
         os.write(write, f"{uid}\\n".encode())
         number += 1
+        time.sleep(random.uniform(0, 0.002))
 
 for start_ in range(25):
     children = [start(Path(path, str(start_ % 5)), f"{start_}.{nth}") for nth, path in enumerate(sys.argv[1:])]
