@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.pretrained import _packaged_folder, load_pretrained
+from recollect.trainer.encoding.pretrained import load_pretrained, packaged_folder
 from recollect.trainer.errors import EncoderError
 
 TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden chair red blue paint", "the lawn the lawn"]
@@ -42,11 +42,11 @@ def test_vectors_of_a_batch_equal_those_of_transformers_with_one_text_at_a_time(
 
 def test_packaged_minilm_equals_transformers_with_mean_pooling(minilm: Encoder) -> None:
     texts = ["how do I sort a list", "a very long title " * 40]
-    tokenizer = Tokenizer.from_file(str(_packaged_folder() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(packaged_folder() / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()  # the published tokenizer pads every text to 128 tokens
     ids = [tokenizer.encode(text).ids for text in texts]
-    expected = [reference(_packaged_folder(), truncate(row, 128), "mean") for row in ids]
+    expected = [reference(packaged_folder(), truncate(row, 128), "mean") for row in ids]
     np.testing.assert_allclose(minilm.encode(texts, 128), expected, atol=1e-5)
 
 

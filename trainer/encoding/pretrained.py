@@ -70,7 +70,7 @@ def load_pretrained(
         EncoderError: If the model is missing, invalid or untrusted, is not a text encoder, or has parts that are not
             supported.
     """
-    source = str(_packaged_folder(flag)) if name == PACKAGED else name
+    source = str(packaged_folder(flag)) if name == PACKAGED else name
     where = f"{flag} {name}"
     try:
         declared = read_declared(source)
@@ -226,7 +226,7 @@ def _check_padding(encoder: Encoder, where: str) -> None:
         )
 
 
-def _packaged_folder(flag: str = "--encoder") -> Path:
+def packaged_folder(flag: str = "--encoder") -> Path:
     spec = importlib.util.find_spec(_PACKAGED_MODULE)  # the package is not imported, because only its files are needed
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError(
