@@ -37,7 +37,7 @@ def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_ru
     for version in store.versions()[:-keep]:
 
         def is_unused(version: str = version) -> bool:
-            return version not in {*_desired(store), *in_use()}
+            return version not in {*store.desired(), *in_use()}
 
         if not is_unused():
             continue
@@ -45,14 +45,4 @@ def prune(store: Store, keep: int, in_use: Callable[[], Collection[str]], dry_ru
         if dry_run or store.remove(version, is_unused):
             yield Pruned(version, size_bytes)
     if not dry_run:
-        store.remove_abandoned({*_desired(store), *in_use()})
-
-
-def _desired(store: Store) -> set[str]:
-    """The current version, the candidate, and the version that a rollback makes current."""
-    record = store.activation()
-    if record is None:
-        return set()
-    published = set(store.versions())
-    before = [version for version in record.previous if version != record.version and version in published]
-    return record.to_open | {*before[-1:]}
+        store.remove_abandoned({*store.desired(), *in_use()})

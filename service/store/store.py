@@ -284,15 +284,34 @@ class Store:
         before = self.activation()
         if before is not None and before.candidate is not None:
             return self._activations.append(before, "rollback", before.version, before.previous, None, by, why)
-        for target, version in reversed(list(enumerate(before.previous if before else ()))):
-            if before is not None and version != before.version and self._is_published(version):
-                self.manifest(version)
-                previous = before.previous[:target]
-                record = self._activations.append(before, "rollback", version, previous, None, by, why)
-                return self._not_removed(before, record)
-        raise ActivationRefusedError(
-            f"{self.name}: no version was current before; choose one with `recollect activate`"
-        )
+        target = None if before is None else self._rollback_target(before)
+        if before is None or target is None:
+            raise ActivationRefusedError(
+                f"{self.name}: no version was current before; choose one with `recollect activate`"
+            )
+        version, previous = before.previous[target], before.previous[:target]
+        self.manifest(version)
+        record = self._activations.append(before, "rollback", version, previous, None, by, why)
+        return self._not_removed(before, record)
+
+    def desired(self) -> set[str]:
+        """The current version, the candidate, and the version that a rollback makes current.
+
+        Raises:
+            StoreError: As in `activation`.
+        """
+        record = self.activation()
+        if record is None:
+            return set()
+        target = self._rollback_target(record)
+        return record.to_open if target is None else {*record.to_open, record.previous[target]}
+
+    def _rollback_target(self, record: ActivationRecord) -> int | None:
+        """The place in `record.previous` of the version that a rollback makes current; None if there is none."""
+        for place, version in reversed(list(enumerate(record.previous))):
+            if version != record.version and self._is_published(version):
+                return place
+        return None
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
