@@ -178,7 +178,7 @@ class MemoryLog:
     def _open(self) -> list[int]:
         """The commits after the bundle. Check that the log has the entries of the bundle."""
         names, known = self._files.names(MEMORY), self.sequence
-        commits, removed = numbers(names, COMMIT), max(numbers(names, MARKER), default=0)
+        commits, removed = numbers(names, COMMIT), removed_up_to(names)
         self._require_present(removed)
         self._is_missing = known > removed and not commits
         place = bisect.bisect_right(commits, known)
@@ -198,7 +198,7 @@ class MemoryLog:
         """The commits after the known ones, by their first entries."""
         # A name without its ending comes before all names with this number.
         names = self._files.names(MEMORY, after=commit_name(self.sequence + 1).removesuffix(COMMIT))
-        self._require_present(max(numbers(names, MARKER), default=0))
+        self._require_present(removed_up_to(names))
         return numbers(names, COMMIT)
 
     def _require_end(self, asked: float) -> None:
@@ -300,6 +300,11 @@ def numbers(names: Iterable[str], ending: str) -> list[int]:
     """The numbers in the names of commits or markers, in order."""
     found = (name.removesuffix(ending) for name in names if name.endswith(ending))
     return sorted(int(digits) for digits in found if len(digits) == _DIGITS and digits.isdecimal())
+
+
+def removed_up_to(names: Iterable[str]) -> int:
+    """The sequence number up to which commits may have been removed, by the names in a log; 0 without a marker."""
+    return max(numbers(names, MARKER), default=0)
 
 
 def decoded(name: str, first: int, content: bytes) -> Commit:

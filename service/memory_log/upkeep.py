@@ -18,6 +18,7 @@ from recollect.service.memory_log.log import (
     decoded,
     in_parallel,
     numbers,
+    removed_up_to,
 )
 from recollect.service.store.store import Store
 
@@ -27,7 +28,7 @@ _KEPT_SECONDS = 3_600.0
 
 def removed_entries(store: Store) -> int:
     """Sequence number up to which entries may have been removed from the log; 0 if it has all entries."""
-    return max(numbers(store.files.names(MEMORY), MARKER), default=0)
+    return removed_up_to(store.files.names(MEMORY))
 
 
 def last_entry(store: Store) -> int:
@@ -37,7 +38,7 @@ def last_entry(store: Store) -> int:
         MemoryLogError, StoreError: If the log cannot be read.
     """
     names = store.files.names(MEMORY)
-    commits, removed = numbers(names, COMMIT), max(numbers(names, MARKER), default=0)
+    commits, removed = numbers(names, COMMIT), removed_up_to(names)
     return max(removed, _read(store, commits[-1]).last) if commits else removed
 
 
@@ -72,7 +73,7 @@ def prune_log(store: Store, without: Collection[str] = (), dry_run: bool = False
     if count and not dry_run:
         last = commits[count] - 1
         if last not in markers:
-            store.files.create(f"{MEMORY}/{_marker_name(last)}", json.dumps({"seconds": time.time()}).encode())
+            _mark(store, last)
         for _ in in_parallel(lambda first: store.files.delete(f"{MEMORY}/{commit_name(first)}"), commits[:count]):
             pass
         store.files.delete(*(f"{MEMORY}/{_marker_name(each)}" for each in markers if each < last))
@@ -97,8 +98,8 @@ def copy_log(source: Store, target: Store) -> int:
         if last not in commits or _content(source, last) != _content(target, last):
             raise _differs(source, target, last)
         commits = [first for first in commits if first > last]
-    elif removed := max(numbers(names, MARKER), default=0):
-        target.files.create(f"{MEMORY}/{_marker_name(removed)}", json.dumps({"seconds": time.time()}).encode())
+    elif removed := removed_up_to(names):
+        _mark(target, removed)
     entries = 0
     contents = in_parallel(lambda first: _content(source, first), commits)
     for first, content in zip(commits, contents, strict=True):
@@ -116,6 +117,11 @@ def _contained(store: Store, without: Collection[str]) -> int:
         return min((store.manifest(version).memory_sequence for version in kept), default=0)
     except BundleError as error:
         raise BundleError(f"{error}. The memory log stays as it is; remove this version, or restore it") from None
+
+
+def _mark(store: Store, removed: int) -> None:
+    """Create the marker that commits up to a sequence number may have been removed."""
+    store.files.create(f"{MEMORY}/{_marker_name(removed)}", json.dumps({"seconds": time.time()}).encode())
 
 
 def _marker_name(removed: int) -> str:

@@ -52,7 +52,7 @@ def containing(sequence: int) -> Callable[[Path, dict[str, Any]], None]:
 
 
 def others(store: Store, *kept: str) -> set[str]:
-    """The versions of a store, without some."""
+    """The published versions except those that are named."""
     return {*store.versions()} - {*kept}
 
 
