@@ -9,7 +9,7 @@ Every peer answers the first test texts of the dataset. Peers and clients share 
     static       Recollect with a static encoder
     minilm       Recollect with MiniLM in int8 and an adapter
 
-The trees and Annif need environments of their own:
+PECOS and Omikuji run in one environment, and Annif in another one:
 
     python -m venv TREES && TREES/bin/pip install scikit-learn omikuji==0.5.2 libpecos==1.2.8
     python -m venv ANNIF && ANNIF/bin/pip install "annif[omikuji]"

@@ -155,7 +155,7 @@ class TrainingInputs(Settings):
         "20 (static)",
     )
     max_steps: int = Field(
-        0, ge=0, description="number of optimizer steps; with --epochs, the first limit counts; 0: no such limit"
+        0, ge=0, description="maximum number of optimizer steps, which can be reached before --epochs; 0: no limit"
     )
     max_seconds: float = Field(
         0, ge=0, description="maximum training time in seconds, at whose end the learning rate is 0; 0: no limit"
