@@ -147,8 +147,7 @@ class AnswerPipeline:
 
     def _check_sizes(self, queries: Sequence[str]) -> None:
         for row, query in enumerate(queries):
-            if len(query) > self.max_query_bytes or (found := len(query.encode())) > self.max_query_bytes:
-                found = len(query.encode())
+            if (found := len(query.encode())) > self.max_query_bytes:
                 name = "query" if len(queries) == 1 else f"queries.{row}"
                 raise QueryTooLargeError(
                     f"{name}: expected at most {self.max_query_bytes:,} bytes, found {found:,}; send a shorter text"
@@ -250,7 +249,7 @@ class AnswerPipeline:
         return computed
 
     def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[Answer | None]) -> None:
-        """Log a random sample of queries, with the labels of those whose answers are not from the cache.
+        """Log a random sample of queries. A query whose answer was in the cache is logged without labels.
 
         The log of queries is off by default, because queries may contain personal data.
         """
