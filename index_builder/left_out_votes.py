@@ -45,7 +45,7 @@ def left_out_votes(
         block = slice(start, start + _BLOCK_QUERIES)
         by_words = None
         if index is not None:
-            shared = leave_out(Neighbours(*index.search(texts[block], _SEARCHED, lambda_)), rows[block])
+            shared = leave_out(index.search(texts[block], _SEARCHED, lambda_), rows[block])
             by_words = weigh_words(shared, values)
         yield block, weigh_keys(found[block], temperature, values), by_words
 

@@ -14,13 +14,12 @@ from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.postings import invert
 from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.searcher import Neighbours, join_parts
 from recollect.service.predictor.words import TOP_WORDS
 from recollect.service.ranking.candidates import (
     ALL_FEATURES,
     FEATURES,
     Candidates,
-    Found,
     LabelFacts,
     Searches,
     Voted,
@@ -97,14 +96,10 @@ class CandidateSource:
             block = slice(first, first + _BLOCK_QUERIES)
             queries = texts[block]
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
-            nearest_keys = _merge(instances, labels, memory.plan.instances, top_b, lambda_)
+            nearest_keys = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
             votes = score_labels(weigh_keys(nearest_keys, temperature, self._values), lambda_, self._values)
             by_words = None if words is None else words.search_each(queries, TOP_WORDS)
-            searches = Searches(
-                Found.by_vectors(instances.keys, instances.similarities, temperature, self._values),
-                Found.by_vectors(labels.keys, labels.similarities, temperature),
-                None if by_words is None else (Found.by_words(by_words[0]), Found.by_words(by_words[1])),
-            )
+            searches = Searches.of(instances, labels, by_words, temperature, self._values)
             voted = Voted(votes.offsets, votes.label, votes.score)
             yield Block(first, len(queries), find_candidates(queries, searches, voted, self._values, facts))
 
@@ -114,8 +109,3 @@ class CandidateSource:
         rows = absent.tolist()
         instances = WordIndex(self._postings, len(self.texts)).remove(rows, [self.texts[row] for row in rows])
         return LexicalIndex(instances, self._label_words)
-
-
-def _merge(instances: Neighbours, labels: Neighbours, count: int, top_b: int, lambda_: float) -> Neighbours:
-    """The nearest keys, as the service merges them for a lambda."""
-    return search_parts(lambda *_: instances, lambda *_: labels, count, instances.similarities, top_b, lambda_)

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from recollect.service.bundle.arrays import map_offsets, map_positions
 from recollect.service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
 from recollect.service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
 from recollect.service.lexical.word_index import Query, WordIndex, weigh
+from recollect.service.predictor.searcher import Neighbours, join_parts
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
 FileOpener = Callable[..., Any]
 
 
-class FoundByWords(NamedTuple):
-    """The keys of the most similar texts of one kind: rows of instances, or positions of labels.
-
-    Places without a key have key -1 and similarity -inf.
-    """
-
-    similarities: Float[np.ndarray, "query top"]
-    rows: Int[np.ndarray, "query top"]
-
-    @classmethod
-    def of(
-        cls, found: Sequence[tuple[Float[np.ndarray, " found"], Int[np.ndarray, " found"]]], top: int
-    ) -> FoundByWords:
-        """Join the lists of several queries."""
-        similarities = np.full((len(found), top), -np.inf, dtype=np.float32)
-        rows = np.full((len(found), top), -1, dtype=np.int64)
-        for query, (values, own) in enumerate(found):
-            similarities[query, : len(own)], rows[query, : len(own)] = values, own
-        return cls(similarities, rows)
+# The weight of a key that words found is proportional to this power of its similarity. On library titles, the powers 1
+# to 4 differed by less than a point of nDCG@5 after mixing.
+_POWER = 3
 
 
 class LexicalIndex:
@@ -74,45 +59,36 @@ class LexicalIndex:
         """Open the index as `open` does, but each file with `open_file`, as `Components.open` opens files."""
         return cls(_open_words(open_file, INSTANCE_WORDS, instances), _open_words(open_file, LABEL_WORDS, labels))
 
-    def search(
-        self, texts: Sequence[str], top: int, lambda_: float = 0.5
-    ) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
-        """The similarities and keys of the keys whose texts are most similar to each query.
+    def search(self, texts: Sequence[str], top: int, lambda_: float = 0.5) -> Neighbours:
+        """The keys whose texts are most similar to each query, numbered as in the memory.
 
-        A key is numbered as in the memory: instances by their row, labels after the last instance. At equal similarity,
-        the lower key comes first. Places without a key have key -1 and similarity -inf.
+        At equal similarity, the lower key comes first.
 
         Args:
             texts: The queries.
             top: Number of keys to find for each query.
-            lambda_: Weight of instances against labels; at 1 only instances are searched, at 0 only labels.
+            lambda_: Weight of instances against labels; at 1 only instances are found, at 0 only labels.
         """
-        similarities = np.full((len(texts), top), -np.inf, dtype=np.float32)
-        keys = np.full((len(texts), top), -1, dtype=np.int64)
-        for nth, text in enumerate(texts):
-            query = self.weigh(text)
-            found = []
-            if lambda_ > 0:
-                found.append(self.instances.search(query, top))
-            if lambda_ < 1:
-                values, rows = self.labels.search(query, top)
-                found.append((values, rows + len(self.instances)))
-            value, key = (np.concatenate(part) for part in zip(*found, strict=True))
-            best = np.lexsort((key, -value))[:top]
-            similarities[nth, : len(best)], keys[nth, : len(best)] = value[best], key[best]
-        return similarities, keys
+        return join_parts(*self.search_each(texts, top), len(self.instances), top, lambda_)
 
-    def search_each(self, texts: Sequence[str], top: int) -> tuple[FoundByWords, FoundByWords]:
-        """Search as `search` does, but return two lists for each query: the top instances, and the top labels."""
+    def search_each(self, texts: Sequence[str], top: int) -> tuple[Neighbours, Neighbours]:
+        """Two lists for each query: the top instances, and the top labels by their positions."""
         terms = [self.weigh(text) for text in texts]
         instances, labels = (
-            FoundByWords.of([part.search(each, top) for each in terms], top) for part in (self.instances, self.labels)
+            Neighbours.of([part.search(each, top) for each in terms], top) for part in (self.instances, self.labels)
         )
         return instances, labels
 
     def weigh(self, text: str) -> Query:
         """Weigh the terms of a query by their rarity among all texts, for searches of `instances` and `labels`."""
         return weigh(text, (self.instances, self.labels))
+
+
+def word_logits(similarities: Float[np.ndarray, "query found"]) -> Float[np.ndarray, "query found"]:
+    """The logits of keys by their similarities by words: a softmax of them is proportional to a power of these."""
+    logits = np.full(similarities.shape, -np.inf)
+    np.log(similarities, out=logits, where=similarities > 0, dtype=np.float64)
+    return _POWER * logits
 
 
 def write_lexical_index(folder: Path, instance_texts: Iterable[str], label_texts: Iterable[str]) -> None:

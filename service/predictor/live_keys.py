@@ -65,12 +65,7 @@ class LiveKeyIndex:
             similarities = np.einsum("kd,d->k", live.vectors[rows], vector)
             best = np.argsort(-similarities, kind="stable")[:top_b]
             found.append((similarities[best], live.numbers[rows[best]]))
-        width = max(len(keys) for _, keys in found)
-        keys = np.full((len(vectors), width), -1, dtype=np.int64)
-        similarities = np.full((len(vectors), width), -np.inf, dtype=np.float32)
-        for query, (values, own) in enumerate(found):
-            similarities[query, : len(own)], keys[query, : len(own)] = values, own
-        return Neighbours(similarities, keys)
+        return Neighbours.of(found, max(len(keys) for _, keys in found))
 
 
 def _search_present(

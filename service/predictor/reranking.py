@@ -13,14 +13,13 @@ from jaxtyping import Float
 
 from recollect.service import loops
 from recollect.service.bundle.values import Values
-from recollect.service.lexical.index import FoundByWords
 from recollect.service.memory.corrections import Corrections
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.answers import LogitTerm
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.scoring import Ranking
 from recollect.service.predictor.searcher import Neighbours
-from recollect.service.ranking.candidates import Found, Searches, Voted
+from recollect.service.ranking.candidates import Searches, Voted
 from recollect.service.ranking.ranker import RankedCandidates, Ranker
 
 # The least factor of a correction in a logit, so that the logit is a number.
@@ -43,7 +42,7 @@ class Reranker:
         votes: Ranking,
         instances: Neighbours,
         labels: Neighbours,
-        by_words: tuple[FoundByWords, FoundByWords] | None,
+        by_words: tuple[Neighbours, Neighbours] | None,
         options: AnswerOptions,
         label_filter: LabelFilter | None,
     ) -> RankedCandidates:
@@ -58,11 +57,7 @@ class Reranker:
             options: The options of the queries.
             label_filter: Admits candidates; None admits all labels.
         """
-        searches = Searches(
-            Found.by_vectors(instances.keys, instances.similarities, options.temperature, self._values),
-            Found.by_vectors(labels.keys, labels.similarities, options.temperature),
-            None if by_words is None else (Found.by_words(by_words[0]), Found.by_words(by_words[1])),
-        )
+        searches = Searches.of(instances, labels, by_words, options.temperature, self._values)
         admits = None if label_filter is None else label_filter.admits
         return self.ranker.rank(queries, searches, Voted(votes.offsets, votes.label, votes.score), admits)
 

@@ -8,7 +8,7 @@ keys finds almost none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -45,6 +45,15 @@ class Neighbours:
 
     def __getitem__(self, queries: slice) -> Neighbours:
         return Neighbours(self.similarities[queries], self.keys[queries])
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[Float[np.ndarray, " _"], Int[np.ndarray, " _"]]], top_b: int) -> Neighbours:
+        """Join the lists of several queries: similarities and keys, at most `top_b` for each query."""
+        similarities = np.full((len(found), top_b), -np.inf, dtype=np.float32)
+        keys = np.full((len(found), top_b), -1, dtype=np.int64)
+        for query, (values, own) in enumerate(found):
+            similarities[query, : len(own)], keys[query, : len(own)] = values, own
+        return cls(similarities, keys)
 
     def first(self, top_b: int) -> Neighbours:
         """The first keys of each query."""
@@ -223,8 +232,7 @@ class Searcher:
         The keys of the list of labels are the positions of the labels.
         """
         instances, labels = self.instances.search(vectors, top_b), self.labels.search(vectors, top_b)
-        merged = search_parts(lambda *_: instances, lambda *_: labels, self.instances.keys, vectors, top_b, lambda_)
-        return merged, instances, labels
+        return join_parts(instances, labels, self.instances.keys, top_b, lambda_), instances, labels
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
@@ -265,13 +273,30 @@ def search_parts(
         top_b: Number of keys to find for each query.
         lambda_: Weight of instances against labels; at 1 only instances are searched, at 0 only labels.
     """
+    nothing = Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
+    return join_parts(
+        search_instances(vectors, top_b) if lambda_ > 0 else nothing,
+        search_labels(vectors, top_b) if lambda_ < 1 else nothing,
+        instances,
+        top_b,
+        lambda_,
+    )
+
+
+def join_parts(found: Neighbours, labels: Neighbours, instances: int, top_b: int, lambda_: float) -> Neighbours:
+    """Join what both searches of `search_parts` have found.
+
+    Args:
+        found: The instance keys.
+        labels: The label keys, by the positions of the labels.
+        instances: Number of instance keys.
+        top_b: Number of keys to keep of both kinds together.
+        lambda_: At 1 only instance keys are kept, at 0 only label keys.
+    """
     if lambda_ == 1:
-        return search_instances(vectors, top_b)
-    labels = search_labels(vectors, top_b)
+        return found
     labels = Neighbours(labels.similarities, np.where(labels.keys < 0, -1, labels.keys + instances))
-    if lambda_ == 0:
-        return labels
-    return merge(search_instances(vectors, top_b), labels, top_b)
+    return labels if lambda_ == 0 else merge(found, labels, top_b)
 
 
 def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from recollect.service.bundle.values import Values
-from recollect.service.lexical.index import FoundByWords, LexicalIndex
+from recollect.service.lexical.index import LexicalIndex, word_logits
 from recollect.service.predictor.scoring import WeightedKeys, weigh_logits
-from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.searcher import Neighbours, join_parts
 
-# Number of keys that vote by words, and the power of a similarity in a key's weight. On library titles, 50 keys were as
-# good as 200, and the powers 1 to 4 differed by less than a point of nDCG@5 after mixing.
-TOP_WORDS, _POWER = 50, 3
+# Number of keys that vote by words. On library titles, 50 keys were as good as 200.
+TOP_WORDS = 50
 
 
 class WordVoter:
@@ -36,23 +33,19 @@ class WordVoter:
 
     def search(self, queries: Sequence[str], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
         """The keys that are most similar by words, numbered as in the memory."""
-        return Neighbours(*self.index.search(queries, top, lambda_))
+        return self.index.search(queries, top, lambda_)
 
-    def search_each(self, queries: Sequence[str]) -> tuple[FoundByWords, FoundByWords]:
+    def search_each(self, queries: Sequence[str]) -> tuple[Neighbours, Neighbours]:
         """The instances, and the labels, that are most similar by words."""
         return self.index.search_each(queries, TOP_WORDS)
 
-    def weigh(self, found: tuple[FoundByWords, FoundByWords], lambda_: float) -> WeightedKeys:
+    def weigh(self, found: tuple[Neighbours, Neighbours], lambda_: float) -> WeightedKeys:
         """The keys that are most similar by words, from the result of `search_each`, and their weights."""
-        instances, labels = (Neighbours(*each) for each in found)
-        count, vectors = len(self.index.instances), found[0].similarities  # search_parts only passes the vectors on
-        merged = search_parts(lambda *_: instances, lambda *_: labels, count, vectors, TOP_WORDS, lambda_)
-        return weigh_words(merged, self._values)
+        joined = join_parts(*found, len(self.index.instances), TOP_WORDS, lambda_)
+        return weigh_words(joined, self._values)
 
 
 def weigh_words(found: Neighbours, values: Values) -> WeightedKeys:
     """The weights of the first keys that are most similar by words: `TOP_WORDS` of them for each query."""
     found = found.first(TOP_WORDS)
-    logits = np.full(found.keys.shape, -np.inf)
-    np.log(found.similarities, out=logits, where=found.similarities > 0, dtype=np.float64)
-    return weigh_logits(found.keys, _POWER * logits, values)
+    return weigh_logits(found.keys, word_logits(found.similarities), values)

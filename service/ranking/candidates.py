@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 
 from recollect.service import loops
 from recollect.service.bundle.values import Values
-from recollect.service.lexical.index import FoundByWords
+from recollect.service.lexical.index import word_logits
+from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.names import Names, query_words
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
@@ -74,41 +75,29 @@ class Found(NamedTuple):
     weights: Float[np.ndarray, "query found"]
 
     @classmethod
-    def by_vectors(
-        cls,
-        keys: Int[np.ndarray, "query found"],
-        similarities: Float[np.ndarray, "query found"],
-        temperature: float,
-        values: Values | None = None,
-    ) -> Self:
+    def by_vectors(cls, found: Neighbours, temperature: float, values: Values | None = None) -> Self:
         """Weigh keys that were found by their vectors: a softmax with the temperature tau.
 
         Args:
-            keys: The keys.
-            similarities: Their similarities.
+            found: The keys.
             temperature: Tau.
             values: The counts of instances; None for labels.
         """
         mapped, counts = 0, np.empty(0)
         if values is not None:
             mapped, counts = len(values.mapped), values.live_log_counts
-        logits = similarities.astype(np.float64) / temperature
-        return cls._of(keys, similarities, logits, mapped, counts)
+        return cls._of(found, found.similarities.astype(np.float64) / temperature, mapped, counts)
 
     @classmethod
-    def by_words(cls, found: FoundByWords) -> Self:
-        """Weigh keys that were found by their words in proportion to the third power of their similarities."""
-        logits = np.full(found.rows.shape, -np.inf)
-        np.log(found.similarities, out=logits, where=found.similarities > 0, dtype=np.float64)
-        return cls._of(found.rows, found.similarities, 3 * logits, 0, np.empty(0))
+    def by_words(cls, found: Neighbours) -> Self:
+        """Weigh keys that were found by their words."""
+        return cls._of(found, word_logits(found.similarities), 0, np.empty(0))
 
     @classmethod
-    def _of(
-        cls, keys: np.ndarray, similarities: np.ndarray, logits: np.ndarray, mapped: int, counts: np.ndarray
-    ) -> Self:
-        keys = np.ascontiguousarray(keys, dtype=np.int64)
+    def _of(cls, found: Neighbours, logits: np.ndarray, mapped: int, counts: np.ndarray) -> Self:
+        keys = np.ascontiguousarray(found.keys, dtype=np.int64)
         weights = loops.softmax(keys, np.ascontiguousarray(logits), mapped, counts)
-        return cls(keys, np.ascontiguousarray(similarities, dtype=np.float32), weights)
+        return cls(keys, np.ascontiguousarray(found.similarities, dtype=np.float32), weights)
 
 
 class Voted(NamedTuple):
@@ -131,6 +120,30 @@ class Searches(NamedTuple):
     instances: Found
     labels: Found
     by_words: tuple[Found, Found] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        instances: Neighbours,
+        labels: Neighbours,
+        by_words: tuple[Neighbours, Neighbours] | None,
+        temperature: float,
+        values: Values,
+    ) -> Self:
+        """Weigh the keys that were found.
+
+        Args:
+            instances: The nearest instances.
+            labels: The nearest labels, by their positions.
+            by_words: As in the attributes.
+            temperature: Tau.
+            values: The counts of instances.
+        """
+        return cls(
+            Found.by_vectors(instances, temperature, values),
+            Found.by_vectors(labels, temperature),
+            None if by_words is None else (Found.by_words(by_words[0]), Found.by_words(by_words[1])),
+        )
 
 
 @dataclass(frozen=True)

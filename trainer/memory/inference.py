@@ -15,7 +15,7 @@ from scipy import sparse
 
 from recollect.service.bundle.values import Matrix, Values
 from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.searcher import Neighbours, join_parts
 from recollect.trainer.data.split import LabelSets
 
 
@@ -49,14 +49,8 @@ def predict(
     votes, count = Values(Matrix(values.indptr, values.indices), values.shape[1]), values.shape[1]
     removed = np.empty(0, np.int64) if filtered is None else LabelSets.of(filtered).codes(count)
     for setting in settings:
-        nearest = search_parts(
-            lambda _, top_b: instances.first(top_b),
-            lambda _, top_b: labels.first(top_b),
-            values.shape[0],
-            labels.similarities,
-            setting.top_b,
-            setting.lambda_,
-        )
+        own = instances.first(setting.top_b), labels.first(setting.top_b)
+        nearest = join_parts(*own, values.shape[0], setting.top_b, setting.lambda_)
         scores = score_labels(weigh_keys(nearest, setting.temperature, votes), setting.lambda_, votes)
         kept = scores.score > 0
         if len(removed):

@@ -77,11 +77,11 @@ def test_words_come_from_an_index_without_the_whole_fold(tmp_path: Path) -> None
         own = examples[examples.query == number]
         present = [row for row in range(INSTANCES) if fold[row] != fold[number]]
         index = LexicalIndex.of_texts([texts[row] for row in present], labels)
-        similarities, found = index.search([texts[number]], 50, lambda_=1)
+        found = index.search([texts[number]], 50, lambda_=1)
         for label, best in zip(own.label.tolist(), column(own, "word_instance_similarity").tolist(), strict=True):
             votes = [
                 float(similarity)
-                for similarity, key in zip(similarities[0], found[0].tolist(), strict=True)
+                for similarity, key in zip(found.similarities[0], found.keys[0].tolist(), strict=True)
                 if key >= 0 and label in sets[present[key]]
             ]
             np.testing.assert_allclose(best, max(votes, default=np.nan), rtol=1e-4)

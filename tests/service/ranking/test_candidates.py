@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recollect.service.bundle.values import Matrix, Values
+from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.candidates import (
     ALL_FEATURES,
     Candidates,
@@ -26,7 +27,7 @@ def random_found(rng: np.random.Generator, keys: int) -> Found:
     rows = np.stack([rng.permutation(keys)[:FOUND] for _ in range(QUERIES)])
     similarities = -np.sort(-rng.uniform(-1, 1, size=rows.shape), axis=1).astype(np.float32)
     rows[:, FOUND - 1], rows[2] = -1, -1
-    return Found.by_vectors(rows, np.where(rows < 0, -np.inf, similarities).astype(np.float32), 0.1)
+    return Found.by_vectors(Neighbours(np.where(rows < 0, -np.inf, similarities).astype(np.float32), rows), 0.1)
 
 
 def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
