@@ -38,6 +38,8 @@ _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
 HNSW_EFFORT, _IVF_SHARE, _REFINEMENT = 300, 16, 2
 # The k-means of faiss needs at least 39 keys for each centroid. More than 64 hardly improve the centroids.
 _LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
+# A GPU links the keys of a graph if there are at least this many; a CPU links fewer in less than a second.
+_LEAST_KEYS_TO_LINK_ON_GPU = 2_000
 # A program that builds, writes, reads and searches an index of a factory string (argument 1) with random keys of a
 # dimension (argument 2).
 _TRIAL = """
@@ -98,8 +100,8 @@ def build_index(
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
         first_row: Row of `keys[0]` in the memory, for error messages.
         progress: Called after each block with its number of keys.
-        device: Device that trains and fills the index. If faiss has no GPU version of an index, the CPU fills the
-            index, and a message on standard error states this.
+        device: Device that trains and fills the index, and links the keys of a graph. If faiss has no GPU version of
+            an index, the CPU fills the index, and a message on standard error states this.
         unit: Whether all keys must be unit vectors.
         construction_effort: efConstruction of a graph; None: the default.
 
@@ -133,6 +135,12 @@ def _build_on_gpu(
 ) -> Any:
     """Fill an empty index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
     resources = gpu_resources()
+    if (
+        isinstance(index, faiss.IndexHNSW)
+        and len(keys) >= _LEAST_KEYS_TO_LINK_ON_GPU
+        and hasattr(faiss, "GpuIndexCagra")
+    ):
+        return _build_graph_on_gpu(resources, index, factory, keys, first_row, progress, unit)
     inner = unwrapped(index)
     if not index.is_trained:
         centroids = None
@@ -154,6 +162,52 @@ def _build_on_gpu(
     if type(filled) is not type(faiss.downcast_index(index)):
         raise NoGpuError("faiss returned another kind of index from the GPU")
     return filled
+
+
+def _build_graph_on_gpu(
+    resources: Any,
+    index: Any,
+    factory: str,
+    keys: Keys,
+    first_row: int,
+    progress: Callable[[int], object],
+    unit: bool,
+) -> Any:
+    """Link the keys of an empty graph on a GPU, which holds all keys in float16 meanwhile.
+
+    The algorithm is CAGRA (Ootomo et al., ICDE 2024; https://arxiv.org/abs/2308.15136). It ignores efConstruction.
+    """
+    links = index.hnsw.nb_neighbors(0)
+    halves = np.empty(keys.shape, dtype=np.float16)
+    _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
+    _reserve_codes(index, len(keys))
+    for block in _checked_blocks(keys, first_row, progress, unit):
+        halves[index.storage.ntotal :][: len(block)] = block
+        index.storage.add(block)
+    settings = faiss.GpuIndexCagraConfig()
+    settings.graph_degree, settings.intermediate_graph_degree = links, 2 * links
+    settings.guarantee_connectivity = True
+    on_gpu = faiss.GpuIndexCagra(resources, index.d, index.metric_type, settings)
+    on_gpu.train(halves, numeric_type=faiss.Float16)
+    return linked_graph(index, faiss.vector_to_array(on_gpu.get_knngraph()).reshape(len(keys), links))
+
+
+def linked_graph(index: Any, linked: Int[np.ndarray, "key links"]) -> Any:
+    """Make a graph of one level from the links of its keys. Each search starts from the best of 256 random keys.
+
+    Args:
+        index: A graph without links whose storage has all keys. Its storage moves to the new graph.
+        linked: The keys that each key is linked to; their number is twice the links (M) of the graph.
+    """
+    keys, links = linked.shape
+    graph = faiss.IndexHNSWCagra(index.d, links // 2, index.metric_type)
+    graph.base_level_only = True
+    graph.hnsw.prepare_level_tab(keys, False)
+    first = faiss.vector_to_array(graph.hnsw.offsets)[:-1].astype(np.int64)
+    neighbours = faiss.rev_swig_ptr(graph.hnsw.neighbors.data(), graph.hnsw.neighbors.size())
+    neighbours[first[:, None] + np.arange(links)] = linked
+    graph.storage, graph.ntotal, index.own_fields = index.storage, keys, False
+    return graph
 
 
 def _checked_blocks(

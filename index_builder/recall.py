@@ -85,7 +85,8 @@ def search_milliseconds(
 def reachable_share(index: Any) -> float:
     """The share of a graph's keys that a search can reach from the entry point over links of the lowest level.
 
-    For an index without a graph, the share is 1.
+    A graph that was linked on a GPU has no fixed entry point; the first key takes its place. For an index without a
+    graph, the share is 1.
     """
     graph = unwrapped(index)
     if not isinstance(graph, faiss.IndexHNSW):
@@ -94,8 +95,9 @@ def reachable_share(index: Any) -> float:
     offsets, links = faiss.vector_to_array(hnsw.offsets).astype(np.int64), hnsw.nb_neighbors(0)
     neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
     seen = np.zeros(graph.ntotal, dtype=bool)
-    seen[hnsw.entry_point] = True
-    frontier = [np.array([hnsw.entry_point])]
+    entry_point = max(hnsw.entry_point, 0)
+    seen[entry_point] = True
+    frontier = [np.array([entry_point])]
     while frontier:
         reached = []
         for keys in frontier:

@@ -65,7 +65,7 @@ class PublishSettings(EngineSettings):
         None, ge=2, le=2048, description="with --index hnsw: links of a key to others (M); default: 32"
     )
     hnsw_ef_construction: int | None = Field(
-        None, ge=1, description="effort that builds a graph (efConstruction); default: 100, or 200 with Milvus"
+        None, ge=1, description="effort that builds a graph on a CPU (efConstruction); default: 100, or 200 with Milvus"
     )
     hnsw_ef_search: int | None = Field(
         None,
@@ -103,9 +103,7 @@ class PublishSettings(EngineSettings):
     )
     activate: CliImplicitFlag[bool] = Field(False, description="make the new version current")
     threads: int = Field(0, ge=0, description="threads that build; 0: one for each core")
-    device: Device = Field(
-        "cpu", description="device that trains and fills indexes: cpu, cuda, or auto (cuda if there is a GPU)"
-    )
+    device: Device = Field("cpu", description="device that builds indexes: cpu, cuda, or auto (cuda if there is a GPU)")
 
     @model_validator(mode="after")
     def _refuse_unused_graph_flags(self) -> Self:

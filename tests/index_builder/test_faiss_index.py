@@ -14,10 +14,13 @@ from recollect.index_builder.faiss_index import (
     build_index,
     check_factory,
     check_units,
+    empty_index,
     factory_string,
+    linked_graph,
     write_index,
 )
-from recollect.index_builder.recall import exact_neighbours
+from recollect.index_builder.recall import exact_neighbours, reachable_share
+from recollect.service.bundle.manifest import IndexInfo
 from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
 
@@ -206,3 +209,32 @@ def test_index_built_on_a_gpu_is_as_good_as_one_built_on_the_cpu(factory: str) -
         assert info.keys == index.ntotal == 4_000
         found.append(index.search(keys[:100], 10)[0].mean())
     assert abs(found[0] - found[1]) < 0.02
+
+
+def test_graph_of_given_links_is_written_and_searched_like_any_graph(tmp_path: Path) -> None:
+    keys = random_keys(3_000)
+    index = empty_index("HNSW8,SQ8", 16)
+    index.train(keys)
+    index.storage.add(keys)
+    write_index(linked_graph(index, exact_neighbours(keys, keys, 17).keys[:, 1:]), tmp_path / "keys.faiss")
+    graph = KeyIndex(OpenIndex(tmp_path / "keys.faiss"), IndexInfo(kind="hnsw", factory="HNSW8,SQ8", keys=3_000))
+    assert graph.shape == (3_000, 16)
+    assert reachable_share(graph.index) > 0.99
+    assert recall_of(graph, keys, keys[:50], exact_neighbours(keys, keys[:50], 100)) > 0.95
+    rows = np.arange(5, 500, 3)
+    np.testing.assert_allclose(graph.similarities(keys[0], rows), keys[rows] @ keys[0], atol=0.02)
+
+
+@pytest.mark.skipif(not hasattr(faiss, "GpuIndexCagra") or not HAS_GPU, reason="needs a CUDA GPU and faiss-gpu-cuvs")
+@pytest.mark.parametrize("factory", ["HNSW16", "HNSW32,SQ8"])
+def test_keys_of_a_graph_are_linked_on_a_gpu_and_searched_on_the_cpu(
+    tmp_path: Path, factory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = clustered_keys(20_000)
+    index, info = build_index(keys, factory, 0, silent, "cuda")
+    assert capsys.readouterr().err == ""  # nothing was built on the CPU instead
+    write_index(index, tmp_path / "keys.faiss")
+    graph = KeyIndex(OpenIndex(tmp_path / "keys.faiss"), info)
+    assert isinstance(graph.index, faiss.IndexHNSWCagra)
+    assert (info.kind, reachable_share(graph.index)) == ("hnsw", 1)
+    assert recall_of(graph, keys, keys[:200], exact_neighbours(keys, keys[:200], 100)) > 0.95
