@@ -148,29 +148,44 @@ def log(settings: LogSettings) -> None:
 
 
 def memory(settings: MemorySettings) -> None:
-    import dataclasses
     import time
+    from collections import Counter
+    from datetime import UTC, datetime
 
+    from recollect.service.memory.entries import is_put, subject_of
     from recollect.service.memory_log.log import MemoryLog
-    from recollect.service.memory_log.summary import summarise
 
     store = _store(settings)
     manifest = store.manifest(store.require_current())
     log = MemoryLog.of(store, manifest)
-    summary = summarise(log.read())
-    age = None if summary.oldest is None else max(0.0, time.time() - summary.oldest.timestamp())
+    entries = log.read()
+    # The last entry of each instance, label and correction decides.
+    last = {subject_of(logged.entry): is_put(logged.entry) for logged in entries}
+    count = Counter((kind, put) for (kind, _), put in last.items())
+    oldest = min((logged.seconds for logged in entries), default=None)
+    age = None if oldest is None else max(0.0, time.time() - oldest)
+    facts = {
+        "version": manifest.version,
+        "sequence": log.sequence,
+        "size_bytes": log.size_bytes,
+        "entries": len(entries),
+        "instances": count["instance", True],
+        "labels": count["label", True],
+        "removed_instances": count["instance", False],
+        "removed_labels": count["label", False],
+        "corrections": count["correction", True],
+        "oldest": None if oldest is None else datetime.fromtimestamp(oldest, UTC).isoformat(),
+        "oldest_age_seconds": age,
+    }
     if settings.json_:
-        found = dataclasses.asdict(summary) | {"oldest": summary.oldest and summary.oldest.isoformat()}
-        facts = {"version": manifest.version, "sequence": log.sequence, "size_bytes": log.size_bytes}
-        print_line(json.dumps(facts | found | {"oldest_age_seconds": age}))
+        print_line(json.dumps(facts))
         return
-    print_line(f"version {manifest.version}, sequence {log.sequence:,}, {log.size_bytes:,} bytes")
-    print_line(
-        f"added:   {summary.instances:,} instances, {summary.labels:,} labels, {summary.corrections} corrections"
-    )
-    print_line(f"removed: {summary.removed_instances:,} instances, {summary.removed_labels:,} labels")
-    if summary.oldest is not None and age is not None:
-        print_line(f"entries: {summary.entries:,}, the oldest of {summary.oldest:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
+    print_line("version {version}, sequence {sequence:,}, {size_bytes:,} bytes".format(**facts))
+    print_line("added:   {instances:,} instances, {labels:,} labels, {corrections} corrections".format(**facts))
+    print_line("removed: {removed_instances:,} instances, {removed_labels:,} labels".format(**facts))
+    if oldest is not None and age is not None:
+        since = datetime.fromtimestamp(oldest, UTC)
+        print_line(f"entries: {len(entries):,}, the oldest of {since:%Y-%m-%d %H:%M:%S}, {_age(age)} ago")
 
 
 def extend(settings: ExtendSettings) -> None:

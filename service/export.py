@@ -20,8 +20,9 @@ import numpy as np
 from recollect.service.command_settings import ExportSettings
 from recollect.service.errors import OutputError
 from recollect.service.files import write_lines
-from recollect.service.memory.snapshot import Snapshot, SnapshotBuilder
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
+from recollect.service.memory_log.writer import follow
 from recollect.service.store.locations import open_store
 
 _BLOCK_ROWS = 4_096
@@ -37,9 +38,7 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
     """
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.resolve(settings.version))
-    no_vectors = np.zeros(bundle.manifest.dim, dtype=np.float32)  # an export needs none
-    log = MemoryLog.of(store, bundle.manifest, lambda *texts: np.tile(no_vectors, (sum(map(len, texts)), 1)))
-    memory = SnapshotBuilder(bundle).apply(log.read())
+    memory = follow(MemoryLog.of(store, bundle.manifest), bundle).catch_up()
     return *export(memory, settings.out), memory.sequence
 
 

@@ -6,64 +6,41 @@ instances, in blocks. A second write of the same entry changes nothing, so an in
 
 from __future__ import annotations
 
-import functools
-import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter
 
-from recollect.service.bundle.bundle import Bundle
 from recollect.service.command_settings import ExtendSettings
 from recollect.service.console import progress_bar
 from recollect.service.errors import InputError, SettingsError
-from recollect.service.memory.changes import NewInstance, NewLabel, Uid
-from recollect.service.memory.entries import (
-    Entry,
-    LoggedEntry,
-    PutInstance,
-    PutLabel,
-    RemoveInstance,
-    RemoveLabel,
-    Subject,
-    is_put,
-    subject_of,
-)
+from recollect.service.memory.changes import NewInstance, NewLabel, Uid, added, checked
+from recollect.service.memory.entries import Entry, RemoveInstance, RemoveLabel, Subject
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.writer import MemoryWriter
-from recollect.service.options import first_problem
+from recollect.service.memory_log.writer import follow
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.store.locations import open_store
-from recollect.service.text_lines import read_lines
+from recollect.service.text_lines import read_objects
 from recollect.service.threads import threads_or_cores
 
 # Entries that are encoded and written together.
 _BLOCK = 256
 
 _Item = TypeVar("_Item")
-_Parsed = TypeVar("_Parsed")
-_Model = TypeVar("_Model", bound=BaseModel)
+_ROWS: dict[str, TypeAdapter[NewInstance | NewLabel]] = {
+    "instance": TypeAdapter(NewInstance),
+    "label": TypeAdapter(NewLabel),
+}
+_UID: TypeAdapter[str] = TypeAdapter(Uid)
 
 
-class _Removal(BaseModel):
-    """An instance or a label to remove."""
+class _Addition(NamedTuple):
+    """An instance or a label to add, and the file and the line that name it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    instance: Uid | None = None
-    label: Uid | None = None
-
-
-_Addition = NewInstance | NewLabel
-
-
-class _Line(NamedTuple, Generic[_Parsed]):
-    """The number of a line, and its content."""
-
-    number: int
-    content: _Parsed
+    where: str
+    row: NewInstance | NewLabel
 
 
 class Extended(NamedTuple):
@@ -84,35 +61,6 @@ class Extended(NamedTuple):
     sequence: int
 
 
-class KnownUids:
-    """The labels and instances of a memory: those of a bundle, with the changes of the entries after it."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._is_present: dict[Subject, bool] = {}
-
-    def has_label(self, uid: str) -> bool:
-        present = self._is_present.get(("label", uid))
-        return self._bundle.labels.position(uid) is not None if present is None else present
-
-    def missing(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """The subjects that the memory does not contain."""
-        unchanged = {uid for kind, uid in subjects if kind == "instance" and (kind, uid) not in self._is_present}
-        uids = self._bundle.instances.uids
-        mapped = {uid for row in range(len(uids)) if (uid := uids[row]) in unchanged} if unchanged else set()
-
-        def is_present(kind: str, uid: str) -> bool:
-            if kind == "label":
-                return self.has_label(uid)
-            return self._is_present.get((kind, uid), uid in mapped)
-
-        return [(kind, uid) for kind, uid in subjects if not is_present(kind, uid)]
-
-    def apply(self, entries: Sequence[LoggedEntry]) -> None:
-        for logged in entries:
-            self._is_present[subject_of(logged.entry)] = is_put(logged.entry)
-
-
 def extend(settings: ExtendSettings) -> Extended:
     """Add the lines of a file to the live memory of a store, and remove those of another file.
 
@@ -128,87 +76,61 @@ def extend(settings: ExtendSettings) -> Extended:
     if settings.add is None and settings.remove is None:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
     additions = _read_additions(settings.add) if settings.add else {}
-    removals = _read_removals(settings.remove) if settings.remove else {}
+    removals = _read_removals(settings.remove) if settings.remove else []
     store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.require_current())
     log = MemoryLog.of(store, bundle.manifest)
-    writer = MemoryWriter(log, KnownUids(bundle), _apply)
-    known = writer.catch_up()
+    live = follow(log, bundle)
+    memory = live.catch_up()
     log.require_writable()
-    _check_labels(additions, removals, known, settings.add)
-    unknown = known.missing(list(removals))
+    gone = {*removals}
+
+    def is_label(uid: str) -> bool:
+        subject = ("label", uid)
+        return subject in additions or (subject not in gone and memory.labels.position(uid) is not None)
+
+    _check_labels(additions.values(), is_label)
+    find = {"instance": memory.instance, "label": memory.labels.position}
+    unknown = [uid for kind, uid in removals if find[kind](uid) is None]
     encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(0))
     with progress_bar(len(removals) + len(additions), "entry", "extend") as bar:
-        done = 0
-        for entries in itertools.chain(_removals(removals), _additions(additions, encoder)):
-            writer.write(functools.partial(_decide, entries, done))
-            done += len(entries)
-            bar.update(len(entries))
+        for subjects in _blocks(removals):
+            live.write(lambda _, subjects=subjects: _removed(subjects))  # type: ignore[misc] # a default has no type
+            bar.update(len(subjects))
+        for kind in ("label", "instance"):  # so that each label is known before the instances that name it
+            for block in _blocks([each for subject, each in additions.items() if subject[0] == kind]):
+                live.write(_added(block, encoder))
+                bar.update(len(block))
     instances = sum(kind == "instance" for kind, _ in additions)
-    return Extended(
-        instances,
-        len(additions) - instances,
-        len(removals) - len(unknown),
-        [uid for _, uid in unknown],
-        log.sequence,
-    )
+    return Extended(instances, len(additions) - instances, len(removals) - len(unknown), unknown, log.sequence)
 
 
-def _apply(known: KnownUids, entries: Sequence[LoggedEntry], commit: str) -> KnownUids:
-    known.apply(entries)
-    return known
+def _removed(subjects: Sequence[Subject]) -> list[Entry]:
+    return [RemoveInstance(uid) if kind == "instance" else RemoveLabel(uid) for kind, uid in subjects]
 
 
-def _check_labels(
-    additions: dict[Subject, _Line[_Addition]],
-    removals: dict[Subject, _Line[_Removal]],
-    known: KnownUids,
-    path: Path | None,
-) -> None:
-    """Check that all labels of the instances are in the memory, after the removals, or in the file."""
-    for number, content in additions.values():
-        if isinstance(content, NewInstance):
-            for uid in content.labels:
-                subject = ("label", uid)
-                if subject not in additions and (subject in removals or not known.has_label(uid)):
-                    reason = "which --remove removes" if subject in removals else "which is not there"
-                    raise InputError(
-                        f"{path}:{number}: labels: expected labels of the memory or of this file, found {uid!r}, "
-                        f"{reason}; add a line with its uid and its text"
-                    )
+def _added(block: Sequence[_Addition], encoder: QueryEncoder) -> Callable[[Snapshot], list[Entry]]:
+    """A function that makes the entries of some additions, and checks the labels again."""
+    instances = [each.row for each in block if isinstance(each.row, NewInstance)]
+    labels = [each.row for each in block if isinstance(each.row, NewLabel)]
+    vectors = encoder.encode_texts([each.text for each in instances], [each.text for each in labels])
+
+    def decide(memory: Snapshot) -> list[Entry]:
+        _check_labels(block, lambda uid: memory.labels.position(uid) is not None)
+        return added(memory, lambda *_: vectors, instances, labels)
+
+    return decide
 
 
-def _removals(removals: dict[Subject, _Line[_Removal]]) -> Iterator[list[Entry]]:
-    for block in _blocks(list(removals)):
-        yield [RemoveInstance(uid) if kind == "instance" else RemoveLabel(uid) for kind, uid in block]
-
-
-def _additions(additions: dict[Subject, _Line[_Addition]], encoder: QueryEncoder) -> Iterator[list[Entry]]:
-    """The entries of the additions: labels first, so that each label is known before the instances that name it."""
-    contents = [line.content for line in additions.values()]
-    for kind in (NewLabel, NewInstance):
-        for block in _blocks([each for each in contents if isinstance(each, kind)]):
-            texts = [each.text for each in block]
-            vectors = encoder.encode_texts([], texts) if kind is NewLabel else encoder.encode_texts(texts)
-            yield [
-                PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, each.weight)
-                if isinstance(each, NewInstance)
-                else PutLabel(each.uid, each.text, vector)
-                for each, vector in zip(block, vectors, strict=True)
-            ]
-
-
-def _decide(entries: list[Entry], done: int, known: KnownUids) -> list[Entry]:
-    """Check the labels again, because another process can have removed one meanwhile."""
-    for entry in entries:
-        if isinstance(entry, PutInstance):
-            for uid in entry.labels:
-                if not known.has_label(uid):
-                    raise InputError(
-                        f"{entry.uid}: labels: expected labels of the memory, found {uid!r}, which another process has "
-                        f"removed meanwhile; {done:,} entries are written: correct the file and run the command again"
-                    )
-    return entries
+def _check_labels(additions: Iterable[_Addition], is_label: Callable[[str], bool]) -> None:
+    """Check that the memory will have all labels of the instances."""
+    for where, row in additions:
+        for uid in row.labels if isinstance(row, NewInstance) else ():
+            if not is_label(uid):
+                raise InputError(
+                    f"{where}: labels: expected labels of the memory or of this file, found {uid!r}, which is not "
+                    "there, or which --remove or another process has removed; add a line with its uid and its text"
+                )
 
 
 def _blocks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -216,95 +138,39 @@ def _blocks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         yield items[start : start + _BLOCK]
 
 
-# ---- The lines of the files ----
-
-
-def _read_additions(path: Path) -> dict[Subject, _Line[_Addition]]:
+def _read_additions(path: Path) -> dict[Subject, _Addition]:
     """Read a file of instances and labels: one JSON object a line. An object with `labels` is an instance.
 
     Raises:
         InputError: If the file cannot be read, a line is wrong, or two lines have the same subject.
     """
-
-    def parse(fields: dict[str, Any], where: str) -> tuple[Subject, _Addition]:
-        if "labels" in fields:
-            instance = _parse(NewInstance, fields, where)
-            return ("instance", instance.uid), instance
-        label = _parse(NewLabel, fields, where)
-        return ("label", label.uid), label
-
-    return _read(path, parse)
+    found: dict[Subject, _Addition] = {}
+    for number, fields in read_objects(path):
+        where, kind = f"{path}:{number}", "instance" if "labels" in fields else "label"
+        row = checked(_ROWS[kind], fields, where, InputError)
+        if (other := found.setdefault((kind, row.uid), _Addition(where, row))).where != where:
+            raise _twice(where, (kind, row.uid), other.where)
+    return found
 
 
-def _read_removals(path: Path) -> dict[Subject, _Line[_Removal]]:
+def _read_removals(path: Path) -> list[Subject]:
     """Read a file of uids to remove: one JSON object a line, `{"instance": UID}` or `{"label": UID}`.
 
     Raises:
         InputError: As `_read_additions`.
     """
-
-    def parse(fields: dict[str, Any], where: str) -> tuple[Subject, _Removal]:
-        removal = _parse(_Removal, fields, where)
-        subjects = [(kind, uid) for kind, uid in removal if uid is not None]
-        if len(subjects) != 1:
-            raise InputError(f'{where}: expected {{"instance": UID}} or {{"label": UID}}, found {_shown(fields)}')
-        return subjects[0], removal
-
-    return _read(path, parse)
-
-
-def _read(path: Path, parse: Callable[[dict[str, Any], str], tuple[Subject, _Parsed]]) -> dict[Subject, _Line[_Parsed]]:
-    found: dict[Subject, _Line[_Parsed]] = {}
-    for number, line in _lines(path):
+    found: dict[Subject, str] = {}
+    for number, fields in read_objects(path):
         where = f"{path}:{number}"
-        subject, content = parse(_parse_object(line, where), where)
-        if subject in found:
-            raise InputError(
-                f"{where}: expected each {subject[0]} once, found {subject[1]!r} also in line {found[subject].number}"
-            )
-        found[subject] = _Line(number, content)
-    return found
+        if len(fields) != 1 or not {*fields} < {"instance", "label"}:
+            raise InputError(f'{where}: expected {{"instance": UID}} or {{"label": UID}}, found {fields!r:.60}')
+        ((kind, uid),) = fields.items()
+        subject = kind, checked(_UID, uid, f"{where}: {kind}", InputError)
+        if (other := found.setdefault(subject, where)) != where:
+            raise _twice(where, subject, other)
+    return [*found]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file that are not empty, with their numbers."""
-    try:
-        for number, line in read_lines(path):
-            if line.strip():
-                yield number, line
-    except OSError as error:
-        raise InputError(f"{path}: expected a file of JSON lines, found: {error.strerror}") from None
-
-
-def _parse_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: expected a JSON object, found {line[:40]!r} ({error})") from None
-    if not isinstance(fields, dict):
-        raise InputError(f"{where}: expected a JSON object, found {_shown(fields)}")
-    return fields
-
-
-def _parse(model: type[_Model], fields: dict[str, Any], where: str) -> _Model:
-    try:
-        return model(**fields)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(map(str, problem["loc"]))
-        if problem["type"] == "missing":
-            found = f"fields {', '.join(fields)}" if fields else "no fields"
-            raise InputError(f"{where}: expected a field {name}, found {found}") from None
-        if problem["type"] == "extra_forbidden":
-            known = ", ".join(model.model_fields)
-            raise InputError(f"{where}: expected only the fields {known}, found {name}") from None
-        if problem["type"] == "value_error":  # the message names the rule and the next step
-            raise InputError(f"{where}: {name}: {first_problem(error)}") from None
-        raise InputError(
-            f"{where}: {name}: expected {first_problem(error)}, found {_shown(problem['input'])}"
-        ) from None
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _twice(where: str, subject: Subject, other: str) -> InputError:
+    kind, uid = subject
+    return InputError(f"{where}: expected each {kind} once, found {uid!r} also in {other}; remove one of the lines")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from recollect.service.errors import InputError, RecollectError
 
@@ -61,6 +63,31 @@ def read_stream(
         raise error(f"{name}: the gzip stream breaks after line {number} ({broken}); copy the file again") from None
     if last := b"".join(begun):
         yield _decode(last, f"{name}:{number + 1}", error)
+
+
+def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line number of a file, from 1, with the JSON object of the line. Blank lines are skipped.
+
+    Raises:
+        RecollectError: If the file cannot be read, or a line is not a JSON object.
+    """
+    try:
+        for number, line in read_lines(path, error):
+            if line and not line.isspace():
+                yield number, parse_object(line, f"{path}:{number}", error)
+    except OSError as failure:
+        raise error(f"{path}: expected a file of JSON lines, found: {failure.strerror}") from None
+
+
+def parse_object(line: str, where: str, error: type[RecollectError] = InputError) -> dict[str, Any]:
+    """The JSON object of a line; `where` begins the message of an error."""
+    try:
+        found, problem = json.loads(line), ""
+    except (ValueError, RecursionError) as broken:
+        found, problem = None, f" ({broken})"
+    if not isinstance(found, dict):
+        raise error(f"{where}: expected a JSON object, found {line[:40]!r}{problem}")
+    return found
 
 
 def read_csv(

@@ -27,7 +27,7 @@ from recollect.index_builder.bundle_tables import read_field, write_bundle_table
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.live_memory.bundle_memory import BundleMemory
-from recollect.index_builder.live_memory.final_state import FinalState, Fold
+from recollect.index_builder.live_memory.final_state import final_state, kept_entries
 from recollect.index_builder.live_memory.merged_memory import write_merged_memory
 from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
@@ -36,13 +36,12 @@ from recollect.index_builder.verify import current_metrics, golden_queries, veri
 from recollect.service.bundle.bundle import Bundle, open_bundle
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.signing import SigningKey, read_signing_key, sign_manifest
-from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status
 from recollect.service.errors import ActivationConflictError
 from recollect.service.lexical.index import write_lexical_index
-from recollect.service.memory.entries import LoggedEntry
+from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.writer import MemoryWriter
+from recollect.service.memory_log.writer import MemoryWriter, follow
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
 from recollect.service.ranking.names import Names
@@ -50,7 +49,6 @@ from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
-from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256
@@ -109,30 +107,33 @@ def _compact(
     with tempfile.TemporaryDirectory() as temporary, collections or contextlib.nullcontext():
         open_base = _find_base(settings.run, bundle, encoder, Path(temporary), collections)
         log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts)
-        if not (entries := log.read()):
+        live = follow(log, bundle)
+        memory, sequence = live.catch_up(), log.sequence
+        if sequence == bundle.manifest.memory_sequence:
             print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
             return None
-        fold = Fold(
-            _strings(bundle.instances.uids),
-            _strings(bundle.labels.uids),
-            LabelSets(bundle.instances.values.indptr, bundle.instances.values.indices),
-        )
-        state, sequence = _final_state(store, log, entries, fold), log.sequence
+        state, kept = final_state(memory), kept_entries(memory)
+        if not len(state.label_sets) or len(state.label_rows) + len(state.labels) == 0:
+            raise BuildError(
+                f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
+                "needs both, so add some first"
+            )
+        if kept:
+            log.require_writable()  # a missing key fails here, before the work that takes minutes
         counts = bundle.manifest.counts
         print_status(
             f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
             f"added, {counts.instances - len(state.rows):,} and {counts.labels - len(state.label_rows):,} removed; "
-            f"{len(state.kept):,} entries stay live"
+            f"{len(kept):,} entries stay live"
         )
         before = current_metrics(store, settings, threads)
         out = settings.out or Path(temporary) / "merged"
         try:
-            memory = open_base()
-            merged = write_merged_memory(memory, state, sequence, out / "memory")
-            keep = functools.partial(_keep, log, fold, state)
-            sample = _sample(memory)
+            base = open_base()
+            merged = write_merged_memory(base, state, sequence, out / "memory")
+            sample = _sample(base)
             return _publish(
-                store, bundle, merged, sample, sequence, before, settings, signing, threads, keep, collections
+                store, bundle, merged, sample, sequence, before, settings, signing, threads, live, collections
             )
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
@@ -184,33 +185,6 @@ def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: P
         )
 
 
-def _final_state(store: Store, log: MemoryLog, entries: list[LoggedEntry], fold: Fold) -> FinalState:
-    """The final state after all entries of the log."""
-    state = fold.apply(entries)
-    if not state.label_sets or len(state.label_rows) + len(state.labels) == 0:
-        raise BuildError(
-            f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
-            "needs both, so add some first"
-        )
-    if state.kept:
-        log.require_writable()  # a missing key fails here, before the work that takes minutes
-    return state
-
-
-def _keep(log: MemoryLog, fold: Fold, state: FinalState) -> None:
-    """Append the entries that a bundle cannot contain again, so that they follow those that the bundle contains.
-
-    Their present state is written, so that they cannot undo a change that was written meanwhile. It happens just before
-    the publication: a compaction that fails does not change the log.
-    """
-    writer = MemoryWriter(log, state, lambda _, entries, commit: fold.apply(entries))
-    writer.write(lambda present: present.kept)
-
-
-def _strings(table: StringTable) -> list[str]:
-    return [table[row] for row in range(len(table))]
-
-
 def _publish(
     store: Store,
     bundle: Bundle,
@@ -221,12 +195,14 @@ def _publish(
     settings: CompactSettings,
     signing: SigningKey | None,
     threads: int,
-    keep: Callable[[], None],
+    live: MemoryWriter[Snapshot],
     collections: NewCollections | None,
 ) -> str:
     """Write, check and publish the bundle of a merged memory; return its version.
 
-    `keep` is called before the publication.
+    Just before the publication, the entries that a bundle cannot contain are appended to the log again, so that they
+    follow those that the bundle contains. Their present state is written, so that they cannot undo a change that was
+    written meanwhile. A compaction that fails does not change the log.
     """
     device, old = usable_device(settings), bundle.manifest
     with store.incoming() as folder:
@@ -249,6 +225,6 @@ def _publish(
         if signing:
             open_bundle(folder, sign_manifest(folder, signing))
         require_passed(checked.checks, settings.force)
-        keep()
+        live.write(kept_entries)
         store.publish(folder, manifest.version)
     return manifest.version

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
-from recollect.service.memory.entries import (
-    Entry,
-    LoggedEntry,
-    PutCorrection,
-    PutInstance,
-    PutLabel,
-    RemoveCorrection,
-    RemoveInstance,
-    RemoveLabel,
-)
+from recollect.service.memory.entries import Entry, PutCorrection, PutInstance, PutLabel
+from recollect.service.memory.snapshot import Snapshot
 from recollect.trainer.data.split import LabelSets
 
 
@@ -33,7 +24,6 @@ class FinalState:
         labels: The live labels that are new, which follow the label rows.
         replaced_labels: The live labels that replace a label of the memory, by its row.
         label_sets: The labels of all instances that are left, by the new positions of the labels.
-        kept: Entries that a bundle cannot contain: corrections, and instances with a weight.
     """
 
     rows: Int[np.ndarray, " row"]
@@ -42,91 +32,66 @@ class FinalState:
     labels: list[PutLabel]
     replaced_labels: dict[int, PutLabel]
     label_sets: LabelSets
-    kept: list[Entry]
 
 
-class Fold:
-    """Applies entries to the instances and labels of a memory.
+def final_state(memory: Snapshot) -> FinalState:
+    """The final state of a memory."""
+    instances, labels = memory.instances, memory.labels
+    weights = _live_weights(memory)
+    rows = np.flatnonzero(~instances.rows.removed[: instances.rows.mapped])
+    live = [number for number, weight in weights.items() if weight == 1]
+    present = labels.present()
+    positions, is_replaced = np.flatnonzero(present), labels.row_of >= labels.rows.mapped
+    is_mapped = positions < len(labels.mapped)
+    place, label = instances.values.gather(np.array([*rows, *live], dtype=np.int64))
+    sizes = np.bincount(place, minlength=len(rows) + len(live))
+    return FinalState(
+        rows=rows,
+        label_rows=positions[is_mapped],
+        instances=[_put_instance(memory, number) for number in live],
+        labels=[_put_label(memory, position) for position in positions[~is_mapped].tolist()],
+        replaced_labels={
+            position: _put_label(memory, position)
+            for position in positions[is_mapped & is_replaced[positions]].tolist()
+        },
+        label_sets=LabelSets(
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            (np.cumsum(present) - 1)[label].astype(np.int32),
+        ),
+    )
 
-    A label has an id: its row, or a new number for each insertion. A label that is removed and inserted again has
-    another id, so it does not get its old votes.
 
-    Args:
-        instance_uids: Uids of the instances of the memory, by row.
-        label_uids: Uids of its labels, by row.
-        label_sets: The labels of its instances.
-    """
+def kept_entries(memory: Snapshot) -> list[Entry]:
+    """Entries that make the part of a memory that a bundle cannot contain: instances with a weight, and corrections."""
+    weighted = (
+        _put_instance(memory, number, weight) for number, weight in _live_weights(memory).items() if weight != 1
+    )
+    return [*weighted, *_corrections(memory)]
 
-    def __init__(self, instance_uids: Sequence[str], label_uids: Sequence[str], label_sets: LabelSets) -> None:
-        self._sets, self._mapped_labels = label_sets, len(label_uids)
-        self._rows = {uid: row for row, uid in enumerate(instance_uids)}
-        self._is_removed = np.zeros(len(instance_uids), dtype=bool)
-        self._ids = {uid: row for row, uid in enumerate(label_uids)}
-        self._puts: dict[int, PutLabel] = {}
-        self._next_id = len(label_uids)
-        self._removed_ids: set[int] = set()
-        self._instances: dict[str, tuple[PutInstance, dict[str, int]]] = {}
-        self._corrections: dict[str, tuple[PutCorrection, int]] = {}
 
-    def apply(self, entries: Iterable[LoggedEntry]) -> FinalState:
-        """Apply entries in order, and return the final state."""
-        for logged in entries:
-            match logged.entry:
-                case PutInstance() as put:
-                    if ids := {uid: self._ids[uid] for uid in put.labels if uid in self._ids}:
-                        self._remove_instance(put.uid)
-                        self._instances[put.uid] = put, ids
-                case RemoveInstance(uid):
-                    self._remove_instance(uid)
-                case PutLabel() as put_label:
-                    if put_label.uid not in self._ids:
-                        self._ids[put_label.uid] = self._next_id
-                        self._next_id += 1
-                    self._puts[self._ids[put_label.uid]] = put_label
-                case RemoveLabel(uid):
-                    if (label := self._ids.pop(uid, None)) is not None:
-                        self._removed_ids.add(label)
-                        self._puts.pop(label, None)
-                case PutCorrection() as correction:
-                    if correction.label in self._ids:
-                        self._corrections[correction.uid] = correction, self._ids[correction.label]
-                case RemoveCorrection(uid):
-                    self._corrections.pop(uid, None)
-        return self._final_state()
+def _live_weights(memory: Snapshot) -> dict[int, float]:
+    """The numbers of the present live instances, and their weights."""
+    rows, values = memory.instances.rows, memory.instances.values
+    live = np.flatnonzero(~rows.removed[rows.mapped :]) + rows.mapped
+    return {number: values.count(number) for number in live.tolist()}
 
-    def _remove_instance(self, uid: str) -> None:
-        self._instances.pop(uid, None)
-        if (row := self._rows.get(uid)) is not None:
-            self._is_removed[row] = True
 
-    def _final_state(self) -> FinalState:
-        is_present: Bool[np.ndarray, " id"] = np.ones(self._next_id, dtype=bool)
-        is_present[list(self._removed_ids)] = False
-        positions = np.where(is_present, np.cumsum(is_present) - 1, -1)
-        sizes = np.diff(self._sets.indptr)
-        row_of_pair = np.repeat(np.arange(len(sizes)), sizes)
-        left = np.bincount(row_of_pair, is_present[self._sets.indices], len(sizes)).astype(np.int64)
-        is_kept = ~self._is_removed & ((left > 0) | (sizes == 0))  # an instance that never had a label stays
-        pairs = is_kept[row_of_pair] & is_present[self._sets.indices]
-        merged, kept, found = list[PutInstance](), list[Entry](), list[list[int]]()
-        for put, ids in self._instances.values():
-            own = {uid: int(positions[label]) for uid, label in ids.items() if is_present[label]}
-            if own and put.weight == 1:
-                merged.append(put)
-                found.append(sorted(own.values()))
-            elif own:
-                kept.append(dataclasses.replace(put, labels=[*own]))
-        kept += [put for put, label in self._corrections.values() if is_present[label]]
-        counts = np.concatenate([left[is_kept], [len(own) for own in found]])
-        return FinalState(
-            rows=np.flatnonzero(is_kept),
-            label_rows=np.flatnonzero(is_present[: self._mapped_labels]),
-            instances=merged,
-            labels=[put for label, put in sorted(self._puts.items()) if label >= self._mapped_labels],
-            replaced_labels={label: put for label, put in self._puts.items() if label < self._mapped_labels},
-            label_sets=LabelSets(
-                np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                np.concatenate([positions[self._sets.indices[pairs]], *map(np.array, found)]).astype(np.int32),
-            ),
-            kept=kept,
-        )
+def _put_instance(memory: Snapshot, number: int, weight: float = 1.0) -> PutInstance:
+    instances, uids = memory.instances, memory.labels.uids
+    labels = [uids[label] for label in instances.values.gather(np.array([number]))[1].tolist()]
+    vector = instances.rows.vectors[number - instances.rows.mapped]
+    return PutInstance(instances.uids[number], instances.texts[number], labels, vector, weight)
+
+
+def _put_label(memory: Snapshot, position: int) -> PutLabel:
+    labels = memory.labels
+    vector = labels.rows.vectors[labels.row_of.item(position) - labels.rows.mapped]
+    return PutLabel(labels.uids[position], labels.texts[position], vector)
+
+
+def _corrections(memory: Snapshot) -> Iterable[PutCorrection]:
+    rows, labels = memory.corrections.rows, memory.labels
+    for row in np.flatnonzero(~rows.removed).tolist():
+        label = rows.numbers.item(row)
+        if not labels.removed[label]:
+            yield PutCorrection(rows.uids[row], rows.texts[row], labels.uids[label], rows.vectors[row])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from recollect.service.errors import InputError, QueryError, SettingsError
 from recollect.service.options import check_query
 from recollect.service.store.connect import without_credentials
 from recollect.service.store.object_folder import ObjectFolder
-from recollect.service.text_lines import read_csv, read_stream
+from recollect.service.text_lines import parse_object, read_csv, read_stream
 
 # A block has at most so many rows. A worker orders the rows of its block by length, so that padding costs little; with
 # fewer rows, more tokens of a batch are padding (128 rows: 12%, 512 rows: 5% more time than 2,048 rows, on titles).
@@ -180,13 +179,7 @@ def _json_rows(lines: Iterator[str | None], name: str) -> _Rows:
             yield None
             continue
         number += 1
-        try:
-            row, problem = json.loads(line), ""
-        except (ValueError, RecursionError) as error:
-            row, problem = None, f" ({error})"
-        if not isinstance(row, dict):
-            raise InputError(f"{name}: line {number}: expected a JSON object, found {line[:40]!r}{problem}")
-        yield row
+        yield parse_object(line, f"{name}: line {number}")
 
 
 def _grouped(rows: _Rows) -> Iterator[list[dict[str, Any]]]:

@@ -88,9 +88,10 @@ class Values:
         return place[present], label[present]
 
     def count(self, instance: int) -> float:
-        """The count of an instance: it votes as so many equal instances do."""
+        """The count of an instance, to 12 digits: it votes as so many equal instances do."""
         live = instance - len(self.mapped)
-        return float(np.exp(self.live_log_counts[live])) if 0 <= live < len(self.live_log_counts) else 1.0
+        log_count = self.live_log_counts[live] if 0 <= live < len(self.live_log_counts) else 0.0
+        return float(f"{np.exp(log_count):.12g}")
 
 
 def spans(

@@ -273,7 +273,7 @@ class MemoryRoutes:
                 uid=uid,
                 text=memory.instances.texts[number],
                 labels=[memory.labels.uids[label] for label in values.gather(np.array([number]))[1].tolist()],
-                weight=float(f"{values.count(number):.12g}"),  # the memory keeps the logarithm
+                weight=values.count(number),
             )
 
     async def apply(self, make: Change, request: Request, texts: Sequence[str] = (), **answer: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from recollect.service.errors import ChangeError, UnknownUidError
+from recollect.service.errors import ChangeError, RecollectError, UnknownUidError
 from recollect.service.memory.entries import (
     Entry,
     PutCorrection,
@@ -89,7 +89,7 @@ def read_instances(rows: Iterable[Any]) -> list[NewInstance]:
     Raises:
         ChangeError: If a field is missing, unknown or wrong.
     """
-    return _read(_INSTANCES, rows, "instances")
+    return checked(_INSTANCES, _as_list(rows, "instances"), "instances")
 
 
 def read_labels(rows: Iterable[Any]) -> list[NewLabel]:
@@ -98,7 +98,7 @@ def read_labels(rows: Iterable[Any]) -> list[NewLabel]:
     Raises:
         ChangeError: If a field is missing, unknown or wrong.
     """
-    return _read(_LABELS, rows, "labels")
+    return checked(_LABELS, _as_list(rows, "labels"), "labels")
 
 
 def read_uids(uids: Iterable[Any], kind: str) -> list[str]:
@@ -107,7 +107,42 @@ def read_uids(uids: Iterable[Any], kind: str) -> list[str]:
     Raises:
         ChangeError: If one of them is not a text, or is empty.
     """
-    return _read(_UIDS, uids, kind)
+    return checked(_UIDS, _as_list(uids, kind), kind)
+
+
+def checked(
+    adapter: TypeAdapter[_Checked], value: Any, where: str, error: type[RecollectError] = ChangeError
+) -> _Checked:
+    """Check a value that does not come over HTTP.
+
+    Args:
+        adapter: The type of the value.
+        value: The value.
+        where: The place of the value, for the message.
+        error: Class of the error.
+
+    Raises:
+        RecollectError: If a field is missing, unknown or wrong.
+    """
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as wrong:
+        problem = wrong.errors()[0]
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+        match problem["type"]:
+            case "extra_forbidden":
+                reason = "unknown field; a memory encodes texts itself and takes no vectors"
+            case "missing":
+                reason = "required"
+            case "model_type":
+                reason = f"expected a dict, found {problem['input']!r:.80}"
+            case "value_error":
+                reason = first_problem(wrong)
+            case "too_short":
+                reason = "expected at least one"
+            case _:
+                reason = f"expected {first_problem(wrong)}, found {problem['input']!r:.80}"
+        raise error(f"{where}{re.sub('^[.]', ': ', name)}: {reason}") from None
 
 
 def added(
@@ -210,28 +245,10 @@ def forgotten(memory: Snapshot, uid: str) -> list[Entry]:
     raise UnknownUidError(f"feedback {uid[:80]!r}: expected the id of a feedback that was not undone before")
 
 
-def _read(adapter: TypeAdapter[list[_Checked]], rows: Iterable[Any], kind: str) -> list[_Checked]:
+def _as_list(rows: Iterable[Any], kind: str) -> list[Any]:
     if isinstance(rows, str | bytes | Mapping):
         raise ChangeError(f"{kind}: expected a list, found {rows!r:.80}")
-    try:
-        return adapter.validate_python([*rows])
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = kind + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-        match problem["type"]:
-            case "extra_forbidden":
-                reason = "unknown field; a memory encodes texts itself and takes no vectors"
-            case "missing":
-                reason = "required"
-            case "model_type":
-                reason = f"expected a dict, found {problem['input']!r:.80}"
-            case "value_error":
-                reason = first_problem(error)
-            case "too_short":
-                reason = "expected at least one"
-            case _:
-                reason = f"expected {first_problem(error)}, found {problem['input']!r:.80}"
-        raise ChangeError(f"{where}: {reason}") from None
+    return [*rows]
 
 
 def _require_once(kind: str, uids: Sequence[str]) -> None:

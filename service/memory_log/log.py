@@ -62,7 +62,7 @@ class MemoryLog:
         files: The files of the store.
         encoder: The encoder of this process.
         encode: Encodes texts with this encoder. Vectors of another encoder are replaced. None: the caller needs no
-            vectors, and such entries get empty ones.
+            vectors, and such entries get zeros.
         after: Entries up to this sequence number are not returned, because the bundle contains them.
 
     Attributes:
@@ -277,7 +277,7 @@ class MemoryLog:
                 text = each.entry.query if isinstance(each.entry, PutCorrection) else each.entry.text
                 texts["label" if isinstance(each.entry, PutLabel) else "other"].append(text)
         count = sum(map(len, texts.values()))
-        vectors = np.empty((count, 0), dtype=np.float32)
+        vectors = np.zeros((count, self._encoder.dim), dtype=np.float32)
         if self._encode_texts is not None and count:
             vectors = self._encode_texts(texts["other"], texts["label"])
         others, labels = iter(vectors), iter(vectors[len(texts["other"]) :])

@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from recollect.service.bundle.bundle import Bundle
 from recollect.service.errors import LogConflictError, RepeatedKeyError
 from recollect.service.memory.entries import Entry, LoggedEntry, subject_of
+from recollect.service.memory.snapshot import Snapshot, SnapshotBuilder
 from recollect.service.memory_log.commits import Answered, Commit, number
 from recollect.service.memory_log.log import MemoryLog
 
@@ -258,3 +260,9 @@ class MemoryWriter(Generic[_Memory]):
         self.memory = self._apply(self.memory, entries, commits[-1].id)
         for commit in commits:
             self._answered.update((request.key, request) for request in commit.requests)
+
+
+def follow(log: MemoryLog, bundle: Bundle) -> MemoryWriter[Snapshot]:
+    """The live memory of a bundle, for a process that does not answer queries."""
+    builder = SnapshotBuilder(bundle)
+    return MemoryWriter(log, builder.apply([]), lambda _, entries, commit: builder.apply(entries))

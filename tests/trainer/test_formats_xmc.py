@@ -84,7 +84,7 @@ def test_text_fields_choose_the_fields_of_labels_and_instances_and_their_order(
         ({"title": "t", "target_ind": ["B001"]}, "expected a label position, found 'B001'"),
         ({"title": "t"}, "expected 'target_ind' to be a list, found None"),
         ({"title": " ", "content": "", "target_ind": []}, "'title': the text is empty"),
-        ("{", "broken JSON"),
+        ("{", "expected a JSON object, found '{'"),
     ],
 )
 def test_bad_line_is_refused_and_the_error_names_file_and_line(

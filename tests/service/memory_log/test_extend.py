@@ -7,15 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import recollect
 from recollect.service.memory.entries import PutInstance, RemoveLabel
 from recollect.service.memory_log.log import MemoryLog
+from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.store.store import Store
 from tests.conftest import Built
 from tests.service.http_helpers import copy_store
-from tests.service.memory_log.logs import uids
+from tests.service.memory_log.logs import append
 
 
 @pytest.fixture
@@ -55,8 +57,8 @@ def log_of(store: Path) -> MemoryLog:
     ("line", "message"),
     [
         ('{"uid": "x"', 'expected a JSON object, found \'{"uid": "x"\' ('),
-        ("[]", "expected a JSON object, found []"),
-        ('{"uid": "x"}', "expected a field text, found fields uid"),
+        ("[]", "expected a JSON object, found '[]'"),
+        ('{"uid": "x"}', "text: required"),
         ('{"uid": 3.0, "text": "a"}', "uid: expected a valid string, found 3.0"),
         ('{"uid": "", "text": "a"}', "uid: the uid is empty; send some words"),
         ('{"uid": "\\ud800", "text": "a"}', "uid: the uid contains half of a surrogate pair"),
@@ -65,12 +67,12 @@ def log_of(store: Path) -> MemoryLog:
             json.dumps({"uid": "x", "text": "a " * 600_000}),
             "text: the text has 1,200,000 bytes of UTF-8; send at most 1,000,000",
         ),
-        ('{"uid": "x", "text": "a", "labels": []}', "labels: expected "),
+        ('{"uid": "x", "text": "a", "labels": []}', "labels: expected at least one"),
         ('{"uid": "x", "text": "a", "labels": ["Lwa"]}', "labels: expected labels of the memory or of this file, "),
         ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": 0}', "weight: expected greater than 0, found 0"),
-        ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": NaN}', "weight: expected a finite number, found NaN"),
-        ('{"uid": "x", "text": "a", "vector": [1]}', "expected only the fields uid, text, found vector"),
-        ('{"uid": "first", "text": "a"}', "expected each label once, found 'first' also in line 1"),
+        ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": NaN}', "weight: expected a finite number, found nan"),
+        ('{"uid": "x", "text": "a", "vector": [1]}', "vector: unknown field; a memory encodes texts itself"),
+        ('{"uid": "first", "text": "a"}', "expected each label once, found 'first' also in "),
     ],
 )
 def test_wrong_line_is_named_and_nothing_is_written(
@@ -103,21 +105,16 @@ def test_label_that_another_process_removes_meanwhile_stops_the_task(
     lines: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from recollect.service import extend
-    from recollect.service.memory_log.commits import number
+    path = lines("add", *({"uid": f"{row}", "text": "text", "labels": ["Law"]} for row in range(257)))
+    encode = QueryEncoder.encode_texts
 
-    path = lines("add", *({"uid": f"{row}", "text": "text", "labels": ["Law"]} for row in range(3)))
-    monkeypatch.setattr(extend, "_BLOCK", 2)
-    decide = extend._decide
+    def remove_first(encoder: QueryEncoder, instances: list[str], labels: list[str]) -> np.ndarray:
+        if len(instances) == 1:  # the second block
+            append(log_of(store), RemoveLabel("Law"))
+        return encode(encoder, instances, labels)
 
-    def remove_first(entries: Any, done: int, known: Any) -> Any:
-        if done == 2:
-            known.apply(number([RemoveLabel("Law")], 3))
-        return decide(entries, done, known)
-
-    monkeypatch.setattr(extend, "_decide", remove_first)
+    monkeypatch.setattr(QueryEncoder, "encode_texts", remove_first)
     status, _, errors = run("extend", "--add", path)
     assert status == 2
-    assert "2: labels: expected labels of the memory, found 'Law', which another process has removed" in errors
-    assert "2 entries are written" in errors
-    assert uids(log_of(store).read()) == ["0", "1"]
+    assert f"{path}:257: labels: expected labels of the memory or of this file, found 'Law', which is not" in errors
+    assert len(log_of(store).read()) == 257

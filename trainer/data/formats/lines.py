@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,13 +58,4 @@ def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dic
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line number, from 1, with the JSON object of the line. Blank lines are skipped."""
-    for number, line in read_lines(path):
-        if not line or line.isspace():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DatasetError(f"{path}:{number}: expected one JSON object, found broken JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise DatasetError(f"{path}:{number}: expected a JSON object, found {type(record).__name__}")
-        yield number, record
+    return text_lines.read_objects(path, DatasetError)
