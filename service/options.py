@@ -34,6 +34,9 @@ _BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
 _FILTER_COST = 5
 MAX_TOP_K = 1_000
+# Maximum number of keys to explain in one request, over all its queries. The explanation of one key may contain several
+# labels with their texts.
+_MAX_EXPLAINED_KEYS = 2_000
 # Maximum number of labels that an assignment considers. The others have probabilities near 0.
 MOST_ASSIGNED = 100
 
@@ -267,17 +270,34 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
     return options
 
 
-def request_cost(queries: Sequence[str], options: AnswerOptions) -> int:
+def require_explainable(options: AnswerOptions, queries: int) -> None:
+    """Refuse to explain too many keys in one request.
+
+    Raises:
+        QueryError: With the limit.
+    """
+    if options.explain and queries * options.top_b > _MAX_EXPLAINED_KEYS:
+        raise QueryError(
+            f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
+            f"{options.top_b:,}; reduce top_b or the number of queries"
+        )
+
+
+def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
     """The cost of a request, in units of one normal query.
 
     Each query costs 1 for every 1,024 bytes or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for every
     250 labels of `top_k`, plus 5 with a filter. An explanation doubles the keys. The request costs 1 more for every
     1,000 labels in its filters.
+
+    Args:
+        sizes: Number of bytes of each query (UTF-8).
+        options: Options of the answers.
     """
-    texts = sum(math.ceil(len(query.encode()) / _BYTES_PER_UNIT) for query in queries)
+    texts = sum(-(-size // _BYTES_PER_UNIT) for size in sizes)
     keys = options.top_b * (2 if options.explain else 1)
     per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
-    return texts + len(queries) * per_query + options.filter_labels // _LABELS_PER_UNIT
+    return texts + len(sizes) * per_query + options.filter_labels // _LABELS_PER_UNIT
 
 
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:

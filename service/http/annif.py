@@ -19,9 +19,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from recollect.service.errors import ChangeError, QueryError
+from recollect.service.http.json_route import invalid, parse_body
 from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
+from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.problems import ProblemError
-from recollect.service.http.routes import invalid, parse_body, until_disconnected
 from recollect.service.memory.changes import (
     MAX_INSTANCE_LABELS,
     MAX_TEXT_BYTES,
@@ -35,8 +36,7 @@ from recollect.service.memory.changes import (
 from recollect.service.memory.entries import Entry
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import MAX_TOP_K, check_query
-from recollect.service.predictor.answers import Answer, ScoredLabel
-from recollect.service.serving.pipeline import AnswerPipeline
+from recollect.service.predictor.answers import ScoredLabel
 from recollect.service.versions.open_versions import OpenVersions
 
 PROJECT = "recollect"
@@ -95,14 +95,14 @@ class AnnifRoutes:
     """The handlers of the paths below `/v1/projects`.
 
     Attributes:
-        pipeline: Answers queries.
+        predictions: Answers queries.
         versions: The open versions.
         memory: Changes the live memory.
         max_query_bytes: Maximum size of a text (UTF-8). The rest of a longer document is ignored, because the encoder
             reads only the beginning of a text.
     """
 
-    pipeline: AnswerPipeline
+    predictions: PredictRoutes
     versions: OpenVersions
     memory: MemoryRoutes
     max_query_bytes: int
@@ -167,16 +167,12 @@ class AnnifRoutes:
         suggestions: list[list[dict[str, Any]]] = [[] for _ in queries]
         if not asked or options.limit == 0:
             return suggestions
-        answers = await self._answer([queries[row] for row in asked], min(options.limit, MAX_TOP_K), request)
-        for row, answer in zip(asked, answers, strict=True):
-            found = [_suggestion(label) for label in answer.labels]
-            suggestions[row] = [each for each in found if each["score"] >= options.threshold]
+        chosen = {"top_k": min(options.limit, MAX_TOP_K)}
+        _, found = await self.predictions.answer([queries[row] for row in asked], chosen, request, use_cache=False)
+        for row, answer in zip(asked, found.answers, strict=True):
+            labels = [] if answer is None else map(_suggestion, answer.labels)
+            suggestions[row] = [each for each in labels if each["score"] >= options.threshold]
         return suggestions
-
-    async def _answer(self, queries: list[str], top_k: int, request: Request) -> list[Answer]:
-        key, disconnected = request.scope.get("api_key"), until_disconnected(request)
-        _, found = await self.pipeline.answer(queries, {"top_k": top_k}, key, disconnected, use_cache=False)
-        return [answer for answer in found.answers if answer is not None]
 
     def _shorten(self, text: str) -> str:
         most = min(self.max_query_bytes, MAX_TEXT_BYTES)

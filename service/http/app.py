@@ -16,8 +16,9 @@ from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
 from recollect.service.http.memory_routes import ChangeThreads, MemoryRoutes
 from recollect.service.http.middleware import Admission, RequestContext
-from recollect.service.http.routes import Routes
+from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.schemas import Problem
+from recollect.service.http.status_routes import StatusRoutes
 from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.options import max_request_cost
 from recollect.service.playground.pages import FactsRoute, add_docs, add_playground
@@ -26,7 +27,6 @@ from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.answer_cache import AnswerCache
 from recollect.service.serving.batcher import Batcher
-from recollect.service.serving.pipeline import AnswerPipeline
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import open_tracer
@@ -64,24 +64,9 @@ def create_app(
     """
     tracer = open_tracer()
     cache = AnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics, redis) if settings.cache_mb else None
-    pipeline = AnswerPipeline(
-        versions=model_manager.versions,
-        batcher=batcher,
-        cache=cache,
-        rate_limits=RateLimits(
-            settings.max_batch,
-            max_request_cost(settings.max_batch, settings.max_query_bytes),
-            settings.workers,
-            redis,
-        ),
-        metrics=metrics,
-        tracer=tracer,
-        log_queries=settings.log_queries,
-        max_query_bytes=settings.max_query_bytes,
-        max_seconds=settings.max_seconds,
-        follow_log=model_manager.follow_log,
-    )
-    changes = ChangeThreads()
+    max_cost = max_request_cost(settings.max_batch, settings.max_query_bytes)
+    rate_limits = RateLimits(settings.max_batch, max_cost, settings.workers, redis, metrics)
+    versions, changes = model_manager.versions, ChangeThreads()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -104,21 +89,22 @@ def create_app(
         redirect_slashes=False,  # behind a proxy that ends TLS, the redirect would lead to http
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `recollect.service.telemetry` has all of these
     )
-    routes = Routes(
-        pipeline, model_manager.versions, batcher, redis, metrics, settings.max_batch, settings.assign_threshold
+    predictions = PredictRoutes(
+        versions, batcher, cache, rate_limits, metrics, tracer, settings, model_manager.follow_log
     )
-    routes.register(app.router, with_metrics=settings.metrics != "off")
-    LabelRoutes(model_manager.versions, pipeline).register(app.router)
-    memory_routes = MemoryRoutes(model_manager.versions, pipeline, changes, settings.writable, settings.delta_keys)
+    predictions.register(app.router)
+    StatusRoutes(versions, batcher, redis, metrics).register(app.router, with_metrics=settings.metrics != "off")
+    LabelRoutes(versions, rate_limits).register(app.router)
+    memory_routes = MemoryRoutes(versions, rate_limits, changes, settings.writable, settings.delta_keys)
     memory_routes.register(app.router)
     if api_keys is not None and activation is not None:
         VersionRoutes(activation).register(app.router)
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:
-        AnnifRoutes(pipeline, model_manager.versions, memory_routes, settings.max_query_bytes).register(app.router)
+        AnnifRoutes(predictions, versions, memory_routes, settings.max_query_bytes).register(app.router)
     if settings.playground:
-        facts = FactsRoute(model_manager.versions, docs=settings.docs == "public", writable=settings.writable)
+        facts = FactsRoute(versions, docs=settings.docs == "public", writable=settings.writable)
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)
         add_playground(app.router)
     problems.install(app)
@@ -134,7 +120,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
-    answered = RequestContext(routed, model_manager.versions, metrics, settings.access_log)
+    answered = RequestContext(routed, versions, metrics, settings.access_log)
     return tracer.around(answered) if tracer is not None else answered
 
 

@@ -14,7 +14,7 @@ from recollect.service.http.schemas import KnownLabel, LabelResponse, LabelsResp
 from recollect.service.lexical.text_search import MAX_CHARACTERS
 from recollect.service.memory.tables import Labels
 from recollect.service.options import require_words
-from recollect.service.serving.pipeline import AnswerPipeline
+from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.versions.open_versions import OpenVersions
 
 _MAX_FOUND = 100
@@ -42,11 +42,11 @@ class LabelRoutes:
 
     Attributes:
         versions: The open versions.
-        pipeline: Counts the searches of each API key; a search counts as one query.
+        rate_limits: Counts the searches of each API key; a search counts as one query.
     """
 
     versions: OpenVersions
-    pipeline: AnswerPipeline
+    rate_limits: RateLimits
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def register(self, router: APIRouter) -> None:
@@ -55,8 +55,7 @@ class LabelRoutes:
 
     async def search(self, request: Request, response: Response, search: _Search, limit: _Limit = 10) -> LabelsResponse:
         """Find labels whose texts or uids begin with a search text, contain it, or are similar to it."""
-        if (key := request.scope.get("api_key")) is not None:
-            await self.pipeline.charge(key, 1)
+        await self.rate_limits.charge(request.scope.get("api_key"), 1)
         # One search at a time: a search reads all labels, and the other cores must stay free for queries.
         async with self._turn:
             found = await asyncio.to_thread(self._search, search, limit)

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.service.errors import ChangeError, OverloadError, StoreError
+from recollect.service.http.json_route import JsonRoute, parse_body
 from recollect.service.http.problems import ProblemError, documented
-from recollect.service.http.routes import JsonRoute, parse_body
 from recollect.service.memory.changes import (
     FEEDBACK,
     Encode,
@@ -42,7 +42,7 @@ from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.writer import Request as KeyedRequest
 from recollect.service.options import Query
 from recollect.service.predictor.changing import Change, change
-from recollect.service.serving.pipeline import AnswerPipeline
+from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
@@ -158,14 +158,14 @@ class MemoryRoutes:
 
     Attributes:
         versions: The open versions.
-        pipeline: Counts the cost of the changes of each API key.
+        rate_limits: Counts the cost of the changes of each API key.
         threads: The threads that change the memory.
         writable: Whether changes are allowed.
         max_live_keys: Number of live keys from which on changes that add keys are refused.
     """
 
     versions: OpenVersions
-    pipeline: AnswerPipeline
+    rate_limits: RateLimits
     threads: ChangeThreads
     writable: bool
     max_live_keys: int
@@ -295,7 +295,7 @@ class MemoryRoutes:
         self.require_write(request)
         key = await _key_of(request)
         cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts))
-        await self.pipeline.charge(request.scope["api_key"], cost)
+        await self.rate_limits.charge(request.scope["api_key"], cost)
         return await self.threads.run(lambda: self._write(make, key, answer))
 
     def _write(self, make: Change, key: tuple[str, str] | None, answer: dict[str, str]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recollect.service.errors import DrainingError
 from recollect.service.http.api_keys import ApiKey, ApiKeys
+from recollect.service.http.json_route import JsonRoute, header
+from recollect.service.http.predict_routes import VERSION_HEADER
 from recollect.service.http.problems import expected_problem, failure, problem_response
-from recollect.service.http.routes import JsonRoute
 from recollect.service.options import CONTROL_CHARACTERS
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.telemetry.metrics import Metrics
@@ -27,7 +28,6 @@ from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
 
-_VERSION_HEADER = b"x-index-version"
 _CONTROL_CHARACTERS = re.compile(CONTROL_CHARACTERS)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -67,7 +67,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        request_id = _header(scope, b"x-request-id")
+        request_id = header(scope, b"x-request-id")
         if not _REQUEST_ID.fullmatch(request_id):
             # `uuid4` would read random bytes from the kernel, release Python's lock meanwhile, and have to wait for it.
             request_id = f"{random.getrandbits(128):032x}"
@@ -81,8 +81,8 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 status, headers = message["status"], [*message["headers"], (b"x-request-id", request_id.encode())]
                 version = self._versions.version()
-                if version and not any(name == _VERSION_HEADER for name, _ in headers):
-                    headers.append((_VERSION_HEADER, version.encode()))
+                if version and not any(name == VERSION_HEADER for name, _ in headers):
+                    headers.append((VERSION_HEADER, version.encode()))
                 if self._versions.draining:  # the client must connect to another replica
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
@@ -149,8 +149,7 @@ class Admission:
     ) -> None:
         self._app, self._max_body_bytes = app, max_body_bytes
         self._keys, self._paths = keys, (*_GUARDED, *paths)
-        # FastAPI takes 50 microseconds to find and to call a route.
-        self._direct = {route.path: route.get_route_handler() for route in app.routes if isinstance(route, JsonRoute)}
+        self._json_routes = {route.path: route for route in app.routes if isinstance(route, JsonRoute)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -178,12 +177,12 @@ class Admission:
         async def replay() -> Message:
             return pending.pop() if pending else await receive()
 
-        route = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
+        route = self._json_routes.get(scope["path"]) if scope["method"] == "POST" else None
         if route is None:  # the scope of uvicorn keeps the method `HEAD`
             await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, replay, send)
             return
         try:
-            response = await route(Request(scope, replay))
+            response = await route.answer(Request(scope, replay), body)
         except Exception as error:
             response = expected_problem(scope, error)
         await response(scope, receive, send)
@@ -215,12 +214,7 @@ def _is_encoded(scope: Scope) -> bool:
     return any(encoding not in (b"", b"identity") for encoding in encodings)
 
 
-def _header(scope: Scope, name: bytes) -> str:
-    """The first value of a header; empty without the header."""
-    return next((value.decode("latin-1") for each, value in scope["headers"] if each == name), "")
-
-
 def _secret(scope: Scope) -> str:
     """The secret in the header `Authorization: Bearer SECRET`, otherwise that in `X-API-Key`."""
-    scheme, _, token = _header(scope, b"authorization").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else _header(scope, b"x-api-key")
+    scheme, _, token = header(scope, b"authorization").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else header(scope, b"x-api-key")

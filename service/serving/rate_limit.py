@@ -13,8 +13,9 @@ import math
 import time
 from dataclasses import dataclass
 
-from recollect.service.errors import RedisError
+from recollect.service.errors import RateLimitError, RedisError
 from recollect.service.redis_client import RedisClient
+from recollect.service.telemetry.metrics import Metrics
 
 # GCRA stores one number for each API key: the time at which the next query is due if all queries arrive at the allowed
 # rate. A request may be early by at most `burst` queries. A request that costs more than `burst` is admitted if the key
@@ -55,11 +56,29 @@ class RateLimits:
         workers: Number of worker processes of this replica. Without Redis, each process enforces an equal part of the
             rate.
         redis: The Redis server that the replicas share, or None.
+        metrics: Counts the refused requests.
     """
 
-    def __init__(self, max_batch: int, max_cost: int, workers: int, redis: RedisClient | None) -> None:
+    def __init__(
+        self, max_batch: int, max_cost: int, workers: int, redis: RedisClient | None, metrics: Metrics
+    ) -> None:
         self._max_batch, self._max_cost, self._workers, self._redis = max_batch, max_cost, workers, redis
+        self._metrics = metrics
         self._theoretical: dict[str, float] = {}
+
+    async def charge(self, quota: Quota | None, cost: int) -> None:
+        """Count the cost of a request towards the limit of its API key; None means that requests need no key.
+
+        Raises:
+            RateLimitError: If the API key exceeds its rate.
+        """
+        if quota is not None and (wait := await self.wait_seconds(quota, cost)):
+            self._metrics.rate_limited.labels(quota.name).inc()
+            raise RateLimitError(
+                f"key {quota.name}: the limit is {quota.rate:g} normal queries per second, and this request counts as "
+                f"{cost:,}; retry in {wait:.1f} s",
+                wait,
+            )
 
     async def wait_seconds(self, quota: Quota, cost: int) -> float:
         """Count the cost of a request and return 0.

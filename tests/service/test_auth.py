@@ -15,6 +15,7 @@ from recollect.service.errors import SettingsError
 from recollect.service.http.api_keys import ApiKey, ApiKeys, read_api_keys
 from recollect.service.serving import rate_limit
 from recollect.service.serving.rate_limit import Quota, RateLimits
+from recollect.service.telemetry.metrics import Metrics
 from tests.service.http_helpers import Server, serving
 
 FRONT, BATCH = "front-0123456789abcdef", "batch-0123456789abcdef"
@@ -122,7 +123,7 @@ def test_line_of_an_api_key_can_state_its_rate_and_its_scopes(
 def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
-    limits, quota = RateLimits(max_batch=4, max_cost=4, workers=1, redis=None), Quota("front", 10.0)
+    limits, quota = RateLimits(max_batch=4, max_cost=4, workers=1, redis=None, metrics=Metrics()), Quota("front", 10.0)
 
     def ask(queries: int = 1) -> float:
         return asyncio.run(limits.wait_seconds(quota, queries))
@@ -136,7 +137,7 @@ def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: p
     assert ask(10) == 0.0
     assert ask(4) == pytest.approx(0.4)
     assert asyncio.run(limits.wait_seconds(Quota("free", 0.0), 10_000)) == 0.0
-    of_two = RateLimits(max_batch=4, max_cost=4, workers=2, redis=None)
+    of_two = RateLimits(max_batch=4, max_cost=4, workers=2, redis=None, metrics=Metrics())
     assert [asyncio.run(of_two.wait_seconds(quota, 1)) for _ in range(5)] == [0.0] * 5
     assert asyncio.run(of_two.wait_seconds(quota, 1)) == pytest.approx(0.2)
 

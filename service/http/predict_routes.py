@@ -1,0 +1,307 @@
+"""The routes `/predict` and `/predict/batch`, and the steps from a request to its answers.
+
+The steps: check the sizes, lease the version, complete the options, count the cost for the rate limit, wait for the
+required changes of the memory, look up the answer cache, and let the batcher compute the missing answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
+
+from recollect.service.errors import DeadlineError, QueryTooLargeError, SequenceError, ServiceError
+from recollect.service.http.json_route import JsonRoute, header
+from recollect.service.http.problems import ProblemError, documented
+from recollect.service.http.schemas import (
+    AnswerBody,
+    PredictBatchRequest,
+    PredictBatchResponse,
+    PredictRequest,
+    PredictResponse,
+)
+from recollect.service.options import AnswerOptions, checked_options, chosen_options, request_cost, require_explainable
+from recollect.service.predictor.answers import Answer
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.serve_settings import ServeSettings
+from recollect.service.serving.answer_cache import AnswerCache, answer_keys
+from recollect.service.serving.batcher import Batcher, Computed
+from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.telemetry.metrics import Metrics
+from recollect.service.telemetry.tracing import Tracer
+from recollect.service.versions.open_versions import Lease, OpenVersions
+
+log = structlog.get_logger(__name__)
+
+# Names the version that answers, and in a response the version that has answered.
+VERSION_HEADER = b"x-index-version"
+_VERSION_PARAMETER = {
+    "name": "X-Index-Version",
+    "in": "header",
+    "description": "open version that answers: the current version, the candidate or the standby; default: the current "
+    "version",
+    "schema": {"type": "string"},
+}
+# After this time, the service starts to check whether the client of a request has disconnected. Most requests are
+# answered sooner.
+_WATCH_AFTER_SECONDS = 0.1
+# Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
+_FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
+
+
+@dataclass(frozen=True)
+class PredictRoutes:
+    """The handlers of the paths `/predict` and `/predict/batch`.
+
+    Attributes:
+        versions: The open versions.
+        batcher: Computes answers.
+        cache: Cached answers; None disables the cache.
+        rate_limits: Counts the cost of the requests of each API key.
+        metrics: Counts requests and dropped requests.
+        tracer: Records spans; None if tracing is off.
+        settings: Limits of requests, and the share of the queries to log.
+        follow_log: Starts to read the log of the live memory.
+    """
+
+    versions: OpenVersions
+    batcher: Batcher
+    cache: AnswerCache | None
+    rate_limits: RateLimits
+    metrics: Metrics
+    tracer: Tracer | None
+    settings: ServeSettings
+    follow_log: Callable[[], None]
+
+    def register(self, router: APIRouter) -> None:
+        for path, handler, response_model in (
+            ("/predict", self.predict, PredictResponse),
+            ("/predict/batch", self.predict_batch, PredictBatchResponse),
+        ):
+            router.add_api_route(
+                path,
+                handler,
+                methods=["POST"],
+                response_model=response_model,
+                responses=documented(401, 409, 413, 415, 422, 429, 503, 504),
+                route_class_override=JsonRoute,
+                openapi_extra={"parameters": [_VERSION_PARAMETER]},
+            )
+
+    async def predict(self, body: PredictRequest, request: Request) -> Response:
+        """Return the labels that fit a query best."""
+        return await self._respond([body.query], body, request, batch=False)
+
+    async def predict_batch(self, body: PredictBatchRequest, request: Request) -> Response:
+        """Return the labels that fit each of several queries best."""
+        if (queries := len(body.queries)) > self.settings.max_batch:
+            raise ProblemError(
+                413,
+                f"queries: expected at most {self.settings.max_batch}, found {queries:,}; send smaller batches",
+                "batch_too_large",
+            )
+        return await self._respond(body.queries, body, request, batch=True)
+
+    async def _respond(self, queries: list[str], body: AnswerBody, request: Request, batch: bool) -> Response:
+        chosen = chosen_options(body)
+        if "assign" in chosen:
+            chosen.setdefault("min_probability", self.settings.assign_threshold)
+        version = header(request.scope, VERSION_HEADER) or None
+        name, found = await self.answer(queries, chosen, request, version, body.timeout_ms, body.min_sequence)
+        stages = ", ".join([f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items()])
+        headers = {"x-index-version": name, "server-timing": stages}
+        return Response(_response_json(name, found, batch), media_type="application/json", headers=headers)
+
+    async def answer(
+        self,
+        queries: list[str],
+        chosen: Mapping[str, Any],
+        request: Request,
+        version: str | None = None,
+        timeout_ms: int | None = None,
+        min_sequence: int = 0,
+        use_cache: bool = True,
+    ) -> tuple[str, Computed]:
+        """Answer the queries of a request. One version answers all of them.
+
+        Args:
+            queries: One query, or a batch.
+            chosen: Arguments of `resolve_options` that the caller chose.
+            request: The request; its API key pays for the answers.
+            version: The open version that answers; None means the current version.
+            timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
+            min_sequence: Sequence number of the last change that the answer must know.
+            use_cache: Whether cached answers may be used. They are JSON only.
+
+        Returns:
+            The version, and its answers.
+
+        Raises:
+            QueryTooLargeError: If a query has too many bytes.
+            NotReadyError: If no bundle is loaded.
+            VersionNotOpenError: If the request names a version that is not open.
+            QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
+            RateLimitError: If the API key exceeds its rate.
+            SequenceError: If this process does not know the required change of the memory yet.
+            DeadlineError: If the deadline passes.
+            OverloadError: If the queue is full.
+            DrainingError: If the service stops before the answer is complete.
+            ClientDisconnect: If the client disconnects.
+        """
+        start, sizes = time.perf_counter(), self._sizes(queries)
+        most = self.settings.max_seconds
+        seconds = most if timeout_ms is None else min(timeout_ms / 1000, most)
+        with (lease := self.versions.lease(version)) as predictor:
+            name, options = predictor.version, checked_options(predictor.manifest, **chosen)
+            require_explainable(options, len(queries))
+            cost = request_cost(sizes, options)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.rate_limits.charge(request.scope.get("api_key"), cost)
+                    if predictor.memory.sequence < min_sequence:
+                        await self._wait_for(min_sequence, predictor)
+                    found = await self._look_up_or_compute(use_cache, lease, queries, options, cost, request)
+            except TimeoutError:
+                self.metrics.dropped.labels("deadline").inc()
+                self.metrics.count_outcome(name, "deadline")
+                longer = f"increase timeout_ms (at most {1e3 * most:.0f}), or " if seconds < most else ""
+                raise DeadlineError(
+                    f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; {longer}"
+                    "reduce top_b or the number of queries"
+                ) from None
+            except (ServiceError, ClientDisconnect):  # not a fault of the version
+                raise
+            except Exception:
+                self.metrics.count_outcome(name, "failed")
+                raise
+        self.metrics.count_outcome(name, "answered", time.perf_counter() - start)
+        if self.settings.log_queries:
+            self._log_sample(name, queries, found.answers)
+        return name, found
+
+    def _sizes(self, queries: Sequence[str]) -> list[int]:
+        """The numbers of bytes of the queries.
+
+        Raises:
+            QueryTooLargeError: If a query has too many bytes.
+        """
+        sizes, most = [len(query.encode()) for query in queries], self.settings.max_query_bytes
+        if max(sizes) > most:
+            row = next(row for row, size in enumerate(sizes) if size > most)
+            name = "query" if len(queries) == 1 else f"queries.{row}"
+            raise QueryTooLargeError(
+                f"{name}: expected at most {most:,} bytes, found {sizes[row]:,}; send a shorter text"
+            )
+        return sizes
+
+    async def _wait_for(self, sequence: int, predictor: Predictor) -> None:
+        """Wait until the memory knows a change.
+
+        Raises:
+            SequenceError: If it does not know the change in time.
+        """
+        self.follow_log()
+        deadline = time.monotonic() + _FOLLOW_SECONDS
+        while predictor.memory.sequence < sequence:
+            if time.monotonic() > deadline:
+                raise SequenceError(
+                    f"min_sequence: expected a change that this replica knows, at most {predictor.memory.sequence}, "
+                    f"found {sequence}; repeat the request later"
+                )
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    async def _look_up_or_compute(
+        self, use_cache: bool, lease: Lease, queries: list[str], options: AnswerOptions, cost: int, request: Request
+    ) -> Computed:
+        """Take answers from the cache; compute the missing answers and put them into the cache."""
+        memory = lease.predictor.memory
+        cache, keys = self.cache if use_cache else None, None
+        if cache is not None:
+            keys = answer_keys(lease.predictor.version, memory.sequence, memory.digest, options, queries)
+        if cache is None or keys is None:
+            return await self._compute(lease, queries, options, cost, request)
+        start = time.perf_counter()
+        json = await cache.get(keys)
+        answers: list[Answer | None] = [None] * len(queries)
+        milliseconds = {"cache": 1e3 * (time.perf_counter() - start)}
+        if missing := [row for row, cached in enumerate(json) if cached is None]:
+            computed = await self._compute(lease, [queries[row] for row in missing], options, cost, request)
+            if computed.sequence != memory.sequence:  # the memory has changed meanwhile
+                if len(missing) == len(queries):
+                    return computed
+                return await self._compute(lease, queries, options, cost, request)
+            for row, content, answer in zip(missing, computed.json, computed.answers, strict=True):
+                json[row], answers[row] = content, answer
+            cache.put({keys[row]: content for row, content in zip(missing, computed.json, strict=True)})
+            milliseconds = computed.milliseconds
+        return Computed([content for content in json if content is not None], answers, milliseconds, memory.sequence)
+
+    async def _compute(
+        self, lease: Lease, queries: list[str], options: AnswerOptions, cost: int, request: Request
+    ) -> Computed:
+        """Let the batcher compute answers.
+
+        A request that is dropped before its computation starts is not computed. A computation for which no request
+        waits any more is stopped.
+
+        Raises:
+            ClientDisconnect: If the client disconnects first.
+        """
+        future = self.batcher.submit(lease, queries, options, cost)
+        try:
+            await asyncio.sleep(0)  # the event loop computes a quick query now
+            if not future.done():
+                await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
+            if not future.done():
+                await self._wait_while_connected(future, request)
+            computed = future.result()
+        finally:
+            future.cancel()
+        if self.tracer is not None:
+            self.tracer.stages(computed.milliseconds)
+        return computed
+
+    async def _wait_while_connected(self, future: asyncio.Future[Computed], request: Request) -> None:
+        async def disconnected() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        gone = asyncio.ensure_future(disconnected())
+        try:
+            await asyncio.wait(list[asyncio.Future[Any]]((future, gone)), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if not future.done():
+            self.metrics.dropped.labels("gone").inc()
+            raise ClientDisconnect
+
+    def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[Answer | None]) -> None:
+        """Log a random sample of queries. A query whose answer was in the cache is logged without labels.
+
+        The log of queries is off by default, because queries may contain personal data.
+        """
+        for query, answer in zip(queries, answers, strict=True):
+            if random.random() < self.settings.log_queries:
+                labels = None if answer is None else {label.uid: label.score for label in answer.labels}
+                log.info("query", query=query, labels=labels, version=version)
+
+
+def _response_json(version: str, found: Computed, batch: bool) -> bytes:
+    """Build the body of a response: version and sequence, then the fields of the only answer, or the list of answers.
+
+    The answers are non-empty JSON objects as bytes, the format of the answer cache. They are joined as bytes, because
+    parsing and serialising a cached answer again takes 11 microseconds.
+    """
+    head = b'{"version":%b,"sequence":%d' % (to_json(version), found.sequence)
+    if batch:
+        return b'%b,"results":[%b]}' % (head, b",".join(found.json))
+    (answer,) = found.json
+    return head + b"," + answer.removeprefix(b"{")
