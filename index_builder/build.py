@@ -54,7 +54,6 @@ from recollect.service.memory_log.upkeep import last_entry, removed_entries
 from recollect.service.predictor.golden import write_golden
 from recollect.service.predictor.gpu import NoGpuError, gpu_resources
 from recollect.service.settings import Device
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
@@ -103,7 +102,7 @@ def build(settings: BuildSettings) -> str:
                 f"inner products, found {settings.run}, trained with --no-normalise; use auto, flat or ivf"
             )
         check_factory(factory, memory.plan.dim)
-    store = open_store(settings.store, bundle_cache=settings.bundle_cache)
+    store = Store(settings.store, cache=settings.bundle_cache)
     before = current_metrics(store, settings, threads)
     if settings.gate_dataset and not before:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")

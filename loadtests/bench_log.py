@@ -27,8 +27,9 @@ from recollect.service.memory.entries import LoggedEntry, PutInstance
 from recollect.service.memory_log.commits import EncoderOfCommit, encode_commit, new_commit, number
 from recollect.service.memory_log.log import MEMORY, MemoryLog, commit_name
 from recollect.service.memory_log.writer import MemoryWriter
-from recollect.service.store.files import MAX_SMALL_BYTES, StoreFiles
-from recollect.service.store.locations import open_store
+from recollect.service.store.files import MAX_SMALL_BYTES
+from recollect.service.store.object_folder import StoreFiles
+from recollect.service.store.store import Store
 
 _DIM = 384
 _ENCODER = EncoderOfCommit("0" * 64, _DIM)
@@ -108,7 +109,7 @@ def measure(location: str, seconds: float, commits: int, latency: float) -> dict
 @contextlib.contextmanager
 def _new_log(location: str) -> Iterator[StoreFiles]:
     """The files of a new store, which are deleted afterwards."""
-    files = open_store(f"{location}/{secrets.token_hex(8)}").files
+    files = Store(f"{location}/{secrets.token_hex(8)}").files
     yield files
     files.delete(*(f"{MEMORY}/{name}" for name in files.names(MEMORY)))
 

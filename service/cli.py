@@ -227,7 +227,6 @@ def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.upkeep import prune_log
     from recollect.service.milvus.connection import Connection
     from recollect.service.milvus.removal import collections_of, unnamed
-    from recollect.service.store.retention import prune as prune_store
     from recollect.service.versions.reports import reports_of, versions_in_use
 
     store = _store(settings)
@@ -235,12 +234,12 @@ def prune(settings: PruneSettings) -> None:
     pruned_versions, size_bytes = set[str](), 0
     collections = {} if settings.dry_run else collections_of(store)
     with contextlib.closing(Connection(settings)) if collections else contextlib.nullcontext() as milvus:
-        for pruned in prune_store(store, settings.keep, lambda: versions_in_use(reports), settings.dry_run):
+        for version, size in store.prune(settings.keep, lambda: versions_in_use(reports), settings.dry_run):
             if milvus is not None:
-                milvus.drop(*collections.get(pruned.version, []))
-            print_line(f"{pruned.version}  {pruned.size_bytes:,} bytes")
-            pruned_versions.add(pruned.version)
-            size_bytes += pruned.size_bytes
+                milvus.drop(*collections.get(version, []))
+            print_line(f"{version}  {size:,} bytes")
+            pruned_versions.add(version)
+            size_bytes += size
         if milvus is not None and (left := unnamed(milvus, collections.values())):
             print_status(
                 f"{', '.join(left)}: collections in Milvus of no version of this store; drop them if neither another "
@@ -254,17 +253,16 @@ def prune(settings: PruneSettings) -> None:
 
 def copy(settings: CopySettings) -> None:
     from recollect.service.memory_log.upkeep import copy_log, has_log
-    from recollect.service.store.copying import copy_version
-    from recollect.service.store.locations import open_store
+    from recollect.service.store.store import Store
 
-    store, target = _store(settings), open_store(settings.to, settings.verify_key, settings.bundle_cache)
+    store, target = _store(settings), Store(settings.to, settings.verify_key, settings.bundle_cache)
     version = store.resolve(settings.version)
     store.manifest(version)  # a version that is not published is refused before anything is copied
     if settings.memory_log:  # before the version, because its replicas need the entries
         print_status(f"copied {copy_log(store, target):,} entries of the memory log")
     elif has_log(store):
         print_status(f"{store.name} has a live memory, which is not copied; copy it with --memory-log")
-    if not copy_version(store, version, target):
+    if not store.copy(version, target):
         print_status(f"{target.name} contains the same bundle already")
     print_line(version)
 
@@ -278,9 +276,9 @@ def export(settings: ExportSettings) -> None:
 
 
 def _store(settings: ServiceSettings) -> Store:
-    from recollect.service.store.locations import open_store
+    from recollect.service.store.store import Store
 
-    return open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    return Store(settings.store, settings.verify_key, settings.bundle_cache)
 
 
 def _redis_client(settings: RedisSettings) -> RedisClient | None:

@@ -23,7 +23,7 @@ from recollect.service.files import write_lines
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import follow
-from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 
 _BLOCK_ROWS = 4_096
 
@@ -36,7 +36,7 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
         BundleError, MemoryLogError: If the bundle or the log is damaged, or is not signed by a key in `verify_key`.
         OutputError: If the folder cannot be written.
     """
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.resolve(settings.version))
     memory = follow(MemoryLog.of(store, bundle.manifest), bundle).catch_up()
     return *export(memory, settings.out), memory.sequence

@@ -21,7 +21,7 @@ from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import follow
 from recollect.service.predictor.encoder import QueryEncoder
-from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from recollect.service.text_lines import read_objects
 from recollect.service.threads import threads_or_cores
 
@@ -77,7 +77,7 @@ def extend(settings: ExtendSettings) -> Extended:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
     additions = _read_additions(settings.add) if settings.add else {}
     removals = _read_removals(settings.remove) if settings.remove else []
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     bundle = store.open(store.require_current())
     log = MemoryLog.of(store, bundle.manifest)
     live = follow(log, bundle)

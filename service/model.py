@@ -40,7 +40,7 @@ from recollect.service.predictor.answers import Answer, ScoredLabel
 from recollect.service.predictor.changing import change
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.settings import Device, EngineSettings
-from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 
 # The use of the live entries of a store.
@@ -89,7 +89,7 @@ def open_model(
         raise SettingsError(f"device: expected one of {', '.join(get_args(Device))}; found {device!r}")
     if live not in get_args(Live):
         raise SettingsError(f"live: expected one of {', '.join(get_args(Live))}; found {live!r}")
-    opened = open_store(store, verify_key, bundle_cache)
+    opened = Store(store, verify_key, bundle_cache)
     bundle = opened.open(opened.resolve(version))
     predictor = Predictor.open(bundle, threads_or_cores(threads), device, engine=engine)
     if live != "off":

@@ -46,7 +46,6 @@ from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
 from recollect.service.ranking.names import Names
 from recollect.service.store.activations import ActivationRecord
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 from recollect.trainer.memory.memory import Memory, open_memory
@@ -74,7 +73,7 @@ def compact(settings: CompactSettings) -> str | None:
     faiss.omp_set_num_threads(threads)
     if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     current = store.require_current()
     record = store.activation()
     version = _compact(store, current, settings, signing, threads)

@@ -35,7 +35,7 @@ from recollect.service.command_settings import PredictSettings
 from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import SettingsError
 from recollect.service.options import chosen_options
-from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 
 # Number of blocks for each worker that are read, or answered but not written yet.
@@ -64,7 +64,7 @@ def predict_file(settings: PredictSettings) -> int:
         raise SettingsError("Parquet files need pyarrow; pip install 'recollect-xmc[parquet]'")
     if settings.ray is not None:
         check_address(settings.ray)
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     with local_input(source) as (path, name, input_facts), _open(path, read, name) as rows:
         task = Task(
             store=_absolute(settings.store),

@@ -39,7 +39,7 @@ from recollect.service.memory_log.commits import (
     encode_commit,
     new_commit,
 )
-from recollect.service.store.files import StoreFiles
+from recollect.service.store.object_folder import StoreFiles
 from recollect.service.store.store import Store
 
 # The folder of the log in a store.

@@ -22,7 +22,7 @@ from recollect.service.redis_client import RedisClient
 from recollect.service.reloaded_file import ReloadedFile, reloading
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.batcher import Batcher
-from recollect.service.store.locations import open_store
+from recollect.service.store.store import Store
 from recollect.service.telemetry.logs import count_dropped_lines
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.threads import ThreadBudget
@@ -56,7 +56,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     api_keys = None
     if settings.api_keys is not None:
         api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
-    store = open_store(settings.store, settings.verify_key, settings.bundle_cache)
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     redis = RedisClient.of(settings, metrics)
     if redis is not None:
         redis.require_access()

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from recollect.service.bundle.manifest import is_version
 from recollect.service.errors import ActivationConflictError, StoreError
-from recollect.service.store.files import StoreFiles
+from recollect.service.store.object_folder import StoreFiles
 
 _FOLDER = "activations"
 _NAME = re.compile(r"(\d{8})\.json")

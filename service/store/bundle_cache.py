@@ -19,6 +19,7 @@ import re
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
 from recollect.service.bundle.manifest import is_version
 from recollect.service.errors import BundleError, StoreError
-from recollect.service.store.files import FolderFiles, remove_abandoned_files
+from recollect.service.store.files import file_errors, remove_abandoned_files
 
 if TYPE_CHECKING:
     from recollect.service.store.store import Store
@@ -104,14 +105,15 @@ class BundleCache:
         """
         folder, copied = self.bundles / version, False
         while True:
-            with self._copy_lock():
+            with self._copy_lock(pause):
                 copied = self._copy(version, pause, again=copied)
             try:
                 return self._store.open_folder(folder, version, pause, share_with)
             except BundleError as error:
                 if copied:
                     shutil.rmtree(folder, ignore_errors=True)
-                    raise BundleError(str(error).replace(str(folder), self._name(version))) from None
+                    name = f"{self._store.name}/bundles/{version}"
+                    raise BundleError(str(error).replace(str(folder), name)) from None
                 copied = True
 
     def _copy(self, version: str, pause: Callable[[], None] | None, again: bool) -> bool:
@@ -123,19 +125,18 @@ class BundleCache:
         self._remove_old(version)
         folder = self.bundles / f".copy-{socket.gethostname()}"
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process: only the holder of the lock copies
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         try:
-            for name, content in ((MANIFEST, signed.content), (SIGNATURE, signed.signature)):
-                if content is not None:
-                    with self._write_errors(version, name):
+            with file_errors(folder, "written"):
+                for name, content in ((MANIFEST, signed.content), (SIGNATURE, signed.signature)):
+                    if content is not None:
                         (folder / name).write_bytes(content)
-            remaining = signed.manifest.size_bytes
-            for name, file in signed.manifest.files.items():
-                with self._write_errors(version, name):
+                remaining = signed.manifest.size_bytes
+                for name, file in signed.manifest.files.items():
                     self._copy_file(version, folder / name, file.size, remaining, pause)
-                remaining -= file.size
-            shutil.rmtree(self.bundles / version, ignore_errors=True)
-            FolderFiles(self.root).publish(folder, f"bundles/{version}", MANIFEST)
+                    remaining -= file.size
+                shutil.rmtree(self.bundles / version, ignore_errors=True)
+                folder.rename(self.bundles / version)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return True
@@ -153,8 +154,6 @@ class BundleCache:
                     f"found {free:,}; free some space, or choose another --bundle-cache"
                 )
             for piece in source.pieces(name):
-                if self._store.closed.is_set():
-                    raise self._stopped()
                 size -= len(piece)
                 if size < 0:
                     raise BundleError(
@@ -187,37 +186,18 @@ class BundleCache:
                 shutil.rmtree(self.bundles / name, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _copy_lock(self) -> Iterator[None]:
-        """Let one process of this machine at a time copy; the others then find the copy.
-
-        Raises:
-            StoreError: As in `prepare`, or if the service shuts down meanwhile.
-        """
+    def _copy_lock(self, pause: Callable[[], None] | None) -> Iterator[None]:
+        """Let one process of this machine at a time copy; the others then find the copy."""
         self.prepare()
         descriptor = os.open(self.bundles, os.O_RDONLY)
         try:
             while not _try_lock(descriptor):
-                if self._store.closed.wait(_LOCK_POLL_SECONDS):
-                    raise self._stopped()
+                time.sleep(_LOCK_POLL_SECONDS)
+                if pause:
+                    pause()
             yield
         finally:
             os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _write_errors(self, version: str, file: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(
-                f"{self._name(version)}/{file}: expected to write a copy in {self.bundles}, found: "
-                f"{error.strerror}; free some space, or choose another --bundle-cache"
-            ) from None
-
-    def _name(self, version: str) -> str:
-        return f"{self._store.name}/bundles/{version}"
-
-    def _stopped(self) -> StoreError:
-        return StoreError(f"{self._store.name}: the copy was stopped because the service is shutting down")
 
 
 def _is_private(path: Path) -> bool:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from recollect.service.errors import StoreError
 
@@ -38,16 +38,21 @@ class FolderStatus(NamedTuple):
     modified: datetime
 
 
-class StoreFiles(Protocol):
-    """The files of a store. Several threads may use one object.
+class FolderFiles:
+    """The files of a store in a folder, which can be on NFS: it needs hard links. Several threads may use one object.
+
+    `ObjectFolder` has the same methods.
 
     Attributes:
         name: The store's name in error messages.
         can_list: Whether `names` works. A plain web server can neither list a folder nor create a file.
     """
 
-    name: str
-    can_list: bool
+    can_list = True
+
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)
+        self._root = root
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file if no file has this name; return whether it was written.
@@ -63,6 +68,15 @@ class StoreFiles(Protocol):
             StoreError: If the file cannot be written, or the server has no conditional writes. After an error, the file
                 may exist or not.
         """
+        path = self._root / name
+        with file_errors(path, "written"), _temporary(path) as temporary:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            is_new = _link(temporary, path)
+            flush(path.parent)
+        return is_new
 
     def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
         """The content of a file; None if the file does not exist.
@@ -70,6 +84,15 @@ class StoreFiles(Protocol):
         Raises:
             StoreError: If the file cannot be read or is larger than `max_bytes`.
         """
+        path = self._root / name
+        try:
+            with file_errors(path, "read"), _open(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                content = file.read(min(max_bytes, os.fstat(descriptor).st_size) + 1)
+        except FileNotFoundError:
+            return None
+        if len(content) > max_bytes:
+            raise StoreError(f"{path}: expected at most {max_bytes:,} bytes, found more; restore the file")
+        return content
 
     def names(self, folder: str, after: str = "") -> list[str]:
         """The sorted names in a folder that come after the name `after`; an empty list if there is no such folder.
@@ -79,6 +102,13 @@ class StoreFiles(Protocol):
         Raises:
             StoreError: If the folder cannot be listed.
         """
+        path = self._root / folder
+        try:
+            with file_errors(path, "listed"):
+                found = os.listdir(path)
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if name > after and not name.startswith("."))
 
     def delete(self, *names: str) -> None:
         """Delete files; a file that does not exist is not an error.
@@ -86,6 +116,9 @@ class StoreFiles(Protocol):
         Raises:
             StoreError: If a file cannot be deleted.
         """
+        for name in names:
+            with file_errors(self._root / name, "deleted"), contextlib.suppress(FileNotFoundError):
+                (self._root / name).unlink()
 
     def has(self, name: str) -> bool:
         """Whether a file exists.
@@ -93,6 +126,7 @@ class StoreFiles(Protocol):
         Raises:
             StoreError: If the server does not answer the question.
         """
+        return (self._root / name).is_file()
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file of any size, in pieces of a few megabytes.
@@ -100,6 +134,9 @@ class StoreFiles(Protocol):
         Raises:
             StoreError: If the file does not exist or cannot be read to its end.
         """
+        with _open_existing(self._root / name) as descriptor:
+            while piece := os.read(descriptor, _PIECE_BYTES):
+                yield piece
 
     def clone(self, name: str, target: int) -> bool:
         """Let an empty file on this machine share the disk blocks of a file; return False if this is not possible.
@@ -111,102 +148,6 @@ class StoreFiles(Protocol):
         Raises:
             StoreError: As in `pieces`.
         """
-
-    def require_writable(self) -> None:
-        """Check that files can be created.
-
-        Raises:
-            StoreError: If they cannot.
-        """
-
-    def upload(self, local: Path, name: str) -> None:
-        """Write a file of any size, or replace it. It appears complete or not at all.
-
-        Raises:
-            StoreError: If the file cannot be written.
-        """
-
-    def publish(self, local: Path, folder: str, last: str) -> bool:
-        """Publish a folder of written files; return False if the file `last` exists already.
-
-        Args:
-            local: The folder. For a store in a folder, it is on the same disk, and is moved.
-            folder: The name of the published folder.
-            last: The name of the file in it that appears last, so that it says that the others are complete.
-
-        Raises:
-            StoreError: If the files cannot be written.
-        """
-
-    def status(self, folder: str) -> FolderStatus:
-        """The size of the files in a folder, and the time of the last write to it.
-
-        Raises:
-            StoreError: If the folder cannot be read.
-        """
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder and its files, as far as it exists.
-
-        Raises:
-            StoreError: If a file cannot be deleted.
-        """
-
-
-class FolderFiles:
-    """The files of a store in a folder. It needs hard links, which NFS and all usual file systems of Linux have."""
-
-    can_list = True
-
-    def __init__(self, root: Path) -> None:
-        self.name = str(root)
-        self._root = root
-
-    def create(self, name: str, content: bytes) -> bool:
-        path = self._root / name
-        with _errors(path, "written"), _temporary(path) as temporary:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            is_new = _link(temporary, path)
-            flush(path.parent)
-        return is_new
-
-    def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
-        path = self._root / name
-        try:
-            with _errors(path, "read"), _open(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
-                content = file.read(min(max_bytes, os.fstat(descriptor).st_size) + 1)
-        except FileNotFoundError:
-            return None
-        if len(content) > max_bytes:
-            raise StoreError(f"{path}: expected at most {max_bytes:,} bytes, found more; restore the file")
-        return content
-
-    def names(self, folder: str, after: str = "") -> list[str]:
-        path = self._root / folder
-        try:
-            with _errors(path, "listed"):
-                found = os.listdir(path)
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in found if name > after and not name.startswith("."))
-
-    def delete(self, *names: str) -> None:
-        for name in names:
-            with _errors(self._root / name, "deleted"), contextlib.suppress(FileNotFoundError):
-                (self._root / name).unlink()
-
-    def has(self, name: str) -> bool:
-        return (self._root / name).is_file()
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        with _open_existing(self._root / name) as descriptor:
-            while piece := os.read(descriptor, _PIECE_BYTES):
-                yield piece
-
-    def clone(self, name: str, target: int) -> bool:
         with _open_existing(self._root / name) as descriptor:
             try:
                 fcntl.ioctl(target, _FICLONE, descriptor)
@@ -215,50 +156,57 @@ class FolderFiles:
             return True
 
     def require_writable(self) -> None:
+        """Check that files can be created.
+
+        Raises:
+            StoreError: If they cannot.
+        """
         path = self._root / "check"
-        with _errors(self._root, "written"), _temporary(path) as temporary:
+        with file_errors(self._root, "written"), _temporary(path) as temporary:
             temporary.touch()
 
-    def upload(self, local: Path, name: str) -> None:
+    def upload(self, local: Path, name: str, keep: bool = True) -> None:
+        """Write a file of any size, or replace it. It appears complete or not at all.
+
+        Args:
+            local: The file.
+            name: Its name in the store.
+            keep: Whether the local file stays. Otherwise it can be moved, which needs no second disk space.
+
+        Raises:
+            StoreError: If the file cannot be written.
+        """
         path = self._root / name
-        with _errors(path, "written"), _temporary(path) as temporary:
-            shutil.copyfile(local, temporary)
+        with file_errors(path, "written"), _temporary(path) as temporary:
+            if keep:
+                shutil.copyfile(local, temporary)
+            else:
+                local.rename(temporary)
             flush(temporary)
             temporary.replace(path)
             flush(path.parent)
 
-    def publish(self, local: Path, folder: str, last: str) -> bool:
-        path = self._root / folder
-        with _errors(path, "written"):
-            for file in local.iterdir():
-                flush(file)
-            local.chmod(0o755)
-            flush(local)
-            try:
-                local.rename(path)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                if (path / last).exists():
-                    return False
-                raise StoreError(
-                    f"{path}: expected no such folder, found one without {last}, which an interrupted copy or removal "
-                    "has left; remove the folder, or choose another version"
-                ) from None
-            flush(path.parent)
-        return True
-
     def status(self, folder: str) -> FolderStatus:
+        """The size of the files in a folder, and the time of the last write to it.
+
+        Raises:
+            StoreError: If the folder cannot be read.
+        """
         path = self._root / folder
         try:
-            with _errors(path, "listed"):
+            with file_errors(path, "listed"):
                 return folder_status(path)
         except FileNotFoundError:
             return FolderStatus(0, datetime.fromtimestamp(0, UTC))
 
     def delete_folder(self, folder: str) -> None:
+        """Delete a folder and its files, as far as it exists.
+
+        Raises:
+            StoreError: If a file cannot be deleted.
+        """
         path = self._root / folder
-        with _errors(path, "deleted"), contextlib.suppress(FileNotFoundError):
+        with file_errors(path, "deleted"), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
 
@@ -340,7 +288,7 @@ def _open(path: Path) -> Iterator[int]:
 def _open_existing(path: Path) -> Iterator[int]:
     """As `_open`, for a file of a bundle; every error is a StoreError."""
     try:
-        with _errors(path, "read"), _open(path) as descriptor:
+        with file_errors(path, "read"), _open(path) as descriptor:
             yield descriptor
     except FileNotFoundError:
         raise StoreError(f"{path}: expected a file of the bundle, found none; build it again") from None
@@ -359,7 +307,7 @@ def _link(temporary: Path, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _errors(path: Path, verb: str) -> Iterator[None]:
+def file_errors(path: Path, verb: str) -> Iterator[None]:
     """Convert OSError to StoreError, but not FileNotFoundError while reading.
 
     Args:

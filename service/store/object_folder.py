@@ -1,6 +1,6 @@
 """A folder of files in an object store. Small files are read completely, large files in pieces. Nothing is cached.
 
-It has the methods of `StoreFiles`. A plain web server is read-only, and cannot list a folder.
+A plain web server is read-only, and cannot list a folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from recollect.service.console import printable
 from recollect.service.errors import StoreError
 from recollect.service.store.connect import connect, require_scheme, without_credentials
-from recollect.service.store.files import MAX_SMALL_BYTES, FolderStatus
+from recollect.service.store.files import MAX_SMALL_BYTES, FolderFiles, FolderStatus
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -40,7 +40,7 @@ _SYSTEM_ERROR = re.compile(r'(?:message|error): "([^"\\]+)"')
 
 
 class ObjectFolder:
-    """A folder in an object store, named by a URL.
+    """The files of a store in a folder of an object store, named by a URL. It has the methods of `FolderFiles`.
 
     Every failure raises a StoreError with a one-line message without credentials.
 
@@ -119,7 +119,7 @@ class ObjectFolder:
             raise
 
     def require_writable(self) -> None:
-        """As in `StoreFiles`, and that a file can be created only once: some servers ignore the condition silently."""
+        """As in `FolderFiles`, and that a file can be created only once: some servers ignore the condition silently."""
         if self._is_checked:
             return
         if not self.can_list:
@@ -136,18 +136,10 @@ class ObjectFolder:
             with contextlib.suppress(FileNotFoundError), self._errors(name):
                 self._connect(_READ_TIMEOUT).delete(name)
 
-    def upload(self, local: Path, name: str) -> None:
+    def upload(self, local: Path, name: str, keep: bool = True) -> None:
         with self._errors(name, writing=True):
             client = self._connect(_UPLOAD_TIMEOUT)
             client.put(name, local, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
-
-    def publish(self, local: Path, folder: str, last: str) -> bool:
-        if self.has(f"{folder}/{last}"):
-            return False
-        for path in sorted(local.iterdir()):
-            if path.name != last:
-                self.upload(path, f"{folder}/{path.name}")
-        return self.create(f"{folder}/{last}", (local / last).read_bytes())
 
     def status(self, folder: str) -> FolderStatus:
         _, files = self._list(folder)
@@ -222,6 +214,9 @@ class ObjectFolder:
                 f"{self.name}/{name}: expected an answer, found: {_reason(error)}; "
                 "check the URL, the network and the credentials"
             ) from None
+
+
+StoreFiles = FolderFiles | ObjectFolder
 
 
 def _reason(error: Exception) -> str:

@@ -19,10 +19,10 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from recollect.service.bundle.bundle import Bundle, open_bundle
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
@@ -39,8 +39,8 @@ from recollect.service.errors import (
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.store.activations import ActivationRecord, Activations
 from recollect.service.store.bundle_cache import BundleCache
-from recollect.service.store.files import INCOMING, MAX_WRITE_AGE, FolderFiles, StoreFiles, remove_abandoned_files
-from recollect.service.store.object_folder import ObjectFolder
+from recollect.service.store.files import INCOMING, MAX_WRITE_AGE, FolderFiles, remove_abandoned_files
+from recollect.service.store.object_folder import ObjectFolder, StoreFiles
 
 
 class Store:
@@ -56,10 +56,9 @@ class Store:
         root: The folder on this machine: the store's folder, or its folder in the bundle cache.
         bundles: The folder inside `root` that contains one folder for each version.
         verify_keys: The public keys; None if bundles need no signature.
-        closed: Set when the service shuts down, so that a copy in progress ends with an error.
 
     Args:
-        location: The folder as a path, or the URL as a text.
+        location: The folder, or a URL such as `s3://bucket/store`. The URL `file:///folder` means a folder.
         verify_key: File with the public keys; None if bundles need no signature.
         cache: Folder of the bundle cache; None means the user's cache folder.
 
@@ -70,19 +69,19 @@ class Store:
     """
 
     def __init__(self, location: Path | str, verify_key: Path | None = None, cache: Path | None = None) -> None:
-        self.files: StoreFiles
-        if isinstance(location, Path):
-            self.files, self.root, absolute = FolderFiles(location), location, str(location.resolve())
-        else:
-            self.files = ObjectFolder(location)
-            absolute = self.files.name
+        if isinstance(location, str) and location.startswith("file://"):
+            location = unquote(urlsplit(location).path)
+        self._is_local = "://" not in str(location)
+        self.files: StoreFiles = FolderFiles(Path(location)) if self._is_local else ObjectFolder(str(location))
         self.name = self.files.name
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
-        self.closed = threading.Event()
-        self._activations = Activations(self.files)
-        self._is_local = isinstance(location, Path)
-        self._cache = BundleCache(self, absolute, cache) if self.verify_keys or not self._is_local else None
-        if self._cache is not None and not self._is_local:
+        self._activations, self._cache = Activations(self.files), None
+        if self.verify_keys or not self._is_local:
+            name = str(Path(location).resolve()) if self._is_local else self.name
+            self._cache = BundleCache(self, name, cache)
+        if self._cache is None or self._is_local:
+            self.root = Path(location)
+        else:
             self._cache.prepare()
             self.root = self._cache.root
         self.bundles = self.root / "bundles"
@@ -178,7 +177,7 @@ class Store:
 
         Args:
             version: Name of the version.
-            pause: Called between the steps, so that a caller can slow them down.
+            pause: Called between the steps, so that a caller can slow them down, or end them with an error.
             share_with: Other open bundles of this store; see `open_bundle`.
 
         Raises:
@@ -210,29 +209,35 @@ class Store:
         except BundleError:
             return False
 
-    def close(self) -> None:
-        """Stop a copy in progress with an error, so that the service can shut down."""
-        self.closed.set()
-
     def activate(
-        self, version: str, by: str | None = None, why: str = "", expected_generation: int | None = None
+        self,
+        version: str,
+        candidate: bool = False,
+        by: str | None = None,
+        why: str = "",
+        expected_generation: int | None = None,
     ) -> ActivationRecord:
-        """Make a version current, remove the candidate, and return the new activation record.
+        """Make a version current, or the candidate, which replicas open beside the current version.
 
-        An activation of the version that is already current also gets a new generation: replicas that refused the
-        version then try it again at once.
+        It replaces another candidate. An activation of the version that is already current also gets a new generation:
+        replicas that refused the version then try it again at once.
 
         Args:
             version: The version.
+            candidate: Whether the version becomes the candidate.
             by: The user who activates the version; None means the user of this process.
             why: The reason, for the log.
             expected_generation: Generation that the store must have before the activation; None accepts any.
+
+        Returns:
+            The new activation record.
 
         Raises:
             StoreError: If the version is not published, or was removed at the same time.
             BundleError: If the manifest of the version is broken.
             ActivationConflictError: If the store has another generation than expected, or another process changes the
                 current version at the same time.
+            ActivationRefusedError: If the candidate is already current, or no version is current.
         """
         self.manifest(version)
         before = self.activation()
@@ -242,32 +247,17 @@ class Store:
                 f"{self.name}: expected generation {expected_generation}, found {generation}; see `recollect log`"
             )
         previous = before.previous if before else ()
-        if before is not None and before.version != version:
-            previous = (*previous, before.version)
-        return self._not_removed(before, self._activations.append(before, "activate", version, previous, None, by, why))
-
-    def add_candidate(self, version: str, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Let replicas open a version beside the current one, and return the new activation record.
-
-        It replaces another candidate.
-
-        Raises:
-            ActivationRefusedError: If the version is already current, or no version is current.
-            StoreError, BundleError, ActivationConflictError: As in `activate`.
-        """
-        self.manifest(version)
-        before = self.activation()
-        if before is None:
+        if not candidate:
+            if before is not None and before.version != version:
+                previous = (*previous, before.version)
+            record = self._activations.append(before, "activate", version, previous, None, by, why)
+        elif before is not None and before.version != version:
+            record = self._activations.append(before, "candidate", before.version, previous, version, by, why)
+        else:
             raise ActivationRefusedError(
-                f"{self.name}: a candidate needs a current version, and no version is current; "
-                f"run `recollect activate {version}`"
+                f"{self.name}: the candidate needs another version that is current, found "
+                f"{version if before else 'none'}; activate another version first"
             )
-        if before.version == version:
-            raise ActivationRefusedError(
-                f"{self.name}: the candidate must differ from the current version, found {version} for both; choose "
-                "another version"
-            )
-        record = self._activations.append(before, "candidate", before.version, before.previous, version, by, why)
         return self._not_removed(before, record)
 
     def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
@@ -331,46 +321,100 @@ class Store:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, folder: Path, version: str) -> None:
-        """Publish a bundle that was written to a temporary folder.
+    def publish(self, folder: Path, version: str, keep: bool = False) -> None:
+        """Publish a bundle. Its manifest appears last.
+
+        Files that an interrupted publication has written are not written again.
+
+        Args:
+            folder: The folder of the bundle: that of `incoming`, or another one.
+            version: The version.
+            keep: Whether the files of the folder stay. Then every copy is read back and compared with the manifest.
 
         Raises:
-            StoreError: If the version is malformed or already published: a published bundle never changes.
-        """
-        name = f"bundles/{check_version(version)}"
-        if not self.files.publish(folder, name, MANIFEST):
-            raise self._already_published(name)
-
-    def publish_copy(self, folder: Path, version: str) -> None:
-        """Publish a copy of a bundle's folder. Every copied file is read back and compared with the manifest.
-
-        Files that an interrupted copy has completed are not copied again.
-
-        Raises:
-            StoreError: If the version is already published, or the store cannot be written to.
-            BundleError: If the manifest is broken or not signed, or a copied file differs from the manifest.
+            StoreError: If the version is malformed or already published: a published bundle never changes. If the store
+                cannot be written to.
+            BundleError: If the manifest is broken, or a copied file differs from the manifest.
         """
         target = f"bundles/{check_version(version)}"
-        signed = self._of_version(version, read_signed_manifest(folder, self._keys()))
+        content, _, manifest = self._of_version(version, read_signed_manifest(folder))
         if self._is_published(version):
             raise self._already_published(target)
         self.files.require_writable()
-        for name, expected in signed.manifest.files.items():
-            if not self._holds(f"{target}/{name}", expected):
-                self.files.upload(folder / name, f"{target}/{name}")
-                if not self._holds(f"{target}/{name}", expected):
-                    raise BundleError(
-                        f"{self.name}/{target}/{name}: expected the file of the manifest after the copy, found another "
-                        "file; copy the version again"
-                    )
+        for name, expected in manifest.files.items():
+            if keep and self._holds(f"{target}/{name}", expected):
+                continue
+            self.files.upload(folder / name, f"{target}/{name}", keep)
+            if keep and not self._holds(f"{target}/{name}", expected):
+                raise BundleError(
+                    f"{self.name}/{target}/{name}: expected the file of the manifest after the copy, found another "
+                    "file; copy the version again"
+                )
         if (folder / SIGNATURE).exists():
-            self.files.upload(folder / SIGNATURE, f"{target}/{SIGNATURE}")
-        if not self.files.create(f"{target}/{MANIFEST}", signed.content):
+            self.files.upload(folder / SIGNATURE, f"{target}/{SIGNATURE}", keep)
+        if not self.files.create(f"{target}/{MANIFEST}", content):
             raise self._already_published(target)
 
-    def size_bytes(self, version: str) -> int:
-        """Size of all files of a published version."""
-        return self.files.status(f"bundles/{version}").size_bytes
+    def copy(self, version: str, target: Store) -> bool:
+        """Copy a published version to another store; return False if the target already contains the same bundle.
+
+        Every file is verified in both stores. The version appears in the target after all files are complete. A copy
+        that was interrupted leaves no version, and can be started again.
+
+        Raises:
+            StoreError: If this store does not contain the version, its keys are in an engine, the target contains
+                another bundle with this name, or a store cannot be used.
+            BundleError: If a file differs from the manifest, or a bundle is not signed as the stores require.
+        """
+        bundle = self.open(version)
+        if bundle.manifest.engine is not None:
+            raise StoreError(
+                f"{self.name}/bundles/{version}: expected a version with its keys in files, found one whose keys are "
+                f"in Milvus, which is not copied; build it again with --store {target.name}"
+            )
+        try:
+            existing = target.manifest(version)
+        except StoreError:  # not published. If the target does not answer, the publication fails with the reason.
+            target.publish(bundle.folder, version, keep=True)
+            return True
+        if existing != bundle.manifest:
+            raise StoreError(
+                f"{target.name}/bundles/{version}: expected a new version or an equal copy, found another bundle; "
+                "a published version never changes: build the bundle again"
+            )
+        return False
+
+    def prune(
+        self, keep: int, in_use: Callable[[], Collection[str]], dry_run: bool = False
+    ) -> Iterator[tuple[str, int]]:
+        """Remove old versions, the oldest first. Yield the name and the size in bytes of each one after its removal.
+
+        A version is kept if it is one of the newest, current, the candidate, the target of a rollback, or open in a
+        replica. All conditions are read again right before a version is removed, because another process may activate a
+        version meanwhile.
+
+        Args:
+            keep: Number of the newest versions that are kept in any case.
+            in_use: Function that returns the versions that replicas have open.
+            dry_run: Remove nothing; yield the versions that would be removed.
+
+        Raises:
+            StoreError: If the store cannot be read or written.
+            RedisError: If `in_use` cannot read the reports of the replicas.
+        """
+        self.require()
+        for version in self.versions()[:-keep]:
+
+            def is_unused(version: str = version) -> bool:
+                return version not in {*self.desired(), *in_use()}
+
+            if not is_unused():
+                continue
+            size_bytes = self.files.status(f"bundles/{version}").size_bytes
+            if dry_run or self.remove(version, is_unused):
+                yield version, size_bytes
+        if not dry_run:
+            self._remove_abandoned({*self.desired(), *in_use()})
 
     def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
         """Remove a published version if it is unused; return whether it was removed.
@@ -394,12 +438,8 @@ class Store:
             self.files.delete_folder(folder)
         return unused
 
-    def remove_abandoned(self, keep: Collection[str]) -> None:
-        """Remove the files of writers and removals that were interrupted, which nobody has written to for two days.
-
-        Args:
-            keep: Versions that are not touched.
-        """
+    def _remove_abandoned(self, keep: Collection[str]) -> None:
+        """Remove the files of writers and removals that were interrupted, which nobody has written to for two days."""
         oldest = datetime.now(UTC) - MAX_WRITE_AGE
         for version in self.files.names("bundles"):
             folder = f"bundles/{version}"

@@ -47,8 +47,7 @@ class Activation:
             ActivationRefusedError: If there is no current version beside which a candidate can be opened.
             BundleError: If the manifest of the version is broken.
         """
-        change = self.store.add_candidate if candidate else self.store.activate
-        return self._announced(change(version, by, why))
+        return self._announced(self.store.activate(version, candidate, by, why))
 
     def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
         """Remove the candidate, or make the version current that was current before; see `Store.rollback`.

@@ -107,7 +107,6 @@ class Follower:
 
     def stop(self) -> None:
         self.drain()
-        self._opener.store.close()
         self._reader.stop()
         self._swapper.stop()
 

@@ -23,7 +23,6 @@ from recollect.service.model import open_model
 from recollect.service.options import resolve_options
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.searcher import unwrapped
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.errors import MemoryFolderError
@@ -60,7 +59,7 @@ def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: 
     with s3_server() as address:
         url, cache = create_bucket(address, tmp_path.name), tmp_path / "cache"
         version = build(BuildSettings(run=tiny_run, store=url, bundle_cache=cache, activate=True))
-        store = open_store(url, None, cache)
+        store = Store(url, None, cache)
         assert (store.current(), store.versions()) == (version, [version])
         assert store.open(version).manifest.version == version
 

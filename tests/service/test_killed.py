@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from recollect.service.bundle.integrity import describe_files
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, reports_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, serving, with_changed_files
@@ -34,7 +33,7 @@ class Service:
 
     def __init__(self, web: WebServer, cache: Path) -> None:
         self._web, self._cache = web, cache
-        self._reports = reports_of(open_store(web.url, None, cache), None)
+        self._reports = reports_of(Store(web.url, None, cache), None)
 
     @contextlib.contextmanager
     def killed(self, version: str) -> Iterator[Server]:

@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
 from tests import forked
@@ -92,7 +91,7 @@ def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_i
     store: Path, tmp_path: Path, number: int, workers: int
 ) -> None:
     with opening(store, tmp_path, workers) as started:
-        reports = reports_of(open_store(started._web.url, None, tmp_path / "cache"), None)
+        reports = reports_of(Store(started._web.url, None, tmp_path / "cache"), None)
         assert {seen.report.version for seen in until(reports.read)} == {None}
         started.process.send_signal(number)
         assert started.process.wait(timeout=PATIENCE_SECONDS) == 0

@@ -12,7 +12,8 @@ from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, Pu
 from recollect.service.memory_log.commits import EncoderOfCommit, number
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
-from recollect.service.store.files import FolderFiles, StoreFiles
+from recollect.service.store.files import FolderFiles
+from recollect.service.store.object_folder import StoreFiles
 
 DIM = 4
 ENCODER = EncoderOfCommit(hashlib.sha256(b"encoder").hexdigest(), DIM)

@@ -114,7 +114,7 @@ def test_log_in_an_object_store_is_copied_and_pruned(folder: Store, tmp_path: Pa
         assert copy_log(folder, target) == 3
         manifest = folder.manifest("v3")
         assert all(map(is_same, entries, MemoryLog.of(target, manifest).read()))
-        target.publish_copy(folder.bundles / "new", "new")
+        target.publish(folder.bundles / "new", "new", keep=True)
         assert prune_log(target) == 2
         assert (removed_entries(target), last_entry(target)) == (2, 3)
         assert uids(MemoryLog.of(target, folder.manifest("new")).read()) == ["c"]

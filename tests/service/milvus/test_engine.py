@@ -18,7 +18,6 @@ from recollect.service.milvus.connection import Connection
 from recollect.service.milvus.removal import collections_of, unnamed
 from recollect.service.model import Model
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.store.copying import copy_version
 from recollect.service.store.store import Store
 from tests.contract.make_store import GOLDEN, STORE
 from tests.contract.matching import differences
@@ -118,9 +117,9 @@ def test_version_whose_keys_are_in_milvus_is_not_copied_to_another_store(
     milvus_predictor: Predictor, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
-    store.publish_copy(milvus_predictor.bundle.folder, milvus_predictor.version)
+    store.publish(milvus_predictor.bundle.folder, milvus_predictor.version, keep=True)
     with pytest.raises(StoreError, match="found one whose keys are in Milvus, which is not copied"):
-        copy_version(store, milvus_predictor.version, Store(tmp_path / "other"))
+        store.copy(milvus_predictor.version, Store(tmp_path / "other"))
 
 
 def test_removal_drops_the_collections_of_a_version_alone(server: LiteServer, tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_removal_drops_the_collections_of_a_version_alone(server: LiteServer, tm
         engine = json.loads((move_keys(folder, server.uri) / MANIFEST).read_bytes())["engine"]
         found[version] = {engine["instances"], engine["labels"]}
         if version != "lost":
-            store.publish_copy(folder, version)
+            store.publish(folder, version, keep=True)
     connection, collections = Connection(engine_at(server.uri)), collections_of(store)
     assert {*unnamed(connection, collections.values())} == found["lost"]
     connection.drop(*collections["old"])

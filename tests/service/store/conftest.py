@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import recollect
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from tests.service.store.servers import WebServer, create_bucket, s3_server
 
@@ -45,7 +44,7 @@ def web(origin: Store) -> Iterator[WebServer]:
 @pytest.fixture
 def store(web: WebServer, tmp_path: Path) -> Store:
     """The store at the URL of the fixture `web`."""
-    return open_store(web.url, None, tmp_path / "cache")
+    return Store(web.url, None, tmp_path / "cache")
 
 
 @pytest.fixture

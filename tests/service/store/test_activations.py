@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from recollect.service.errors import ActivationConflictError, ActivationRefusedError, BundleError, StoreError
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from tests import forked
 from tests.service.store.servers import WebServer, publish
@@ -254,7 +253,7 @@ def test_loser_of_two_activations_learns_who_did_what(
     store: Store, location: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     target = store.root if location == "folder" else request.getfixturevalue("url")
-    mine, other = (open_store(target, None, tmp_path / "cache") for _ in range(2))
+    mine, other = (Store(target, None, tmp_path / "cache") for _ in range(2))
     if location == "url":
         for version in "AB":
             publish(mine, store.bundles / version, version)
@@ -269,11 +268,11 @@ def test_loser_of_two_activations_learns_who_did_what(
 
 def test_replica_of_a_web_server_finds_the_highest_number_by_probing(store: Store, tmp_path: Path) -> None:
     with WebServer(store.root).running() as web:
-        assert open_store(web.url, None, tmp_path / "cache").activation() is None
-        follower = open_store(web.url, None, tmp_path / "cache")
+        assert Store(web.url, None, tmp_path / "cache").activation() is None
+        follower = Store(web.url, None, tmp_path / "cache")
         for generation in range(1, 20):
             store.activate("AB"[generation % 2])
-            assert state(open_store(web.url, None, tmp_path / "cache")) == state(store)
+            assert state(Store(web.url, None, tmp_path / "cache")) == state(store)
         assert state(follower) == (19, "B")
         web.requests.clear()
         store.activate("C")
@@ -287,22 +286,24 @@ def test_replica_of_a_web_server_finds_the_highest_number_by_probing(store: Stor
 def test_rollback_removes_the_candidate_before_it_changes_the_version(store: Store) -> None:
     store.activate("A")
     store.activate("B")
-    store.add_candidate("A")
-    store.add_candidate("C")  # replaces the other candidate
+    store.activate("A", candidate=True)
+    store.activate("C", candidate=True)  # replaces the other candidate
     removed = store.rollback()
     assert (removed.version, removed.candidate, removed.generation) == ("B", None, 5)
     assert store.rollback().version == "A"
 
 
 def test_candidates_that_cannot_be_opened_beside_the_current_version_are_refused(store: Store) -> None:
-    with pytest.raises(ActivationRefusedError, match="no version is current; run `recollect activate B`"):
-        store.add_candidate("B")
+    with pytest.raises(
+        ActivationRefusedError, match="the candidate needs another version that is current, found none; activate"
+    ):
+        store.activate("B", candidate=True)
     before = store.activate("A")
-    with pytest.raises(ActivationRefusedError, match="must differ from the current version, found A for both"):
-        store.add_candidate("A")
+    with pytest.raises(ActivationRefusedError, match="needs another version that is current, found A; activate"):
+        store.activate("A", candidate=True)
     with pytest.raises(StoreError, match="expected a published version, found no 'D'"):
-        store.add_candidate("D")
+        store.activate("D", candidate=True)
     (store.bundles / "B" / "manifest.json").write_text("{}")
     with pytest.raises(BundleError):
-        store.add_candidate("B")
+        store.activate("B", candidate=True)
     assert store.activation() == before

@@ -14,7 +14,6 @@ import pytest
 
 from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, StoreError
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import Pair, write_pair
@@ -26,8 +25,8 @@ REPOSITORY = Path(__file__).parents[3]
 OPENER = """
 import sys
 from pathlib import Path
-from recollect.service.store.locations import open_store
-store = open_store(sys.argv[1], None, Path(sys.argv[2]))
+from recollect.service.store.store import Store
+store = Store(sys.argv[1], None, Path(sys.argv[2]))
 print("started", flush=True)
 print(store.open(sys.argv[3]).manifest.version)
 """
@@ -120,11 +119,11 @@ def test_signature_is_checked_before_other_files_are_downloaded(
 ) -> None:
     from recollect.service.bundle.signing import read_signing_key, sign_manifest
 
-    store = open_store(web.url, keys.public, tmp_path / "cache")
+    store = Store(web.url, keys.public, tmp_path / "cache")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/manifest.sig: expected a signature for .*public"):
         store.open("A")
     assert not [path for path in web.requests if path.endswith(".faiss")]
-    open_store(web.url, None, tmp_path / "cache").open("A")
+    Store(web.url, None, tmp_path / "cache").open("A")
     sign_manifest(origin.bundles / "A", read_signing_key(keys.private))
     assert store.open("A").manifest.version == "A"  # the unsigned copy in the cache is not used
     change_manifest(origin, "A", lambda manifest: manifest["defaults"].update(top_k=3))

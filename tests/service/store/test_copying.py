@@ -11,8 +11,6 @@ import pytest
 
 from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.errors import BundleError, StoreError
-from recollect.service.store.copying import copy_version
-from recollect.service.store.locations import open_store
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import write_pair
@@ -24,10 +22,9 @@ REPOSITORY = Path(__file__).parents[3]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from recollect.service.store.copying import copy_version
-from recollect.service.store.locations import open_store
 from recollect.service.store.object_folder import ObjectFolder
 from recollect.service.store.files import FolderFiles
+from recollect.service.store.store import Store
 done = 0
 def counted(method):
     def call(*args, **kwargs):
@@ -38,7 +35,7 @@ def counted(method):
         return method(*args, **kwargs)
     return call
 ObjectFolder.upload, FolderFiles.upload = counted(ObjectFolder.upload), counted(FolderFiles.upload)
-copy_version(open_store(sys.argv[1]), "A", open_store(sys.argv[2], None, Path(sys.argv[3])))
+Store(sys.argv[1]).copy("A", Store(sys.argv[2], None, Path(sys.argv[3])))
 """
 
 
@@ -57,7 +54,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def opened(location: str, tmp_path: Path, verify_key: Path | None = None) -> Store:
-    return open_store(location, verify_key, tmp_path / "cache")
+    return Store(location, verify_key, tmp_path / "cache")
 
 
 def test_command_copies_the_current_version_to_another_store(
@@ -79,14 +76,14 @@ def test_copy_never_overwrites_another_bundle_with_the_same_name(
     copy = opened(target, tmp_path)
     publish(copy, other, "A")
     with pytest.raises(StoreError, match="bundles/A: expected a new version or an equal copy, found another bundle"):
-        copy_version(source, "A", copy)
+        source.copy("A", copy)
     assert copy.manifest("A") != source.manifest("A")
 
 
 def test_damaged_version_is_not_copied(source: Store, target: str, tmp_path: Path) -> None:
     flip_bit(source.bundles / "A" / "label_keys.faiss")
     with pytest.raises(BundleError, match=r"label_keys\.faiss: expected SHA-256"):
-        copy_version(source, "A", opened(target, tmp_path))
+        source.copy("A", opened(target, tmp_path))
     assert opened(target, tmp_path).versions() == []
 
 
@@ -96,7 +93,7 @@ def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Stor
     assert done.returncode == -signal.SIGKILL
     copy = opened(target, tmp_path)
     assert copy.versions() == []
-    assert copy_version(source, "A", copy)
+    assert source.copy("A", copy)
     assert copy.open("A").manifest == source.manifest("A")
     assert not list(copy.bundles.glob(".*"))
 
@@ -119,5 +116,5 @@ def test_copy_requires_the_signature(source: Store, target: str, tmp_path: Path,
 def test_signature_is_copied_with_the_bundle(source: Store, target: str, tmp_path: Path) -> None:
     private, public = write_pair(tmp_path)
     sign_manifest(source.bundles / "A", read_signing_key(private))
-    copy_version(Store(source.root, public), "A", opened(target, tmp_path, public))
+    Store(source.root, public).copy("A", opened(target, tmp_path, public))
     assert opened(target, tmp_path, public).open("A").manifest.version == "A"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from recollect.service.errors import StoreError
-from recollect.service.store.files import FolderFiles, StoreFiles
-from recollect.service.store.object_folder import ObjectFolder
+from recollect.service.store.files import FolderFiles
+from recollect.service.store.object_folder import ObjectFolder, StoreFiles
 from tests import forked
 from tests.service.store.servers import FaultyProxy, WebServer
 

@@ -112,9 +112,9 @@ def test_open_bundle_is_not_accepted_by_the_signature_of_another_bundle_with_its
     assert not store.accepts(dataclasses.replace(bundle, manifest=replaced))
 
 
-@pytest.mark.parametrize(("max_bytes", "file"), [(1_000, "manifest.json"), (20_000, "instance_keys.faiss")])
+@pytest.mark.parametrize("max_bytes", [1_000, 20_000])
 def test_write_error_during_a_copy_gives_one_message_and_leaves_no_files(
-    store: Store, keys: Pair, tmp_path: Path, write_bundle: Callable[..., Path], max_bytes: int, file: str
+    store: Store, keys: Pair, tmp_path: Path, write_bundle: Callable[..., Path], max_bytes: int
 ) -> None:
     large = write_bundle(store.bundles / "F", "F", np.eye(3, 4096, dtype="f"), np.eye(2, 4096, dtype="f"))
     sign_manifest(large, read_signing_key(keys.private))
@@ -128,8 +128,8 @@ def test_write_error_during_a_copy_gives_one_message_and_leaves_no_files(
         [sys.executable, "-c", program, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(f"recollect verify: {large / file}: expected to write a copy in {tmp_path}/cache/")
-    assert done.stderr.endswith("found: File too large; free some space, or choose another --bundle-cache\n")
+    assert done.stderr.startswith(f"recollect verify: {tmp_path}/cache/")
+    assert done.stderr.endswith("found: File too large; free some space and try again\n")
     assert cached(tmp_path / "cache") == []
 
 

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from recollect.service.errors import StoreError, UnknownVersionError
-from recollect.service.store.locations import open_store
 from recollect.service.store.object_folder import ObjectFolder
 from recollect.service.store.store import Store
 from tests.service.http_helpers import (
@@ -45,14 +44,14 @@ def test_versions_in_s3_can_be_published_served_swapped_and_rolled_back(
     cache = tmp_path / "cache"
     flags = ("--store", url, "--bundle-cache", cache)
     for version in ("v3", "v5"):
-        publish(open_store(url, None, cache), light_bundles / version, version)
+        publish(Store(url, None, cache), light_bundles / version, version)
     with pytest.raises(StoreError, match="expected a new version, found one already published; build again"):
-        publish(open_store(url, None, cache), light_bundles / "v3", "v3")
+        publish(Store(url, None, cache), light_bundles / "v3", "v3")
     assert run("activate", "v3", *flags) == "v3\n"
     listed = json.loads(run("versions", "--json", *flags))
     assert (listed["current"], [row["version"] for row in listed["versions"]]) == ("v3", ["v3", "v5"])
     assert not any(
-        path.is_dir() for path in open_store(url, None, cache).bundles.iterdir()
+        path.is_dir() for path in Store(url, None, cache).bundles.iterdir()
     )  # no bundle was downloaded, only manifests
     with serving(url, *POLL, "--bundle-cache", str(cache)) as server, httpx.Client(base_url=server.url) as client:
 
@@ -73,7 +72,7 @@ def test_versions_in_s3_can_be_published_served_swapped_and_rolled_back(
 def test_killed_upload_leaves_no_version_and_the_next_upload_replaces_its_files(
     url: str, origin: Store, tmp_path: Path
 ) -> None:
-    store = open_store(url, None, tmp_path / "cache")
+    store = Store(url, None, tmp_path / "cache")
     publish(store, origin.bundles / "A", "A")
     ObjectFolder(url).create("bundles/B/encoder.onnx", b"half")
     assert store.versions() == ["A"]
@@ -92,10 +91,10 @@ def test_missing_bucket_and_missing_store_and_missing_current_file_have_differen
     assert "s3://no-such-bucket/store/activations: expected an answer, found: 404 Not Found: The specified buck" in line
     with (
         pytest.raises(StoreError, match="expected an answer, found: .*bucket does not exist"),
-        open_store("s3://no-such-bucket/store", None, tmp_path).incoming(),
+        Store("s3://no-such-bucket/store", None, tmp_path).incoming(),
     ):
         pytest.fail("the builder must fail before it builds")
-    publish(open_store(url, None, tmp_path), origin.bundles / "A", "A")
+    publish(Store(url, None, tmp_path), origin.bundles / "A", "A")
     line = error_of("verify", "current", "--store", url, "--bundle-cache", tmp_path)
     assert "no version is current; `recollect activate` one of: A" in line
 
@@ -104,7 +103,7 @@ def test_expired_credentials_are_named(
     s3: str, url: str, origin: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_of: Callable[..., str]
 ) -> None:
     flags = ("--store", url, "--bundle-cache", tmp_path / "cache")
-    publish(open_store(url, None, tmp_path / "cache"), origin.bundles / "A", "A")
+    publish(Store(url, None, tmp_path / "cache"), origin.bundles / "A", "A")
     proxy = FaultyProxy(s3)
     proxy.has_expired = True
     with proxy.running() as address:
@@ -113,7 +112,7 @@ def test_expired_credentials_are_named(
             line = error_of(*command, *flags)
             assert "403 Forbidden: The provided token has expired.; check the URL, the network and the cred" in line
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    assert open_store(url, None, tmp_path / "cache").activation() is None
+    assert Store(url, None, tmp_path / "cache").activation() is None
 
 
 def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(

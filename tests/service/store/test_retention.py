@@ -14,8 +14,6 @@ import pytest
 
 import recollect
 from recollect.service.errors import StoreError
-from recollect.service.store.locations import open_store
-from recollect.service.store.retention import prune
 from recollect.service.store.store import Store
 from tests import forked
 from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
@@ -46,7 +44,7 @@ def bundles(tmp_path: Path, write_bundle: Callable[..., Path]) -> Path:
 def store(request: pytest.FixtureRequest, bundles: Path, tmp_path: Path) -> Store:
     """A store with versions A to F, in a folder or in a bucket; B is current, and A was current before."""
     location = tmp_path / "store" if request.param == "folder" else request.getfixturevalue("url")
-    store = open_store(location, None, tmp_path / "cache")
+    store = Store(location, None, tmp_path / "cache")
     for version in VERSIONS:
         publish(store, bundles / version, version)
     store.activate("A")
@@ -55,15 +53,15 @@ def store(request: pytest.FixtureRequest, bundles: Path, tmp_path: Path) -> Stor
 
 
 def pruned(store: Store, keep: int, *in_use: str) -> list[str]:
-    return [each.version for each in prune(store, keep, lambda: in_use)]
+    return [version for version, _ in store.prune(keep, lambda: in_use)]
 
 
 def test_prune_keeps_newest_current_previous_candidate_and_used_versions(store: Store) -> None:
-    store.add_candidate("D")
+    store.activate("D", candidate=True)
     size_bytes = store.manifest("E").size_bytes
-    (removed,) = prune(store, 1, lambda: {"C"})
-    assert removed.version == "E"
-    assert removed.size_bytes > size_bytes  # the manifest is a file too
+    ((removed, removed_bytes),) = store.prune(1, lambda: {"C"})
+    assert removed == "E"
+    assert removed_bytes > size_bytes  # the manifest is a file too
     assert store.versions() == ["A", "B", "C", "D", "F"]
     assert [store.rollback().version, store.rollback().version] == ["B", "A"]
     assert store.open("A").manifest.version == "A"
@@ -79,7 +77,7 @@ def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> Non
             store.activate("C")
         return set()
 
-    assert [each.version for each in prune(store, 1, activate_meanwhile)] == ["D", "E"]
+    assert [version for version, _ in store.prune(1, activate_meanwhile)] == ["D", "E"]
     assert store.current() == "C"
     assert store.open("C").manifest.version == "C"
     assert store.rollback().version == "B"
@@ -153,7 +151,7 @@ def test_prune_removes_no_bundle_that_another_host_is_writing(bundles: Path, tmp
 def test_only_old_files_of_interrupted_uploads_are_removed(
     url: str, bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(url, None, tmp_path / "cache")
+    store = Store(url, None, tmp_path / "cache")
     publish(store, bundles / "A", "A")
     store.files.upload(bundles / "B" / "golden.json", "bundles/B/golden.json")
     assert pruned(store, 1) == []
