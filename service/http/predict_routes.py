@@ -256,32 +256,27 @@ class PredictRoutes:
             ClientDisconnect: If the client disconnects first.
         """
         future = self.batcher.submit(lease, queries, options, cost)
+        watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, self._watch, request, future)
         try:
-            await asyncio.sleep(0)  # the event loop computes a quick query now
-            if not future.done():
-                await asyncio.wait([future], timeout=_WATCH_AFTER_SECONDS)
-            if not future.done():
-                await self._wait_while_connected(future, request)
-            computed = future.result()
+            computed = await future  # a request that is cancelled cancels its future
         finally:
-            future.cancel()
+            watch.cancel()
         if self.tracer is not None:
             self.tracer.stages(computed.milliseconds)
         return computed
 
-    async def _wait_while_connected(self, future: asyncio.Future[Computed], request: Request) -> None:
-        async def disconnected() -> None:
+    def _watch(self, request: Request, future: asyncio.Future[Computed]) -> None:
+        """Fail the future of a request if the client disconnects."""
+
+        async def fail_if_disconnected() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
+            if not future.done():
+                self.metrics.dropped.labels("gone").inc()
+                future.set_exception(ClientDisconnect())
 
-        gone = asyncio.ensure_future(disconnected())
-        try:
-            await asyncio.wait(list[asyncio.Future[Any]]((future, gone)), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if not future.done():
-            self.metrics.dropped.labels("gone").inc()
-            raise ClientDisconnect
+        watching = asyncio.ensure_future(fail_if_disconnected())
+        future.add_done_callback(lambda _: watching.cancel())
 
     def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[Answer | None]) -> None:
         """Log a random sample of queries. A query whose answer was in the cache is logged without labels.

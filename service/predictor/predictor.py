@@ -34,7 +34,7 @@ from recollect.service.ranking.assign import assigned_counts
 from recollect.service.ranking.calibration import calibrate_answers, log_odds
 from recollect.service.settings import Device, EngineSettings
 
-# A query that takes longer is never computed by the event loop, which answers all requests.
+# A query that takes longer is not computed by the event loop, which answers all requests.
 _QUICK_MILLISECONDS = 5.0
 
 
@@ -129,9 +129,14 @@ class Predictor:
         return self.manifest.encoder.kind == "static"
 
     @property
-    def answers_at_once(self) -> bool:
-        """Whether a query takes so little time that the event loop may compute it; a call of an engine may block."""
-        return self.is_faster_together and self.milliseconds < _QUICK_MILLISECONDS and self.milvus is None
+    def quick_cost(self) -> float:
+        """The highest cost (see `request_cost`) of a query that takes so little time that the event loop may compute it.
+
+        A query with cost c takes at most (1 + c) / 2 times as long as a normal one. A call of an engine may block.
+        """
+        if self.milvus is not None or not self.is_faster_together:
+            return 0.0
+        return 2 * _QUICK_MILLISECONDS / self.milliseconds - 1
 
     @property
     def defaults(self) -> Defaults:

@@ -3,7 +3,7 @@
 A few threads compute answers, so that the event loop stays free. If a thread is idle, a request is computed alone and
 at once. If all threads are busy, requests wait in a queue, and the next free thread takes its share of the waiting
 requests as one batch: their number divided by the number of threads. If queries take less time together than apart, it
-takes all waiting requests.
+shares them only with threads that are free, too.
 
 A cheap query that arrives while nothing else is to do is computed by the event loop itself, because waking a thread and
 the event loop takes longer than its answer.
@@ -45,7 +45,7 @@ class Computed:
     """The answers to one request.
 
     Attributes:
-        json: Each query's answer as a JSON object.
+        json: The answer to each query as a JSON object.
         answers: The same answers; None for an answer from the cache.
         milliseconds: The milliseconds of each stage.
         sequence: Sequence number of the last change of the memory that answered.
@@ -80,8 +80,8 @@ class _Job:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the event loop may compute it: a normal query without an explanation, for a fast version."""
-        return self.cost == 1 and not self.options.explain and self.lease.predictor.answers_at_once
+        """Whether the event loop may compute it: one query without an explanation, which takes little time."""
+        return len(self.queries) == 1 and not self.options.explain and self.cost <= self.lease.predictor.quick_cost
 
     def join(self) -> asyncio.Future[Computed]:
         self.futures.append(self.loop.create_future())
@@ -276,7 +276,8 @@ class Batcher:
     def _take(self) -> _Batch:
         """Take a share of the queue: jobs of one version, without cancelled jobs. The caller holds the lock."""
         predictor = self._queue[0].lease.predictor
-        shares = 1 if predictor.is_faster_together else len(self._threads)
+        free = max(1, len(self._threads) - len(self._running))  # with this thread
+        shares = free if predictor.is_faster_together else len(self._threads)
         room = min(self._max_together, math.ceil(self._queries_waiting / shares))
         batch = _Batch([])
         while self._queue:
@@ -341,8 +342,9 @@ class Batcher:
             for job, answers in zip(jobs, found, strict=True):
                 json = [to_json(answer.to_dict()) for answer in answers.answers]
                 milliseconds = {"queue": 1e3 * (started - job.submitted), **answers.milliseconds}
-                self._metrics.count_stages(milliseconds)
+                self._metrics.count_stages({"queue": milliseconds["queue"]})
                 results.append(Computed(json, answers.answers, milliseconds, answers.sequence))
+            self._metrics.count_stages(found[0].milliseconds)
             return results
         except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             if len(jobs) > 1 and not isinstance(error, _AbandonedError):

@@ -66,7 +66,10 @@ class Metrics:
             "request_seconds", "Time from the end of the request's headers to the end of the answer.", _SECONDS, "path"
         )
         self.stage_seconds = histogram(
-            "stage_seconds", "Time of each stage of a computed answer.", _STAGE_SECONDS, "stage"
+            "stage_seconds",
+            "Time of each request in the queue, and time of each other stage of a batch.",
+            _STAGE_SECONDS,
+            "stage",
         )
         self.queue = gauge("queue_queries", "Number of queries in the queue.", "livesum")
         self.batch_queries = histogram("batch_queries", "Number of queries that were encoded together.", _QUERIES)
@@ -161,7 +164,7 @@ class Metrics:
         self.child(self.request_seconds, path).observe(seconds)
 
     def count_stages(self, milliseconds: Mapping[str, float]) -> None:
-        """Count the times of the stages of a computed answer."""
+        """Count the times of stages."""
         for stage, spent in milliseconds.items():
             self.child(self.stage_seconds, stage).observe(spent / 1e3)
 

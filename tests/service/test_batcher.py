@@ -36,8 +36,8 @@ class Gate:
     manifest = SimpleNamespace(probabilities=None)
     memory = SimpleNamespace(sequence=0)
 
-    def __init__(self, is_faster_together: bool = False, answers_at_once: bool = False) -> None:
-        self.is_faster_together, self.answers_at_once = is_faster_together, answers_at_once
+    def __init__(self, is_faster_together: bool = False, quick_cost: float = 0.0) -> None:
+        self.is_faster_together, self.quick_cost = is_faster_together, quick_cost
         self.threads: list[str] = []
         self.batches: list[list[str]] = []
         self.closed = False
@@ -118,7 +118,7 @@ def test_failing_request_does_not_fail_the_others_of_its_batch(start_batcher: An
 
 def test_quick_query_is_computed_by_the_event_loop_only_if_nothing_else_is_to_do(start_batcher: Any) -> None:
     async def ask() -> None:
-        gate, batcher = Gate(answers_at_once=True), start_batcher(threads=2)
+        gate, batcher = Gate(quick_cost=1.0), start_batcher(threads=2)
         gate.open.set()
         here = threading.current_thread().name
         assert best_uids(await batcher.submit(gate.lease(), ["alone"], OPTIONS, 1)) == ["alone"]
