@@ -1,27 +1,50 @@
-"""The model manager: starts and stops the threads that open, replace and close the versions of a process."""
+"""The model manager brings a process to the desired versions, while the current version answers requests.
+
+The desired versions are those of the current activation record of the store. One thread reads it regularly. Another
+thread opens versions. If the record changes while a version opens that it does not name any more, the opening is
+abandoned. The record is read again right before a swap, so a version that was rolled back is never served afterwards.
+The previous version stays open as the standby while memory permits, so a rollback swaps at once.
+
+A candidate is opened beside the current version. If it becomes current, the swap is at once.
+
+If a version cannot be served, it is refused: the refusal is logged and reported, and the service keeps the current
+version. A refused version is tried again later, or at once after a new activation.
+
+A third thread applies the changes of the live memory that other processes make.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import structlog
 
+from recollect.service.errors import InsufficientMemoryError, StoreError
+from recollect.service.predictor.predictor import Predictor
+from recollect.service.store.activations import ActivationRecord
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.background import BackgroundThread
-from recollect.service.versions.follower import Follower
 from recollect.service.versions.open_versions import OpenVersions
-from recollect.service.versions.opening import Opener
+from recollect.service.versions.opening import CancelledWorkError, Opener, Throttle, require_memory
 from recollect.service.versions.reports import Reporter, Reports
 
 log = structlog.get_logger(__name__)
 
+# Seconds after which a refused version is tried again, because the reason, such as too little free memory, may be gone.
+_RETRY_SECONDS = 30.0
+# Seconds between two checks whether retired versions can be closed.
+_CLOSE_SECONDS = 1.0
 # A change of the live memory is visible in every replica after at most about this time. Without news, a check costs two
 # `stat` calls.
 _LOG_SECONDS = 0.5
 
 
 class ModelManager:
-    """Starts and stops the threads of a process that follow the store.
+    """Opens, swaps and closes the versions of a process.
 
     Args:
         opener: Opens versions.
@@ -34,24 +57,43 @@ class ModelManager:
     """
 
     def __init__(self, opener: Opener, reports: Reports, metrics: Metrics, poll_seconds: float) -> None:
-        self._metrics = metrics
         self.versions = OpenVersions()
+        self._opener, self._metrics = opener, metrics
         self._reporter = Reporter(reports, self.versions)
-        self._follower = Follower(opener, self.versions, self._reporter, metrics, poll_seconds)
-        self._recommended = False
-        self._log_reader = BackgroundThread(
-            "follow-log", self._read_log, _LOG_SECONDS, "log_unreadable", lambda: {"serving": self.versions.version()}
-        )
+        self._load: Callable[[], float] = lambda: 0.0
+        self._lock = threading.Lock()
+        self._target: ActivationRecord | None = None
+        self._served: ActivationRecord | None = None
+        self._refused: ActivationRecord | None = None
+        self._retry_at = 0.0
+        self._opening: str | None = None  # the version that opens at the moment
+        self._cancelled = threading.Event()
+        self._recommended = False  # a compaction
+
+        def thread(name: str, step: Callable[[], None], seconds: float, failed: str) -> BackgroundThread:
+            return BackgroundThread(name, step, seconds, failed, lambda: {"serving": self.versions.version()})
+
+        self._reader = thread("follow-read", self._read_desired, poll_seconds, "store_unreadable")
+        self._swapper = thread("follow-swap", self._follow, _CLOSE_SECONDS, "swap_failed")
+        self._log_reader = thread("follow-log", self._read_log, _LOG_SECONDS, "log_unreadable")
 
     def open_current(self) -> None:
-        """Open the current version in the calling thread.
+        """Open the current version in the calling thread, at the start of the process. A candidate is opened later.
 
         Raises:
             StoreError: If no version is current.
             ServiceError: If the version may not be served; see `Opener.open`.
         """
         try:
-            self._follower.open_first()
+            while self.versions.current is None:
+                record = self._opener.store.activation()
+                if record is None:
+                    self._opener.store.require_current()  # raises the error that names the next step
+                    continue
+                self._set_target(record)
+                self._reporter.start()
+                with contextlib.suppress(CancelledWorkError):  # another version was activated meanwhile
+                    self._serve(record, with_candidate=False)
         except BaseException:
             self._reporter.stop()
             raise
@@ -62,12 +104,13 @@ class ModelManager:
         Args:
             load: Function that returns the share of the computing threads that are busy; it paces the opening.
         """
-        self._follower.start(load)
-        self._log_reader.start()
+        self._load = load
+        for thread in (self._reader, self._swapper, self._log_reader):
+            thread.start()
 
     def wake(self) -> None:
         """Read the activation record now."""
-        self._follower.wake()
+        self._reader.wake()
 
     def follow_log(self) -> None:
         """Read the log of the live memory now."""
@@ -75,8 +118,9 @@ class ModelManager:
 
     def drain(self) -> None:
         """Report "not ready" and stop swapping versions; requests are still answered."""
-        self.versions.draining = True
-        self._follower.drain()
+        with self._lock:
+            self.versions.draining = True
+            self._cancelled.set()
         self._metrics.ready.set(0)
         self._reporter.leave()
 
@@ -90,9 +134,197 @@ class ModelManager:
     def close(self) -> None:
         """Stop the background threads, and remove the report of this replica."""
         self.drain()
-        self._follower.stop()
-        self._log_reader.stop()
+        for thread in (self._reader, self._swapper, self._log_reader):
+            thread.stop()
         self._reporter.stop()
+
+    def _read_desired(self) -> None:
+        if (record := self._opener.store.activation()) is not None:
+            self._set_target(record)
+
+    def _set_target(self, record: ActivationRecord) -> None:
+        """Set the desired versions. If another version opens at the moment, its opening is abandoned."""
+        self._metrics.generation.labels("store").set(record.generation)
+        with self._lock:
+            if self._target is not None and record.generation <= self._target.generation:
+                return  # another thread has read a newer record
+            self._target = record
+            if self._opening is not None and self._opening not in record.to_open:
+                self._cancelled.set()
+        self._swapper.wake()
+
+    def _follow(self) -> None:
+        """Bring this process to the desired versions, and close versions that are no longer used."""
+        target = self._target
+        if target is not None and not self.versions.draining:
+            self._end_candidate(target)
+            is_refused = target == self._refused and time.monotonic() < self._retry_at
+            if target != self._served and not is_refused:
+                self._try_to_serve(target)
+        self._close_versions()
+        self._metrics.refresh()
+
+    def _end_candidate(self, record: ActivationRecord) -> None:
+        """Retire the candidate, unless a record names it or is going to make it current."""
+        candidate = self.versions.candidate
+        if candidate is None:
+            return
+        version = candidate.predictor.version
+        # If the bundle of the candidate was replaced in the store, the current version can have the same name.
+        becomes_current = version == record.version and version != self.versions.version()
+        if version != record.candidate and not becomes_current:
+            self.versions.retire(candidate)
+            log.info("candidate_ended", version=version, generation=record.generation)
+
+    def _try_to_serve(self, record: ActivationRecord) -> None:
+        try:
+            self._serve(record)
+        except CancelledWorkError:
+            log.info("opening_abandoned", version=record.version, generation=record.generation)
+        except Exception as error:  # any error: the versions in use stay
+            serving = self.versions.require_current().predictor.version
+            version = record.candidate if serving == record.version else record.version
+            self._refused, self._retry_at = record, time.monotonic() + _RETRY_SECONDS
+            self._metrics.refused()
+            self._reporter.refused(record.generation, str(error) or repr(error))
+            log.error("bundle_refused", version=version, error=str(error), serving=serving)
+
+    def _serve(self, record: ActivationRecord, with_candidate: bool = True) -> None:
+        """Swap to the current version of a record, then open its candidate.
+
+        Raises:
+            CancelledWorkError: If there was another activation meanwhile, or the process drains.
+            ServiceError: If a version may not be served.
+        """
+        before = self.versions.version()
+        if before != record.version:
+            start = time.monotonic()
+            with self._abandonable(record.version):
+                record = self._swap(record)
+            self._record_swap(record, before, time.monotonic() - start)
+        if record.candidate is not None:
+            if not with_candidate:
+                return
+            self._open_candidate(record.candidate, record.generation)
+        self._served, self._refused = record, None
+        self._metrics.generation.labels("served").set(record.generation)
+        self._reporter.carried_out(record.generation)
+
+    def _swap(self, record: ActivationRecord) -> ActivationRecord:
+        """Make the version of a record current, and return the newest record."""
+        opened = self._find_open(record.version)
+        predictor = opened or self._open(record.version)
+        try:
+            record = self._require_still_desired(record)
+            _catch_up(predictor)
+        except BaseException:
+            if opened is None:
+                predictor.close()
+            raise
+        self.versions.make_current(predictor)
+        return record
+
+    def _open_candidate(self, version: str, generation: int) -> None:
+        """Open the candidate beside the current version, unless it is open."""
+        candidate = self.versions.candidate
+        if candidate is not None and candidate.predictor.version == version:
+            return
+        with self._abandonable(version):
+            opened = self._find_open(version)
+            predictor = opened or self._open(version)
+            if opened is None and self._cancelled.is_set():
+                predictor.close()
+                raise CancelledWorkError
+            self.versions.add_candidate(predictor)
+        log.info("candidate_opened", version=version, generation=generation)
+
+    @contextlib.contextmanager
+    def _abandonable(self, version: str) -> Iterator[None]:
+        """Abandon the opening of a version, with a CancelledWorkError, if the record does not name it any more."""
+        with self._lock:
+            if self.versions.draining or self._target is None or version not in self._target.to_open:
+                raise CancelledWorkError
+            self._opening, self._cancelled = version, threading.Event()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._opening = None
+
+    def _find_open(self, version: str) -> Predictor | None:
+        """The candidate or the standby, if it is this version and the present public keys accept its signature."""
+        for opened in filter(None, (self.versions.candidate, self.versions.standby)):
+            if opened.predictor.version == version and self._opener.store.accepts(opened.predictor.bundle):
+                return opened.predictor
+        return None
+
+    def _open(self, version: str) -> Predictor:
+        """Open a version. If the free memory does not suffice, close the standby first."""
+        if self._opener.device != "cpu":  # the memory check does not know the memory of the GPU
+            self._close_standby()
+        throttle = Throttle(self._load, self._cancelled) if self.versions.current else None
+
+        def open_version() -> Predictor:
+            share_with = self.versions.open_predictors()
+            return self._opener.open(version, throttle, share_with)
+
+        try:
+            return open_version()
+        except InsufficientMemoryError:
+            if not self._close_standby():
+                raise
+            return open_version()
+
+    def _require_still_desired(self, record: ActivationRecord) -> ActivationRecord:
+        """Read the activation record again. Return the newest record if it names the same current version.
+
+        If the store cannot be read, the record that was read last counts.
+
+        Raises:
+            CancelledWorkError: If the record names another version, or the process drains.
+        """
+        with contextlib.suppress(StoreError, OSError):
+            if (latest := self._opener.store.activation()) is not None:
+                self._set_target(latest)
+        with self._lock:
+            latest = self._target
+            if latest is None or latest.version != record.version or self.versions.draining:
+                raise CancelledWorkError
+            return latest
+
+    def _record_swap(self, record: ActivationRecord, before: str | None, seconds: float) -> None:
+        current = self.versions.require_current()
+        event = "bundle_swapped" if before else "bundle_opened"
+        log.info(event, version=record.version, before=before, generation=record.generation, seconds=round(seconds, 3))
+        if before:
+            self._metrics.swapped(seconds)
+        self._metrics.set_version(record.version, before, current.predictor.manifest.created)
+        self._metrics.ready.set(not self.versions.draining)
+
+    def _close_versions(self) -> None:
+        """Close the retired versions without leases, and the standby if memory is short."""
+        standby = self.versions.standby
+        if standby is not None:
+            try:
+                require_memory(standby.predictor.manifest, self._opener.workers)
+            except InsufficientMemoryError:
+                self._close_standby()
+                log.info("standby_closed", version=standby.predictor.version)
+        self._close_unused()
+
+    def _close_standby(self) -> bool:
+        """Close the standby if no request uses it; return whether there was one."""
+        if (standby := self.versions.standby) is not None:
+            self.versions.retire(standby)
+        self._close_unused()
+        return standby is not None
+
+    def _close_unused(self) -> None:
+        closed = self.versions.close_unused()
+        for version in set(closed).difference(self.versions.names()):
+            self._metrics.forget_version(version)
+        if closed:
+            _return_freed_memory()
 
     def _read_log(self) -> None:
         """Apply the changes of other processes to all open versions.
@@ -120,3 +352,20 @@ class ModelManager:
             self._recommended = pays
         if failures:
             raise failures[0]
+
+
+def _catch_up(predictor: Predictor) -> None:
+    """Apply the newest changes of the live memory, so that the swap hides none of them.
+
+    If the log cannot be read, the swap does not wait for it: a rollback must work then, too.
+    """
+    try:
+        predictor.catch_up()
+    except (StoreError, OSError) as error:
+        log.error("log_unreadable", version=predictor.version, error=str(error))
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory to the operating system; glibc would keep it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

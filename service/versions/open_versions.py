@@ -135,55 +135,29 @@ class OpenVersions:
 
     def names(self) -> list[str]:
         """The names of the open versions, the current one first."""
-        with self._lock:
-            return [version.predictor.version for version in self._open()]
+        return [predictor.version for predictor in self.open_predictors()]
 
-    def replace(self, predictor: Predictor) -> None:
-        """Make a predictor current. The previous version becomes the standby, and the previous standby is retired."""
-        with self._lock:
-            self._make_current(OpenVersion(predictor))
+    def make_current(self, predictor: Predictor) -> None:
+        """Make a predictor current: that of the candidate or of the standby, or a new one.
 
-    def make_candidate_current(self) -> None:
-        """Make the candidate current. The previous version becomes the standby, and the previous standby is retired."""
+        The previous version becomes the standby, and the previous standby is retired.
+        """
         with self._lock:
-            if self.candidate is None:
-                raise ValueError("expected a candidate, found none")
-            self.candidate.since = datetime.now(UTC)
-            self._make_current(self.candidate)
-            self.candidate = None
-
-    def exchange_with_standby(self) -> None:
-        """Make the standby current, and the current version the standby."""
-        with self._lock:
-            if self.standby is None:
-                raise ValueError("expected a standby, found none")
-            self.standby.since = datetime.now(UTC)
-            self.current, self.standby = self.standby, self.current
+            opened = self._take(predictor)
+            opened.since = datetime.now(UTC)
+            if self.standby is not None:
+                self._retired.append(self.standby)
+            self.current, self.standby = opened, self.current
 
     def add_candidate(self, predictor: Predictor) -> None:
-        """Make a predictor the candidate. It can be the predictor of the standby."""
+        """Make a predictor the candidate: that of the standby, or a new one."""
         with self._lock:
-            standby = self.standby
-            if standby is not None and standby.predictor is predictor:
-                self.candidate, self.standby = standby, None
-            else:
-                self.candidate = OpenVersion(predictor)
+            self.candidate = self._take(predictor)
 
-    def retire_candidate(self) -> bool:
-        """Retire the candidate, and return whether there was one."""
+    def retire(self, opened: OpenVersion) -> None:
+        """Retire the candidate or the standby."""
         with self._lock:
-            candidate, self.candidate = self.candidate, None
-            if candidate is not None:
-                self._retired.append(candidate)
-        return candidate is not None
-
-    def retire_standby(self) -> bool:
-        """Retire the standby, and return whether there was one."""
-        with self._lock:
-            standby, self.standby = self.standby, None
-            if standby is not None:
-                self._retired.append(standby)
-        return standby is not None
+            self._retired.append(self._take(opened.predictor))
 
     def open_predictors(self) -> list[Predictor]:
         """The predictors of the open versions."""
@@ -208,7 +182,13 @@ class OpenVersions:
         """The versions that a request may name; the caller holds the lock."""
         return [version for version in (self.current, self.candidate, self.standby) if version is not None]
 
-    def _make_current(self, version: OpenVersion) -> None:
-        if self.standby is not None:
-            self._retired.append(self.standby)
-        self.current, self.standby = version, self.current
+    def _take(self, predictor: Predictor) -> OpenVersion:
+        """The open version of a predictor, which is neither the candidate nor the standby any more."""
+        for opened in (self.candidate, self.standby):
+            if opened is not None and opened.predictor is predictor:
+                if opened is self.candidate:
+                    self.candidate = None
+                else:
+                    self.standby = None
+                return opened
+        return OpenVersion(predictor)

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -57,8 +57,11 @@ class Seen(NamedTuple):
     fresh: bool
 
 
-class Reports(Protocol):
-    """The reports of the replicas of a store."""
+class FolderReports:
+    """The reports of a store's replicas as files. The time of a file is the time of its report."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def write(self, report: Report) -> None:
         """Write the report of this replica; it replaces the previous report.
@@ -66,9 +69,15 @@ class Reports(Protocol):
         Raises:
             OSError, RedisError: If the report cannot be written.
         """
+        self._folder.mkdir(exist_ok=True)
+        temporary = self._folder / f".{report.replica}"
+        temporary.write_text(report.model_dump_json(), encoding="utf-8")
+        temporary.replace(self._path(report.replica))
 
     def remove(self) -> None:
         """Remove the report of this replica, because it stops."""
+        with contextlib.suppress(OSError):
+            self._path(replica_name()).unlink()
 
     def read(self) -> list[Seen]:
         """All reports of the last minute, sorted by replica. Content that is not a report is ignored.
@@ -76,39 +85,6 @@ class Reports(Protocol):
         Raises:
             OSError, RedisError: If the reports cannot be read.
         """
-
-
-def reports_of(store: Store, redis_client: RedisClient | None) -> Reports:
-    """The reports of a store's replicas: in Redis if the replicas share one, otherwise in the store's folder."""
-    return RedisReports(redis_client) if redis_client else FolderReports(store.root / "replicas")
-
-
-def versions_in_use(reports: Reports) -> set[str]:
-    """The versions that replicas have open.
-
-    Raises:
-        OSError, RedisError: If the reports cannot be read.
-    """
-    return {version for seen in reports.read() for version in seen.report.open}
-
-
-class FolderReports:
-    """Reports as files. The time of a file is the time of its report."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def write(self, report: Report) -> None:
-        self._folder.mkdir(exist_ok=True)
-        temporary = self._folder / f".{report.replica}"
-        temporary.write_text(report.model_dump_json(), encoding="utf-8")
-        temporary.replace(self._path(report.replica))
-
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path(replica_name()).unlink()
-
-    def read(self) -> list[Seen]:
         found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
         return [seen for seen in found if seen is not None]
 
@@ -129,7 +105,10 @@ class FolderReports:
 
 
 class RedisReports:
-    """Reports in a hash in Redis. Their times are those of the Redis server: the clocks of the replicas can differ."""
+    """Reports in a hash in Redis, with the methods of `FolderReports`.
+
+    Their times are those of the Redis server, because the clocks of the replicas can differ.
+    """
 
     def __init__(self, redis_client: RedisClient) -> None:
         self._redis, self._key = redis_client, redis_client.key("reports")
@@ -162,6 +141,23 @@ class RedisReports:
         if outdated:
             self._redis.execute(lambda client: client.hdel(self._key, *outdated))
         return found
+
+
+Reports = FolderReports | RedisReports
+
+
+def reports_of(store: Store, redis_client: RedisClient | None) -> Reports:
+    """The reports of a store's replicas: in Redis if the replicas share one, otherwise in the store's folder."""
+    return RedisReports(redis_client) if redis_client else FolderReports(store.root / "replicas")
+
+
+def versions_in_use(reports: Reports) -> set[str]:
+    """The versions that replicas have open.
+
+    Raises:
+        OSError, RedisError: If the reports cannot be read.
+    """
+    return {version for seen in reports.read() for version in seen.report.open}
 
 
 class Reporter:

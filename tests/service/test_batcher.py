@@ -17,7 +17,7 @@ from recollect.service.predictor.answers import Answer, Answers, ScoredLabel
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.versions.open_versions import Lease, OpenVersions
+from recollect.service.versions.open_versions import Lease, OpenVersion, OpenVersions
 
 MAX_TOGETHER = 32
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=5, top_k=3)
@@ -44,7 +44,7 @@ class Gate:
         self.checkpoints = 0
         self.started, self.open = threading.Semaphore(0), threading.Event()
         self.versions = OpenVersions()
-        self.versions.replace(cast(Predictor, self))
+        self.versions.make_current(cast(Predictor, self))
 
     def lease(self) -> Lease:
         return self.versions.lease()
@@ -77,6 +77,11 @@ class Gate:
 def answer(query: str) -> Answer:
     """An answer whose best label has the query as uid."""
     return Answer([ScoredLabel(0, query, query, 1.0)], truncated=False, exhausted=False)
+
+
+def standby_of(gate: Gate) -> OpenVersion:
+    assert gate.versions.standby is not None
+    return gate.versions.standby
 
 
 def best_uids(computed: Computed) -> list[str]:
@@ -152,8 +157,8 @@ def test_panic_in_a_library_fails_its_request_and_neither_ends_the_thread_nor_ke
             await batcher.submit(lease, ["panic"], OPTIONS, SLOW)
         assert best_uids(await batcher.submit(lease, ["next"], OPTIONS, SLOW)) == ["next"]
         lease.release()
-        gate.versions.replace(cast(Predictor, Gate()))
-        gate.versions.retire_standby()
+        gate.versions.make_current(cast(Predictor, Gate()))
+        gate.versions.retire(standby_of(gate))
         while not gate.closed:  # until the thread has released its share
             await asyncio.sleep(0.01)
             gate.versions.close_unused()
@@ -210,8 +215,8 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
         for future in (answer, waiting):
             future.cancel()
         lease.release()
-        old.versions.replace(cast(Predictor, new))
-        old.versions.retire_standby()
+        old.versions.make_current(cast(Predictor, new))
+        old.versions.retire(standby_of(old))
         assert (old.versions.close_unused(), old.closed) == ([], False)
         old.open.set()
         while not old.versions.close_unused():

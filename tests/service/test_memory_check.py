@@ -10,8 +10,8 @@ import pytest
 from recollect.service.errors import InsufficientMemoryError
 from recollect.service.memory_use import free_bytes
 from recollect.service.store.store import Store
-from recollect.service.versions import memory_check
-from recollect.service.versions.memory_check import private_bytes, require_memory
+from recollect.service.versions import opening
+from recollect.service.versions.opening import private_bytes, require_memory
 
 MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"}  # 1,024,000 bytes
 STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file 100000\ninactive_file 200000\n"
@@ -89,6 +89,6 @@ def test_error_for_a_version_that_does_not_fit_names_needed_and_free_memory(
 ) -> None:
     manifest = Store(built.store).manifest(built.version)
     require_memory(manifest)
-    monkeypatch.setattr(memory_check, "free_bytes", lambda: private_bytes(manifest) - 1)
+    monkeypatch.setattr(opening, "free_bytes", lambda: private_bytes(manifest) - 1)
     with pytest.raises(InsufficientMemoryError, match=r"expected \d+ MB of free memory to open it, found \d+ MB"):
         require_memory(manifest)

@@ -28,7 +28,7 @@ class Closeable:
 def versions_of(*predictors: Closeable) -> OpenVersions:
     versions = OpenVersions()
     for predictor in predictors:
-        versions.replace(cast(Predictor, predictor))
+        versions.make_current(cast(Predictor, predictor))
     return versions
 
 
@@ -47,7 +47,7 @@ def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(use) for _ in range(4)]
         for _ in range(2_000):
-            versions.replace(cast(Predictor, Closeable()))
+            versions.make_current(cast(Predictor, Closeable()))
             versions.close_unused()
         stopped.set()
         assert all(user.result() for user in users)
