@@ -158,8 +158,9 @@ def _build_on_gpu(
         _reserve_codes(index, len(keys))
     for block in _checked_blocks(keys, first_row, progress, unit):
         filling.add(block)
-    filled = index if filling is index else faiss.downcast_index(faiss.index_gpu_to_cpu(filling))
-    if type(filled) is not type(faiss.downcast_index(index)):
+    # A proxy of `downcast_index` would not keep the new index alive.
+    filled = index if filling is index else faiss.index_gpu_to_cpu(filling)
+    if type(faiss.downcast_index(filled)) is not type(faiss.downcast_index(index)):
         raise NoGpuError("faiss returned another kind of index from the GPU")
     return filled
 
