@@ -74,7 +74,7 @@ def directly(learner: Learner, micro_rows: int) -> tuple[float, Tensor]:
     sides = []
     for part in learner.parts:
         rows: list[Any] = [None] * len(part.rows)
-        for places in part.micro_batches(10_000, micro_rows):
+        for places in embedder(learner.model, micro_rows=micro_rows).micro_batches(part):
             vectors = learner.model.views(*part.inputs.batch(part.rows[places], "cpu"))
             for place, vector in zip(places, vectors, strict=True):
                 rows[place] = vector

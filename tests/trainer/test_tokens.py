@@ -102,3 +102,9 @@ def test_batches_by_length_contain_each_row_once_longest_first_within_both_limit
 @pytest.mark.parametrize(("batch_tokens", "sizes"), [(4, [1] * 7), (14, [2, 2, 2, 1]), (15, [3, 3, 1]), (99, [7])])
 def test_batches_by_length_are_as_large_as_batch_tokens_allows(batch_tokens: int, sizes: list[int]) -> None:
     assert [len(rows) for rows in batches_by_length(np.full(7, 5), batch_tokens)] == sizes
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", [1, 3, 4]), ("cuda", [8])])
+def test_gpu_has_fewer_batches_with_more_padding(device: str, sizes: list[int]) -> None:
+    lengths = np.array([400, 100, 99, 98, 30, 30, 29, 28])
+    assert [len(rows) for rows in batches_by_length(lengths, 32_768, device=device)] == sizes

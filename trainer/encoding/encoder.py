@@ -223,7 +223,7 @@ def embed(
         autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without bfloat16.
     """
     vectors = np.empty((len(inputs), dim), dtype=np.float32)
-    for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device]):
+    for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device], device=device):
         with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=autocast):
             vectors[rows] = model(*inputs.batch(rows, device)).float().cpu().numpy()
         if progress:

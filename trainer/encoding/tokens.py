@@ -24,8 +24,9 @@ Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 # the ids.
 _CHUNK_TEXTS = 8_192
 
-# Largest share of padding in a batch. Batches of up to 128 tokens may have more.
-_MAX_PADDING, _SMALL_BATCH_TOKENS = 0.1, 128
+# Largest share of padding in a batch. Small batches may have more: a CPU could not use all its cores for less, and a GPU
+# takes longer to start its kernels than to compute the padding.
+_MAX_PADDING, _SMALL_BATCH_TOKENS = 0.1, {"cpu": 128, "cuda": 16_384}
 
 
 class Inputs(abc.ABC):
@@ -166,17 +167,17 @@ def row_numbers(first: int, rows: Int[np.ndarray, " row"], device: str) -> Int[T
 
 
 def batches_by_length(
-    lengths: Int[np.ndarray, " row"], batch_tokens: int, batch_rows: int = 2**31
+    lengths: Int[np.ndarray, " row"], batch_tokens: int, batch_rows: int = 2**31, device: str = "cpu"
 ) -> Iterator[Int[np.ndarray, " row"]]:
     """Split rows into batches of similar length, longest first, so that the first batch needs the most memory.
 
-    A batch ends at a limit, or before its padding would exceed a tenth of its tokens. Small batches may have more
-    padding, because even smaller batches would not use all cores.
+    A batch ends at a limit, or before its padding would exceed a tenth of its tokens. Small batches may have more padding.
 
     Args:
         lengths: Number of tokens of each row.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer row gets its own batch.
         batch_rows: Maximum number of rows in a batch.
+        device: Device of the model, which decides what a small batch is.
     """
     order = np.argsort(lengths, kind="stable")[::-1]
     descending = lengths[order]
@@ -187,7 +188,7 @@ def batches_by_length(
         rows = np.arange(1, min(limit, len(order) - start) + 1)
         filled = np.cumsum(descending[start : start + limit]) >= (1 - _MAX_PADDING) * rows * longest
         dense = int(filled.sum())  # longest rows come first, so padding only grows with the number of rows
-        count = max(dense, min(limit, -(-_SMALL_BATCH_TOKENS // longest)))
+        count = max(dense, min(limit, -(-_SMALL_BATCH_TOKENS[device] // longest)))
         yield order[start : start + count].copy()  # torch does not accept reversed views
         start += count
 

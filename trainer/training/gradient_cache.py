@@ -34,10 +34,6 @@ class Part:
     inputs: Inputs
     rows: Int[np.ndarray, " row"]
 
-    def micro_batches(self, tokens: int, rows: int) -> Iterator[Int[np.ndarray, " micro"]]:
-        """Yield the micro-batches, as places in `rows`. The rows of a micro-batch have similar lengths."""
-        return batches_by_length(self.inputs.lengths_of(self.rows), tokens, rows)
-
 
 @dataclass(frozen=True)
 class Embedder:
@@ -59,6 +55,10 @@ class Embedder:
     micro_rows: int
     cache: bool
 
+    def micro_batches(self, part: Part) -> Iterator[Int[np.ndarray, " micro"]]:
+        """Yield the micro-batches of a part, as places in `part.rows`. Their rows have similar lengths."""
+        return batches_by_length(part.inputs.lengths_of(part.rows), self.micro_tokens, self.micro_rows, self.device)
+
     def views(self, part: Part, places: Int[np.ndarray, " micro"]) -> Float[Tensor, "micro view dim"]:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             views = self.model.views(*part.inputs.batch(part.rows[places], self.device))
@@ -75,11 +75,7 @@ class Embedder:
         Returns:
             The loss.
         """
-        chunks = [
-            (n, places)
-            for n, part in enumerate(parts)
-            for places in part.micro_batches(self.micro_tokens, self.micro_rows)
-        ]
+        chunks = [(n, places) for n, part in enumerate(parts) for places in self.micro_batches(part)]
         leaves = [torch.zeros(self._shape(part), device=self.device) for part in parts]
         # All views are in one tensor, because many small tensors would fragment the heap.
         states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}

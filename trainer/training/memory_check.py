@@ -58,7 +58,7 @@ def kept_tokens(embedder: Embedder, part: Part) -> int:
     """
     if embedder.device == "cpu":
         return _TOKENS_ON_CPU
-    places = next(part.micro_batches(embedder.micro_tokens, embedder.micro_rows))
+    places = next(embedder.micro_batches(part))
     lengths = part.inputs.lengths_of(part.rows[places])
     state = random_state(embedder.device)
     embedder.views(part, places)  # at its first call, cuBLAS allocates memory of its own and keeps it
