@@ -50,7 +50,7 @@ from recollect.service.bundle.manifest import (
 )
 from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.console import print_status, progress_bar
-from recollect.service.memory_log.upkeep import last_entry, removed_entries
+from recollect.service.memory_log.upkeep import extent
 from recollect.service.predictor.golden import write_golden
 from recollect.service.predictor.gpu import NoGpuError, gpu_resources
 from recollect.service.settings import Device
@@ -206,13 +206,14 @@ def _check_memory_sequence(store: Store, sequence: int) -> None:
         BuildError: If later entries were removed, or if the log has no such entry.
         MemoryLogError, StoreError, OSError: If the log cannot be read.
     """
-    if sequence < (removed := removed_entries(store)):
+    removed, last = extent(store)
+    if sequence < removed:
         raise BuildError(
             f"--memory-sequence: expected at least {removed}, because `recollect prune --memory-log` has removed the "
             f"entries up to it from {store.name}, found {sequence}; train with a new `recollect export` of the store, "
             "and give the number that it prints"
         )
-    if sequence and sequence > (last := last_entry(store)):
+    if sequence > last:
         raise BuildError(
             f"--memory-sequence: expected at most {last}, the last live entry of {store.name}, found {sequence}; give "
             "the number that `recollect export` prints"

@@ -152,7 +152,7 @@ def memory(settings: MemorySettings) -> None:
     from collections import Counter
     from datetime import UTC, datetime
 
-    from recollect.service.memory.entries import is_put, subject_of
+    from recollect.service.memory.entries import Remove, subject_of
     from recollect.service.memory_log.log import MemoryLog
 
     store = _store(settings)
@@ -160,7 +160,7 @@ def memory(settings: MemorySettings) -> None:
     log = MemoryLog.of(store, manifest)
     entries = log.read()
     # The last entry of each instance, label and correction decides.
-    last = {subject_of(logged.entry): is_put(logged.entry) for logged in entries}
+    last = {subject_of(logged.entry): not isinstance(logged.entry, Remove) for logged in entries}
     count = Counter((kind, put) for (kind, _), put in last.items())
     oldest = min((logged.seconds for logged in entries), default=None)
     age = None if oldest is None else max(0.0, time.time() - oldest)

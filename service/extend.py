@@ -16,7 +16,7 @@ from recollect.service.command_settings import ExtendSettings
 from recollect.service.console import progress_bar
 from recollect.service.errors import InputError, SettingsError
 from recollect.service.memory.changes import NewInstance, NewLabel, Uid, added, checked
-from recollect.service.memory.entries import Entry, RemoveInstance, RemoveLabel, Subject
+from recollect.service.memory.entries import Entry, Kind, Remove, Subject
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import follow
@@ -95,7 +95,7 @@ def extend(settings: ExtendSettings) -> Extended:
     encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(0))
     with progress_bar(len(removals) + len(additions), "entry", "extend") as bar:
         for subjects in _blocks(removals):
-            live.write(lambda _, subjects=subjects: _removed(subjects))  # type: ignore[misc] # a default has no type
+            live.write(_removed(subjects))
             bar.update(len(subjects))
         for kind in ("label", "instance"):  # so that each label is known before the instances that name it
             for block in _blocks([each for subject, each in additions.items() if subject[0] == kind]):
@@ -105,8 +105,8 @@ def extend(settings: ExtendSettings) -> Extended:
     return Extended(instances, len(additions) - instances, len(removals) - len(unknown), unknown, log.sequence)
 
 
-def _removed(subjects: Sequence[Subject]) -> list[Entry]:
-    return [RemoveInstance(uid) if kind == "instance" else RemoveLabel(uid) for kind, uid in subjects]
+def _removed(subjects: Sequence[Subject]) -> Callable[[Snapshot], list[Entry]]:
+    return lambda _: [Remove(*subject) for subject in subjects]
 
 
 def _added(block: Sequence[_Addition], encoder: QueryEncoder) -> Callable[[Snapshot], list[Entry]]:
@@ -146,7 +146,8 @@ def _read_additions(path: Path) -> dict[Subject, _Addition]:
     """
     found: dict[Subject, _Addition] = {}
     for number, fields in read_objects(path):
-        where, kind = f"{path}:{number}", "instance" if "labels" in fields else "label"
+        where = f"{path}:{number}"
+        kind: Kind = "instance" if "labels" in fields else "label"
         row = checked(_ROWS[kind], fields, where, InputError)
         if (other := found.setdefault((kind, row.uid), _Addition(where, row))).where != where:
             raise _twice(where, (kind, row.uid), other.where)
@@ -164,8 +165,8 @@ def _read_removals(path: Path) -> list[Subject]:
         where = f"{path}:{number}"
         if len(fields) != 1 or not {*fields} < {"instance", "label"}:
             raise InputError(f'{where}: expected {{"instance": UID}} or {{"label": UID}}, found {fields!r:.60}')
-        ((kind, uid),) = fields.items()
-        subject = kind, checked(_UID, uid, f"{where}: {kind}", InputError)
+        kind: Kind = "instance" if "instance" in fields else "label"
+        subject = kind, checked(_UID, fields[kind], f"{where}: {kind}", InputError)
         if (other := found.setdefault(subject, where)) != where:
             raise _twice(where, subject, other)
     return [*found]

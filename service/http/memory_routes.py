@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import dataclasses
 import hashlib
 import re
 import time
@@ -37,7 +36,7 @@ from recollect.service.memory.changes import (
     new_feedback,
     removed,
 )
-from recollect.service.memory.entries import Entry, RemoveCorrection, RemoveInstance
+from recollect.service.memory.entries import Entry, Remove
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.writer import Request as KeyedRequest
 from recollect.service.options import Query
@@ -231,7 +230,7 @@ class MemoryRoutes:
             digest = hashlib.sha256(f"{body.request_id}\n{body.label}".encode())
             uid = FEEDBACK + digest.hexdigest()[:32]
             # An earlier, opposite judgement.
-            opposite = [RemoveCorrection(uid) if body.relevant else RemoveInstance(uid)]
+            opposite = [Remove("correction" if body.relevant else "instance", uid)]
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             return [*opposite, *learned(memory, encode, uid, body.query, body.label, body.relevant)]
@@ -246,17 +245,20 @@ class MemoryRoutes:
         """Return the size of the memory, and of its live entries."""
         with self.versions.lease() as predictor:
             memory = predictor.memory.snapshot
-            facts = dataclasses.asdict(memory.status)
-            oldest = facts.pop("oldest_seconds")
+            oldest = memory.oldest_seconds
             return MemoryStatus(
                 version=predictor.version,
                 sequence=memory.sequence,
+                instances=memory.instances.rows.present,
+                labels=int(np.count_nonzero(memory.labels.present())),
+                corrections=memory.corrections.rows.present,
+                live_keys=memory.live_keys,
                 max_live_keys=self.max_live_keys,
+                skipped=memory.skipped,
                 log_bytes=0 if predictor.log is None else predictor.log.log.size_bytes,
                 oldest=None if oldest is None else datetime.fromtimestamp(oldest, UTC),
                 oldest_age_seconds=None if oldest is None else max(0.0, time.time() - oldest),
                 writable=self.writable,
-                **facts,
             )
 
     def instance(self, uid: str) -> MemoryInstance:

@@ -22,9 +22,7 @@ from recollect.service.memory.entries import (
     PutCorrection,
     PutInstance,
     PutLabel,
-    RemoveCorrection,
-    RemoveInstance,
-    RemoveLabel,
+    Remove,
 )
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import CONTROL_CHARACTERS, UidText, check_query, first_problem, require_words
@@ -198,7 +196,7 @@ def removed(memory: Snapshot, instances: Sequence[str], labels: Sequence[str]) -
             raise UnknownUidError(
                 f"{kind}: expected uids of the memory, found {len(unknown):,} unknown: {_name(unknown)}"
             )
-    return [*map(RemoveInstance, instances), *map(RemoveLabel, labels)]
+    return [*(Remove("instance", uid) for uid in instances), *(Remove("label", uid) for uid in labels)]
 
 
 def new_feedback() -> str:
@@ -239,9 +237,9 @@ def forgotten(memory: Snapshot, uid: str) -> list[Entry]:
     """
     if uid.startswith(FEEDBACK):
         if memory.corrections.rows.find(uid) is not None:
-            return [RemoveCorrection(uid)]
+            return [Remove("correction", uid)]
         if memory.instance(uid) is not None:
-            return [RemoveInstance(uid)]
+            return [Remove("instance", uid)]
     raise UnknownUidError(f"feedback {uid[:80]!r}: expected the id of a feedback that was not undone before")
 
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float
+
+Kind = Literal["instance", "label", "correction"]
+# The kind of a part of the memory, and its uid.
+Subject = tuple[Kind, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +30,7 @@ class PutInstance:
         weight: It votes as this number of equal instances do; positive.
     """
 
+    kind: ClassVar[Kind] = "instance"
     uid: str
     text: str
     labels: Sequence[str]
@@ -42,23 +48,10 @@ class PutLabel:
         vector: The unit vector of the text, as the encoder gives it.
     """
 
+    kind: ClassVar[Kind] = "label"
     uid: str
     text: str
     vector: Float[np.ndarray, " dim"]
-
-
-@dataclass(frozen=True)
-class RemoveInstance:
-    """Remove the instance with this uid."""
-
-    uid: str
-
-
-@dataclass(frozen=True)
-class RemoveLabel:
-    """Remove the label with this uid, its key and its votes. An instance without another label is removed, too."""
-
-    uid: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +65,7 @@ class PutCorrection:
         vector: The unit vector of the query.
     """
 
+    kind: ClassVar[Kind] = "correction"
     uid: str
     query: str
     label: str
@@ -79,29 +73,22 @@ class PutCorrection:
 
 
 @dataclass(frozen=True)
-class RemoveCorrection:
-    """Remove the correction with this uid."""
+class Remove:
+    """Remove the instance, the label or the correction with this uid.
 
+    With a label, its key and its votes are removed, and the instances without another label.
+    """
+
+    kind: Kind
     uid: str
 
 
-Entry = PutInstance | PutLabel | RemoveInstance | RemoveLabel | PutCorrection | RemoveCorrection
-
-
-# The kind of a subject, "instance", "label" or "correction", and its uid.
-Subject = tuple[str, str]
+Entry = PutInstance | PutLabel | PutCorrection | Remove
 
 
 def subject_of(entry: Entry) -> Subject:
     """The part of the memory that an entry inserts, replaces or removes."""
-    if isinstance(entry, PutInstance | RemoveInstance):
-        return "instance", entry.uid
-    return "label" if isinstance(entry, PutLabel | RemoveLabel) else "correction", entry.uid
-
-
-def is_put(entry: Entry) -> bool:
-    """Whether an entry inserts or replaces its subject. Otherwise it removes its subject."""
-    return isinstance(entry, PutInstance | PutLabel | PutCorrection)
+    return entry.kind, entry.uid
 
 
 @dataclass(frozen=True)

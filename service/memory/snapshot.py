@@ -27,9 +27,7 @@ from recollect.service.memory.entries import (
     PutCorrection,
     PutInstance,
     PutLabel,
-    RemoveCorrection,
-    RemoveInstance,
-    RemoveLabel,
+    Remove,
 )
 from recollect.service.memory.rows import Column, RowTable
 from recollect.service.memory.tables import Instances, Labels, Voters
@@ -41,34 +39,13 @@ COMPACT_FROM = 20_000
 
 
 @dataclass(frozen=True, eq=False)
-class Status:
-    """Facts about the live entries of a memory.
-
-    Attributes:
-        instances: Number of instances that are present.
-        labels: Number of labels that are present.
-        corrections: Number of corrections that are present.
-        live_keys: Number of live keys of instances, labels and corrections, with those that were replaced or removed.
-        skipped: Number of entries that named a label that the version does not have.
-        oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
-    """
-
-    instances: int
-    labels: int
-    corrections: int
-    live_keys: int
-    skipped: int
-    oldest_seconds: float | None
-
-
-@dataclass(frozen=True, eq=False)
 class Snapshot:
     """The memory of a version after some entries.
 
     Attributes:
         sequence: Sequence number of the last entry.
-        skipped: See `Status`.
-        oldest_seconds: See `Status`.
+        skipped: Number of entries that named a label that the version does not have.
+        oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
         instances: The instances.
         labels: The labels.
         corrections: The corrections of labels.
@@ -87,7 +64,7 @@ class Snapshot:
 
     @property
     def live_keys(self) -> int:
-        """See `Status`."""
+        """Number of live keys of instances, labels and corrections, with those that were replaced or removed."""
         return sum(len(each.rows.vectors) for each in (self.instances, self.labels, self.corrections))
 
     @property
@@ -98,17 +75,6 @@ class Snapshot:
         """
         rows = self.instances.rows
         return self.live_keys >= COMPACT_FROM or 2 * rows.removed_mapped > rows.mapped
-
-    @property
-    def status(self) -> Status:
-        return Status(
-            instances=self.instances.rows.present,
-            labels=int(np.count_nonzero(self.labels.present())),
-            corrections=self.corrections.rows.present,
-            live_keys=self.live_keys,
-            skipped=self.skipped,
-            oldest_seconds=self.oldest_seconds,
-        )
 
     def instance(self, uid: str) -> int | None:
         """The number of the present instance with a uid. The first call builds a table of the bundle's uids."""
@@ -184,15 +150,15 @@ class SnapshotBuilder:
                 self._put_instance(put)
             case PutLabel() as put_label:
                 self._put_label(put_label)
-            case RemoveInstance(uid):
+            case Remove("instance", uid):
                 if (row := self._instances.find(uid)) is not None:
                     self._remove_instance(row)
-            case RemoveLabel(uid):
+            case Remove("label", uid):
                 if (row := self._labels.find(uid)) is not None:
                     self._remove_label(row)
             case PutCorrection() as correction:
                 self._put_correction(correction)
-            case RemoveCorrection(uid):
+            case Remove("correction", uid):
                 if (row := self._corrections.find(uid)) is not None:
                     self._corrections.remove(row)
 

@@ -33,9 +33,7 @@ from recollect.service.memory.entries import (
     PutCorrection,
     PutInstance,
     PutLabel,
-    RemoveCorrection,
-    RemoveInstance,
-    RemoveLabel,
+    Remove,
 )
 from recollect.service.options import first_problem
 
@@ -81,31 +79,28 @@ class _Head(_Line):
     requests: list[Answered] = []
 
 
-_KINDS: dict[str, type[Entry]] = {
-    "put_instance": PutInstance,
-    "put_label": PutLabel,
-    "put_correction": PutCorrection,
-    "remove_instance": RemoveInstance,
-    "remove_label": RemoveLabel,
-    "remove_correction": RemoveCorrection,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_PUTS: dict[str, Any] = {put.kind: put for put in (PutInstance, PutLabel, PutCorrection)}
 _TYPES: dict[str, Any] = {
     "labels": Annotated[list[str], Field(min_length=1)],
     "weight": Annotated[float, Field(gt=0)],
 }
 
 
-def _line_of(name: str) -> type[_Line]:
-    """The model of the line of an entry: the fields of its class, the vector as text, and its kind."""
-    fields: dict[str, Any] = {"kind": (Literal[name], ...)}
-    for field in dataclasses.fields(_KINDS[name]):
+def _put_line(kind: str) -> type[_Line]:
+    """The model of the line that puts an instance, a label or a correction: the fields of its class, and its kind."""
+    fields: dict[str, Any] = {"kind": (Literal[f"put_{kind}"], ...)}
+    for field in dataclasses.fields(_PUTS[kind]):
         default = ... if field.default is dataclasses.MISSING else field.default
         fields[field.name] = _TYPES.get(field.name, str), default
-    return create_model(name, __base__=_Line, **fields)
+    return create_model(kind, __base__=_Line, **fields)
 
 
-_ANY_LINE: Any = functools.reduce(operator.or_, map(_line_of, _KINDS))
+class _RemoveLine(_Line):
+    kind: Literal["remove_instance", "remove_label", "remove_correction"]
+    uid: str
+
+
+_ANY_LINE: Any = functools.reduce(operator.or_, map(_put_line, _PUTS), _RemoveLine)
 _LINE: TypeAdapter[Any] = TypeAdapter(Annotated[_ANY_LINE, Field(discriminator="kind")])
 
 
@@ -212,15 +207,16 @@ def _read_head(line: bytes) -> _Head:
 
 
 def _encode(entry: Entry, dim: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"kind": _NAMES[type(entry)]} | dict(vars(entry))
+    if isinstance(entry, Remove):
+        return {"kind": f"remove_{entry.kind}", "uid": entry.uid}
+    fields: dict[str, Any] = {"kind": f"put_{entry.kind}"} | dict(vars(entry))
     if isinstance(entry, PutInstance):
         fields["labels"] = list(entry.labels)
         if entry.weight == 1:
             del fields["weight"]
-    if isinstance(entry, PutInstance | PutLabel | PutCorrection):
-        if entry.vector.shape != (dim,) or not np.isfinite(entry.vector).all():
-            raise ValueError(f"{entry.uid}: expected a finite vector of shape ({dim},), found {entry.vector.shape}")
-        fields["vector"] = base64.b64encode(entry.vector.astype(_FLOAT).tobytes()).decode()
+    if entry.vector.shape != (dim,) or not np.isfinite(entry.vector).all():
+        raise ValueError(f"{entry.uid}: expected a finite vector of shape ({dim},), found {entry.vector.shape}")
+    fields["vector"] = base64.b64encode(entry.vector.astype(_FLOAT).tobytes()).decode()
     return fields
 
 
@@ -229,9 +225,11 @@ def _decode(line: bytes, dim: int) -> Entry:
         fields = dict(_LINE.validate_json(line))
     except ValidationError as error:
         raise ValueError(_reason(error)) from None
-    if "vector" in fields:
-        fields["vector"] = _vector(fields["vector"], dim)
-    return _KINDS[fields.pop("kind")](**fields)
+    verb, _, kind = fields.pop("kind").partition("_")
+    if verb == "remove":
+        return Remove(kind, fields["uid"])
+    put: Entry = _PUTS[kind](**fields | {"vector": _vector(fields["vector"], dim)})
+    return put
 
 
 def _vector(text: str, dim: int) -> Float[np.ndarray, " dim"]:
@@ -249,7 +247,7 @@ def _vector(text: str, dim: int) -> Float[np.ndarray, " dim"]:
 
 def _reason(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in problem["loc"] if part not in _KINDS)
+    name = ".".join(part for part in map(str, problem["loc"]) if not part.startswith(("put_", "remove_")))
     if problem["type"] == "extra_forbidden":
         return f"unknown field {name}; a newer release may know it"
     if problem["type"] == "missing":

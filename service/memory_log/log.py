@@ -30,7 +30,7 @@ import numpy as np
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import MemoryLogError, StoreError
 from recollect.service.memory.changes import Encode
-from recollect.service.memory.entries import Entry, LoggedEntry, PutCorrection, PutInstance, PutLabel
+from recollect.service.memory.entries import LoggedEntry, PutCorrection, PutLabel, Remove
 from recollect.service.memory_log.commits import (
     Answered,
     Commit,
@@ -271,24 +271,19 @@ class MemoryLog:
 
     def _encode_again(self, entries: list[LoggedEntry]) -> list[LoggedEntry]:
         """Replace the vectors of another encoder."""
-        texts: dict[str, list[str]] = {"label": [], "other": []}
-        for each in entries:
-            if isinstance(each.entry, PutInstance | PutLabel | PutCorrection):
-                text = each.entry.query if isinstance(each.entry, PutCorrection) else each.entry.text
-                texts["label" if isinstance(each.entry, PutLabel) else "other"].append(text)
-        count = sum(map(len, texts.values()))
-        vectors = np.zeros((count, self._encoder.dim), dtype=np.float32)
-        if self._encode_texts is not None and count:
-            vectors = self._encode_texts(texts["other"], texts["label"])
-        others, labels = iter(vectors), iter(vectors[len(texts["other"]) :])
-
-        def encoded(entry: Entry) -> Entry:
-            if isinstance(entry, PutInstance | PutLabel | PutCorrection):
-                vector = next(labels if isinstance(entry, PutLabel) else others)
-                return dataclasses.replace(entry, vector=vector)
-            return entry
-
-        return [dataclasses.replace(each, entry=encoded(each.entry)) for each in entries]
+        puts = {each.sequence: each.entry for each in entries if not isinstance(each.entry, Remove)}
+        labels = {sequence: put.text for sequence, put in puts.items() if isinstance(put, PutLabel)}
+        others = {
+            sequence: put.query if isinstance(put, PutCorrection) else put.text
+            for sequence, put in puts.items()
+            if not isinstance(put, PutLabel)
+        }
+        vectors = np.zeros((len(puts), self._encoder.dim), dtype=np.float32)
+        if self._encode_texts is not None and puts:
+            vectors = self._encode_texts([*others.values()], [*labels.values()])
+        for sequence, vector in zip([*others, *labels], vectors, strict=True):
+            puts[sequence] = dataclasses.replace(puts[sequence], vector=vector)
+        return [dataclasses.replace(each, entry=puts.get(each.sequence, each.entry)) for each in entries]
 
 
 def commit_name(first: int) -> str:

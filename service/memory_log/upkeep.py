@@ -26,20 +26,17 @@ from recollect.service.store.store import Store
 _KEPT_SECONDS = 3_600.0
 
 
-def removed_entries(store: Store) -> int:
-    """Sequence number up to which entries may have been removed from the log; 0 if it has all entries."""
-    return removed_up_to(store.files.names(MEMORY))
+def extent(store: Store) -> tuple[int, int]:
+    """The sequence number up to which entries may have been removed from the log, and that of the last entry.
 
-
-def last_entry(store: Store) -> int:
-    """Sequence number of the last entry of the log; 0 if there is none.
+    Both are 0 without a log.
 
     Raises:
         MemoryLogError, StoreError: If the log cannot be read.
     """
     names = store.files.names(MEMORY)
     commits, removed = numbers(names, COMMIT), removed_up_to(names)
-    return max(removed, _read(store, commits[-1]).last) if commits else removed
+    return removed, max(removed, _read(store, commits[-1]).last) if commits else removed
 
 
 def has_log(store: Store) -> bool:

@@ -17,12 +17,11 @@ from recollect.service.memory.entries import (
     PutCorrection,
     PutInstance,
     PutLabel,
-    RemoveInstance,
-    RemoveLabel,
+    Remove,
     subject_of,
 )
 from recollect.service.memory_log.log import MemoryLog, commit_name
-from recollect.service.memory_log.upkeep import last_entry
+from recollect.service.memory_log.upkeep import extent
 from recollect.service.model import Model, open_model
 from recollect.service.store.store import Store
 from tests.conftest import TOPICS, Built
@@ -82,11 +81,11 @@ def changes(encode: Callable[[list[str]], np.ndarray]) -> list[Entry]:
         instance("cat", "A cat hunts mice", "Animals"),
         instance("Law/0", "The contract with the dog is void", "Law", "Animals"),
         label("Medicine", "Medicine and nursing"),
-        RemoveLabel("Cooking"),
+        Remove("label", "Cooking"),
         instance("gone", "Bread", "Football"),
-        RemoveInstance("gone"),
-        RemoveInstance("Football/1"),
-        RemoveLabel("Taxation"),
+        Remove("instance", "gone"),
+        Remove("instance", "Football/1"),
+        Remove("label", "Taxation"),
         label("Taxation", "Taxes, again"),
         instance("tax", "A tax on dogs", "Taxation"),
         instance("heavy", "Two judges and a dog", "Law", "Taxation", weight=2.5),
@@ -153,10 +152,10 @@ def test_failed_compaction_does_not_change_the_log_and_changes_during_a_compacti
     with monkeypatch.context() as patched:
         patched.setattr(compact_module, "require_passed", fail)
         assert compact(None)[0] == 1
-    assert last_entry(store) == len(entries)
+    assert extent(store) == (0, len(entries))
 
     def write_meanwhile(*_: object) -> None:
-        write(store, RemoveInstance("heavy"), RemoveLabel("Medicine"), *entries[4:5])
+        write(store, Remove("instance", "heavy"), Remove("label", "Medicine"), *entries[4:5])
 
     monkeypatch.setattr(compact_module, "require_passed", write_meanwhile)
     status, version, errors = compact(None, "--activate")
@@ -203,7 +202,7 @@ def test_compaction_that_would_leave_no_instance_is_refused(
     store: Store, compact: Callable[..., tuple[int, str, str]], built: Built
 ) -> None:
     bundle = store.open(built.version)
-    write(store, *(RemoveInstance(bundle.instances.uids[row]) for row in range(len(bundle.instances.uids))))
+    write(store, *(Remove("instance", bundle.instances.uids[row]) for row in range(len(bundle.instances.uids))))
     status, _, errors = compact(None, run=None)
     assert status == 2
     assert "expected live entries that leave an instance and a label, found none left" in errors

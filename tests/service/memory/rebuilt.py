@@ -16,7 +16,7 @@ from recollect.service.bundle.files import MANIFEST, RANKER
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.strings import write_table
 from recollect.service.lexical.index import write_lexical_index
-from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.ranking.names import Names
@@ -55,9 +55,9 @@ class Tables:
                 self.instances[uid] = (text, [*labels], vector)
             case PutLabel(uid, text, vector):
                 self.labels[uid] = (text, vector)
-            case RemoveInstance(uid):
+            case Remove("instance", uid):
                 self.instances.pop(uid, None)
-            case RemoveLabel(uid):
+            case Remove("label", uid):
                 self.labels.pop(uid, None)
                 for instance, (text, own, vector) in [*self.instances.items()]:
                     if own == [uid]:
@@ -128,13 +128,13 @@ def random_entries(rng: np.random.Generator, tables: Tables, texts: Sequence[str
         elif choice < 0.55:
             entry = PutInstance(instance, texts[nth], own, vectors[nth])
         elif choice < 0.75:
-            entry = RemoveInstance(instance)
+            entry = Remove("instance", instance)
         elif choice < 0.83:
             entry = PutLabel(f"new label {nth}", texts[nth], vectors[nth])
         elif choice < 0.92:
             entry = PutLabel(label, texts[nth], vectors[nth])
         else:
-            entry = RemoveLabel(label)
+            entry = Remove("label", label)
         tables.apply(entry)
         entries.append(entry)
     return entries

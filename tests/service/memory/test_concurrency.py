@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance
+from recollect.service.memory.entries import PutInstance, PutLabel, Remove
 from recollect.service.options import AnswerOptions
 from tests.service.memory.conftest import Open, random_tables, random_vectors
 from tests.service.memory.rebuilt import logged
@@ -28,7 +28,7 @@ def test_readers_never_see_half_of_a_change(open_tables: Open) -> None:
                 [
                     PutLabel("moving label", f"text {number}", vector),
                     PutInstance(f"moving {number}", f"word text {number}", ["moving label"], vector),
-                    RemoveInstance(f"moving {number - 1}"),
+                    Remove("instance", f"moving {number - 1}"),
                 ],
                 after=3 * number,
             )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recollect.service.memory.entries import PutInstance, PutLabel, RemoveInstance, RemoveLabel
+from recollect.service.memory.entries import PutInstance, PutLabel, Remove
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor import filters
 from recollect.service.predictor.answers import Stopwatch
@@ -72,8 +72,9 @@ def test_a_request_keeps_the_memory_with_which_it_started(open_tables: Open, ran
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
 def test_answers_equal_those_of_a_rebuilt_bundle(open_tables: Open, ranker: str, lambda_: float) -> None:
     live, rebuilt, tables = changed(open_tables, 1, 160, words=True, ranker=ranker)
-    status = live.memory.snapshot.status
-    assert (status.instances, status.labels, status.skipped) == (len(tables.instances), len(tables.labels), 0)
+    memory = live.memory.snapshot
+    assert (memory.instances.rows.present, memory.skipped) == (len(tables.instances), 0)
+    assert np.count_nonzero(memory.labels.present()) == len(tables.labels)
     some = [*tables.labels][::3]
     for options in (
         {},
@@ -103,7 +104,7 @@ def test_search_repeats_if_most_of_the_nearest_keys_were_removed(open_on_engine:
     tables = random_tables(rng)
     live, query = open_on_engine(tables), random_vectors(rng, 1)
     near = sorted(tables.instances, key=lambda uid: -float(tables.instances[uid][2] @ query[0]))[:120]
-    entries = [*map(RemoveInstance, near)]
+    entries = [Remove("instance", uid) for uid in near]
     for entry in entries:
         tables.apply(entry)
     live.apply(logged(entries))
@@ -137,7 +138,7 @@ def test_label_that_is_inserted_again_has_no_votes_of_its_earlier_instances(open
     live = open_tables(tables)
     position = live.memory.labels.position("label 3")
     (vector,) = random_vectors(rng, 1)
-    live.apply(logged([RemoveLabel("label 3")]))
+    live.apply(logged([Remove("label", "label 3")]))
     assert live.memory.labels.position("label 3") is None
     live.apply(logged([PutLabel("label 3", "again", vector)], after=1))
     again = live.memory.labels.position("label 3")
@@ -158,13 +159,13 @@ def test_entries_with_unknown_labels_are_skipped_and_counted(open_tables: Open) 
             [
                 PutInstance("a", "text", ["gone"], vectors[0]),
                 PutInstance("b", "text", ["gone", "label 1"], vectors[1]),
-                RemoveLabel("gone"),
-                RemoveInstance("gone"),
+                Remove("label", "gone"),
+                Remove("instance", "gone"),
             ]
         )
     )
     memory = live.memory.snapshot
-    assert (memory.status.skipped, memory.instance("a"), memory.instance("b")) == (2, None, 150)
+    assert (memory.skipped, memory.instance("a"), memory.instance("b")) == (2, None, 150)
 
 
 def test_entry_with_a_wrong_vector_is_refused_and_nothing_is_applied(open_tables: Open) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, RemoveInstance
+from recollect.service.memory.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.service.memory_log.commits import EncoderOfCommit, number
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import MemoryWriter
@@ -66,7 +66,7 @@ def apply(memory: tuple[str, ...], entries: Sequence[LoggedEntry], commit: str =
     """A memory that is the uids of its instances and labels, in the order of their entries."""
     for logged in entries:
         memory = tuple(uid for uid in memory if uid != logged.entry.uid)
-        if not isinstance(logged.entry, RemoveInstance):
+        if not isinstance(logged.entry, Remove):
             memory = (*memory, logged.entry.uid)
     return memory
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.service.memory.entries import PutInstance, RemoveLabel
+from recollect.service.memory.entries import PutInstance, Remove
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.store.store import Store
@@ -110,7 +110,7 @@ def test_label_that_another_process_removes_meanwhile_stops_the_task(
 
     def remove_first(encoder: QueryEncoder, instances: list[str], labels: list[str]) -> np.ndarray:
         if len(instances) == 1:  # the second block
-            append(log_of(store), RemoveLabel("Law"))
+            append(log_of(store), Remove("label", "Law"))
         return encode(encoder, instances, labels)
 
     monkeypatch.setattr(QueryEncoder, "encode_texts", remove_first)

@@ -18,9 +18,7 @@ from recollect.service.memory.entries import (
     PutCorrection,
     PutInstance,
     PutLabel,
-    RemoveCorrection,
-    RemoveInstance,
-    RemoveLabel,
+    Remove,
 )
 from recollect.service.memory_log.commits import EncoderOfCommit, decode_commit, encode_commit
 from recollect.service.memory_log.log import MemoryLog
@@ -48,9 +46,9 @@ def test_stored_commit_of_format_1_is_read_and_written_again_byte_for_byte() -> 
         PutInstance("q77", "bed that hangs", ["sku-9", "b"], vector),
         PutInstance("heavy", "text", ["b"], vector, 2.5),
         PutCorrection("feedback-1", "hanging bed", "b", vector),
-        RemoveInstance("q76"),
-        RemoveLabel("old"),
-        RemoveCorrection("feedback-0"),
+        Remove("instance", "q76"),
+        Remove("label", "old"),
+        Remove("correction", "feedback-0"),
     ]
     assert [logged.sequence for logged in commit.entries] == list(range(11, 18))
     assert commit.seconds == 1764163200.5
@@ -159,7 +157,7 @@ def test_log_without_the_entries_that_the_bundle_contains_is_refused(tmp_path: P
 
 def test_entries_of_another_encoder_are_encoded_again(tmp_path: Path) -> None:
     instance = PutInstance("d", "text of d", ["a"], np.float32([1, 0, 0, 0]))
-    append(log_in(tmp_path), label("a"), RemoveInstance("b"), instance, label("c"))
+    append(log_in(tmp_path), label("a"), Remove("instance", "b"), instance, label("c"))
     other = EncoderOfCommit("another", 2)
     encoded: list[tuple[Sequence[str], Sequence[str]]] = []
 

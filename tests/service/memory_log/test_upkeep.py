@@ -14,7 +14,7 @@ import pytest
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import LoggedEntry, PutLabel
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.upkeep import copy_log, last_entry, prune_log, removed_entries
+from recollect.service.memory_log.upkeep import copy_log, extent, prune_log
 from recollect.service.store.store import Store
 from tests.service.http_helpers import add_version
 from tests.service.memory_log.logs import append, is_same, uids
@@ -62,12 +62,12 @@ def test_commits_that_no_version_needs_are_removed(folder: Store, tmp_path: Path
         add_version(folder.root, "v3", version, containing(sequence))
     assert prune_log(folder) == 0  # v3 and v5 need all entries
     assert prune_log(folder, others(folder, "new", "newer"), dry_run=True) == 3
-    assert removed_entries(folder) == 0
+    assert extent(folder) == (0, 4)
     follower = log_of(folder, "newer")
     assert follower.read() == []
     assert prune_log(folder, others(folder, "new", "newer")) == 3
     assert prune_log(folder, others(folder, "new", "newer")) == 0
-    assert (removed_entries(folder), last_entry(folder)) == (3, 4)
+    assert extent(folder) == (3, 4)
     assert all(map(is_same, entries[3:], log_of(folder, "new").read()))
     assert follower.read() == []
     append(follower, *labels(folder, "e"))
@@ -116,8 +116,8 @@ def test_log_in_an_object_store_is_copied_and_pruned(folder: Store, tmp_path: Pa
         assert all(map(is_same, entries, MemoryLog.of(target, manifest).read()))
         target.publish(folder.bundles / "new", "new", keep=True)
         assert prune_log(target) == 2
-        assert (removed_entries(target), last_entry(target)) == (2, 3)
+        assert extent(target) == (2, 3)
         assert uids(MemoryLog.of(target, folder.manifest("new")).read()) == ["c"]
         pruned = Store(create_bucket(s3, "pruned"), cache=tmp_path / "cache")
         assert copy_log(target, pruned) == 1
-        assert (removed_entries(pruned), last_entry(pruned)) == (2, 3)
+        assert extent(pruned) == (2, 3)
