@@ -173,7 +173,7 @@ class AnswerOptions:
         """The number of labels in all filters."""
         return sum(len(getattr(self, name) or ()) for name in _FILTERS)
 
-    @property
+    @functools.cached_property
     def filtered(self) -> bool:
         return self.allow is not None or self.filter_labels > 0
 

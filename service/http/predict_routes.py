@@ -50,11 +50,21 @@ _VERSION_PARAMETER = {
     "version",
     "schema": {"type": "string"},
 }
-# After this time, the service starts to check whether the client of a request has disconnected. Most requests are
-# answered sooner.
+# After this time, the service starts to check whether the client of a request has disconnected.
 _WATCH_AFTER_SECONDS = 0.1
 # Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
 _FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a request asks for beside its queries, and the time of the event loop at which it is due."""
+
+    lease: Lease
+    options: AnswerOptions
+    cost: int
+    request: Request
+    deadline: float
 
 
 @dataclass(frozen=True)
@@ -159,16 +169,23 @@ class PredictRoutes:
         start, sizes = time.perf_counter(), self._sizes(queries)
         most = self.settings.max_seconds
         seconds = most if timeout_ms is None else min(timeout_ms / 1000, most)
+        deadline = asyncio.get_running_loop().time() + seconds
         with (lease := self.versions.lease(version)) as predictor:
-            name, options = predictor.version, checked_options(predictor.manifest, **chosen)
-            require_explainable(options, len(queries))
+            name, options = predictor.version, predictor.usual_options
+            if chosen:
+                options = checked_options(predictor.manifest, **chosen)
+                require_explainable(options, len(queries))
             cost = request_cost(sizes, options)
             try:
-                async with asyncio.timeout(seconds):
-                    await self.rate_limits.charge(request.scope.get("api_key"), cost)
-                    if predictor.memory.sequence < min_sequence:
+                await self.rate_limits.charge(request.scope.get("api_key"), cost)
+                if predictor.memory.sequence < min_sequence:
+                    async with asyncio.timeout_at(deadline):
                         await self._wait_for(min_sequence, predictor)
-                    found = await self._look_up_or_compute(use_cache, lease, queries, options, cost, request)
+                asked = _Asked(lease, options, cost, request, deadline)
+                found = await self._look_up_or_compute(asked, queries, self.cache if use_cache else None)
+            except ClientDisconnect:
+                self.metrics.dropped.labels("gone").inc()
+                raise
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
                 self.metrics.count_outcome(name, "deadline")
@@ -177,7 +194,7 @@ class PredictRoutes:
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; {longer}"
                     "reduce top_b or the number of queries"
                 ) from None
-            except (ServiceError, ClientDisconnect):  # not a fault of the version
+            except ServiceError:  # not a fault of the version
                 raise
             except Exception:
                 self.metrics.count_outcome(name, "failed")
@@ -218,35 +235,31 @@ class PredictRoutes:
                 )
             await asyncio.sleep(_CHECK_SECONDS)
 
-    async def _look_up_or_compute(
-        self, use_cache: bool, lease: Lease, queries: list[str], options: AnswerOptions, cost: int, request: Request
-    ) -> Computed:
+    async def _look_up_or_compute(self, asked: _Asked, queries: list[str], cache: AnswerCache | None) -> Computed:
         """Take answers from the cache; compute the missing answers and put them into the cache."""
-        memory = lease.predictor.memory
-        cache, keys = self.cache if use_cache else None, None
+        predictor, memory = asked.lease.predictor, asked.lease.predictor.memory
+        keys = None
         if cache is not None:
-            keys = answer_keys(lease.predictor.version, memory.sequence, memory.digest, options, queries)
+            keys = answer_keys(predictor.version, memory.sequence, memory.digest, asked.options, queries)
         if cache is None or keys is None:
-            return await self._compute(lease, queries, options, cost, request)
+            return await self._compute(asked, queries)
         start = time.perf_counter()
         json = await cache.get(keys)
         answers: list[Answer | None] = [None] * len(queries)
         milliseconds = {"cache": 1e3 * (time.perf_counter() - start)}
         if missing := [row for row, cached in enumerate(json) if cached is None]:
-            computed = await self._compute(lease, [queries[row] for row in missing], options, cost, request)
+            computed = await self._compute(asked, [queries[row] for row in missing])
             if computed.sequence != memory.sequence:  # the memory has changed meanwhile
                 if len(missing) == len(queries):
                     return computed
-                return await self._compute(lease, queries, options, cost, request)
+                return await self._compute(asked, queries)
             for row, content, answer in zip(missing, computed.json, computed.answers, strict=True):
                 json[row], answers[row] = content, answer
             cache.put({keys[row]: content for row, content in zip(missing, computed.json, strict=True)})
             milliseconds = computed.milliseconds
         return Computed([content for content in json if content is not None], answers, milliseconds, memory.sequence)
 
-    async def _compute(
-        self, lease: Lease, queries: list[str], options: AnswerOptions, cost: int, request: Request
-    ) -> Computed:
+    async def _compute(self, asked: _Asked, queries: list[str]) -> Computed:
         """Let the batcher compute answers.
 
         A request that is dropped before its computation starts is not computed. A computation for which no request
@@ -254,29 +267,19 @@ class PredictRoutes:
 
         Raises:
             ClientDisconnect: If the client disconnects first.
+            TimeoutError: If the deadline passes first.
         """
-        future = self.batcher.submit(lease, queries, options, cost)
-        watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, self._watch, request, future)
+        loop, future = asyncio.get_running_loop(), self.batcher.submit(asked.lease, queries, asked.options, asked.cost)
+        # Most requests are answered before this time, and need no task that watches the client.
+        watch_at = min(asked.deadline, loop.time() + _WATCH_AFTER_SECONDS)
+        timer = loop.call_at(watch_at, _watch, asked.request, asked.deadline, future)
         try:
             computed = await future  # a request that is cancelled cancels its future
         finally:
-            watch.cancel()
+            timer.cancel()
         if self.tracer is not None:
             self.tracer.stages(computed.milliseconds)
         return computed
-
-    def _watch(self, request: Request, future: asyncio.Future[Computed]) -> None:
-        """Fail the future of a request if the client disconnects."""
-
-        async def fail_if_disconnected() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            if not future.done():
-                self.metrics.dropped.labels("gone").inc()
-                future.set_exception(ClientDisconnect())
-
-        watching = asyncio.ensure_future(fail_if_disconnected())
-        future.add_done_callback(lambda _: watching.cancel())
 
     def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[Answer | None]) -> None:
         """Log a random sample of queries. A query whose answer was in the cache is logged without labels.
@@ -287,6 +290,24 @@ class PredictRoutes:
             if random.random() < self.settings.log_queries:
                 labels = None if answer is None else {label.uid: label.score for label in answer.labels}
                 log.info("query", query=query, labels=labels, version=version)
+
+
+def _watch(request: Request, deadline: float, future: asyncio.Future[Computed]) -> None:
+    """Fail the future of a request if its client disconnects, or at its deadline."""
+
+    async def watch() -> None:
+        failure: Exception = ClientDisconnect()
+        try:
+            async with asyncio.timeout_at(deadline):
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+        except TimeoutError as error:
+            failure = error
+        if not future.done():
+            future.set_exception(failure)
+
+    watching = asyncio.ensure_future(watch())
+    future.add_done_callback(lambda _: watching.cancel())
 
 
 def _response_json(version: str, found: Computed, batch: bool) -> bytes:

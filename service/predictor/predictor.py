@@ -48,6 +48,7 @@ class Predictor:
         changing: Held during a change of the memory that no log keeps.
         log: Follows the log of the store, and writes to it; None before `follow`.
         label_search: Finds labels by their texts and uids.
+        usual_options: Options of a caller that chose none.
         milliseconds: CPU time to search and rank one query, when the bundle was opened; infinite before `warm_up`.
         block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
             and the time between two checkpoints.
@@ -74,6 +75,7 @@ class Predictor:
         self.changing = threading.Lock()
         self.log: MemoryWriter[Memory] | None = None
         self.label_search = LabelSearch(bundle.labels)
+        self.usual_options = resolve_options(self.defaults)
         self.milliseconds = math.inf
         self._write = threading.Lock()
         bundle.components.release_unused()
@@ -130,7 +132,7 @@ class Predictor:
 
     @property
     def quick_cost(self) -> float:
-        """The highest cost (see `request_cost`) of a query that takes so little time that the event loop may compute it.
+        """The highest cost (see `request_cost`) of a query that is quick enough for the event loop to compute it.
 
         A query with cost c takes at most (1 + c) / 2 times as long as a normal one. A call of an engine may block.
         """
@@ -191,7 +193,7 @@ class Predictor:
                     "build the bundle again"
                 )
             start = time.thread_time()
-            self.answer(vector, resolve_options(self.defaults), [text])
+            self.answer(vector, self.usual_options, [text])
             self.milliseconds = min(self.milliseconds, 1e3 * (time.thread_time() - start))
             if pause is not None:
                 pause()
