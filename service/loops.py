@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt64
 from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint64
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy")
+_compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
 # Whether numba found no folder for its cache, so that this process compiled the loops itself.
 compiled_without_cache = False
@@ -44,7 +44,7 @@ def _compiled(*arguments: Any) -> Callable[[Function], Function]:
 
 def _inlined(function: Function) -> Function:
     """Compile a function together with its callers."""
-    compiled: Function = _compile()(function)
+    compiled: Function = _compile(no_cpython_wrapper=True)(function)
     return compiled
 
 
@@ -402,93 +402,285 @@ def near_codes(
     return rows[:found].copy()
 
 
-# The value of each 16-bit float from 0 to 1, because numba does not compute with them. Its bits are the place.
-HALVES = np.arange(0x3C01, dtype=np.uint16).view(np.float16).astype(np.float32)
-_POSTINGS = (_array(int32), _array(uint16), _array(int64), _array(int64), _array(float32), _array(float32))
+# Weight of a pair of words in a text, against that of a word. At 1, pairs make up half of a text's length and outweigh
+# its words.
+PAIR_WEIGHT = 0.25
+# Up to this number of postings for each text, reading all of them takes less time than a search for each text.
+_READ_ALL = 40
 
 
-@_compiled(*_POSTINGS, float64[::1], int64[::1], int64)
-def add_postings(
+@_inlined
+def _seek(values: Int[np.ndarray, " value"], low: int, high: int, guess: int, wanted: int | np.int64) -> int:
+    """The first place from `low` to `high` whose value is at least the wanted one. A good guess takes few steps."""
+    place, step = min(max(guess, low), high), 1
+    if place < high and values[place] < wanted:
+        while place + step < high and values[place + step] < wanted:
+            place += step
+            step *= 2
+        low, high = place + 1, min(place + step, high)
+    else:
+        while place - step >= low and values[place - step] >= wanted:
+            place -= step
+            step *= 2
+        low, high = max(low, place - step), place
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_compiled(_array(int64), _array(uint64))
+def count_terms(
+    offsets: Int[np.ndarray, " offset"], occurrences: UInt64[np.ndarray, " occurrence"]
+) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " term"], Int[np.ndarray, " term"]]:
+    """The different terms of each text, and how often each of them occurs.
+
+    Args:
+        offsets: Text i has the terms `offsets[i]` to `offsets[i + 1]`.
+        occurrences: The terms.
+
+    Returns:
+        New offsets, the terms, and their numbers.
+    """
+    texts, most = len(offsets) - 1, 0
+    for text in range(texts):
+        most = max(most, offsets[text + 1] - offsets[text])
+    ends, count = np.zeros(texts + 1, dtype=np.int64), 0
+    terms, frequencies = np.empty(len(occurrences), dtype=np.uint64), np.zeros(len(occurrences), dtype=np.int64)
+    table, entries = _table(most), terms.view(np.int64)
+    for text in range(texts):
+        start = count
+        _clear(table)
+        for occurrence in range(offsets[text], offsets[text + 1]):
+            place = _find(table, entries[start:count], np.int64(occurrences[occurrence]))
+            if table[place] < 0:
+                table[place], terms[count] = count - start, occurrences[occurrence]
+                count += 1
+            frequencies[start + table[place]] += 1
+        ends[text + 1] = count
+    return ends, terms[:count], frequencies[:count]
+
+
+@_compiled(_array(uint64), _array(uint64), _array(int64), _array(int64))
+def find_postings(
+    terms: UInt64[np.ndarray, " term"],
+    known: UInt64[np.ndarray, " known"],
+    offsets: Int[np.ndarray, " offset"],
+    parts: Int[np.ndarray, " part_offset"],
+) -> tuple[Int[np.ndarray, "part term 2"], Int[np.ndarray, " term"]]:
+    """Find the postings of some terms.
+
+    Args:
+        terms: The terms.
+        known: `Postings.terms`.
+        offsets: `Postings.offsets`.
+        parts: `Postings.parts`.
+
+    Returns:
+        For each part and each term, the first posting and the one after the last; and the number of each term's
+        postings.
+    """
+    spans, counts = np.zeros((len(parts) - 1, len(terms), 2), dtype=np.int64), np.zeros(len(terms), dtype=np.int64)
+    for part in range(len(parts) - 1):
+        low, high = parts[part], parts[part + 1]
+        density = (high - low) / 2.0**64
+        for nth in range(len(terms) if high > low else 0):
+            term = terms[nth]
+            guess = min(low + np.int64(np.float64(term) * density), high - 1)  # hashes are evenly distributed
+            guess += np.int64((np.float64(term) - np.float64(known[guess])) * density)
+            place = _seek(known, low, high, guess, term)
+            if place < high and known[place] == term:
+                spans[part, nth, 0], spans[part, nth, 1] = offsets[place], offsets[place + 1]
+                counts[nth] += offsets[place + 1] - offsets[place]
+    return spans, counts
+
+
+@_inlined
+def _half(bits: int) -> float:
+    """A 16-bit float from 0 to 1 by its bits. They are also the bits of a 32-bit float with another exponent."""
+    return np.float64(np.uint32(np.uint32(bits) << np.uint32(13)).view(np.float32)) * 2.0**112
+
+
+@_inlined
+def _add_postings(
     posting_rows: Int[np.ndarray, " posting"],
-    posting_weights: UInt16[np.ndarray, " posting"],
-    starts: Int[np.ndarray, " term"],
-    ends: Int[np.ndarray, " term"],
-    factors: Float[np.ndarray, " term"],
-    halves: Float[np.ndarray, " half"],
+    bits: UInt16[np.ndarray, " posting"],
+    spans: Int[np.ndarray, "term 2"],
+    weights: Float[np.ndarray, " term"],
+    terms: Int[np.ndarray, " chosen"],
     sums: Float[np.ndarray, " text"],
     rows: Int[np.ndarray, " found"],
     count: int,
 ) -> int:
-    """Add the postings of some terms to the sums of their texts.
-
-    Args:
-        posting_rows: The text of each posting.
-        posting_weights: Its weight, as the bits of a 16-bit float from 0 to 1.
-        starts: The first posting of each term.
-        ends: The posting after the last one of each term.
-        factors: The weight of each term in the query.
-        halves: `HALVES`.
-        sums: The sum of each text, 0 at first; changed in place.
-        rows: The texts with a sum; changed in place.
-        count: Number of these texts.
-
-    Returns:
-        The new number of texts with a sum.
-    """
-    for term in range(len(starts)):
-        for posting in range(starts[term], ends[term]):
-            row = posting_rows[posting]
-            share = np.float64(halves[posting_weights[posting]]) * factors[term]
-            if sums[row] == 0 and share > 0:
-                rows[count] = row
-                count += 1
-            sums[row] += share
+    """Add the postings of some terms to the sums of their texts, and list the texts; return the number of all texts."""
+    for term in terms:
+        for posting in range(spans[term, 0], spans[term, 1]):
+            row = np.uint32(posting_rows[posting])  # numba checks whether a signed index is negative
+            before, share = sums[row], _half(bits[posting]) * weights[term]
+            rows[count] = row  # without a branch, because about half of the texts are new
+            count += (before == 0) & (share > 0)
+            sums[row] = before + share
     return count
 
 
-@_compiled(_array(int64), float64[::1])
-def take_sums(rows: Int[np.ndarray, " found"], sums: Float[np.ndarray, " text"]) -> Float[np.ndarray, " found"]:
-    """The sums of some texts, which become 0."""
-    found = np.empty(len(rows))
-    for nth in range(len(rows)):
-        found[nth], sums[rows[nth]] = sums[rows[nth]], 0.0
-    return found
-
-
-@_compiled(*_POSTINGS, _array(int64), float64[::1])
-def add_to_rows(
+@_inlined
+def _add_to_rows(
     posting_rows: Int[np.ndarray, " posting"],
-    posting_weights: UInt16[np.ndarray, " posting"],
-    starts: Int[np.ndarray, " term"],
-    ends: Int[np.ndarray, " term"],
-    factors: Float[np.ndarray, " term"],
-    halves: Float[np.ndarray, " half"],
+    bits: UInt16[np.ndarray, " posting"],
+    spans: Int[np.ndarray, "term 2"],
+    weights: Float[np.ndarray, " term"],
+    terms: Int[np.ndarray, " chosen"],
+    sums: Float[np.ndarray, " text"],
     rows: Int[np.ndarray, " row"],
-    sums: Float[np.ndarray, " row"],
 ) -> None:
-    """Add the postings of some terms to the sums of the given texts only, which are in rising order.
-
-    The search for the next text doubles its steps, so it is fast in short and in long lists. The other arguments are
-    those of `add_postings`.
-    """
-    for term in range(len(starts)):
-        low, end = starts[term], ends[term]
-        for nth in range(len(rows)):
-            step = 1
-            while low + step < end and posting_rows[low + step] < rows[nth]:
-                low += step
-                step *= 2
-            high = min(low + step, end)
-            while low < high:  # the first posting of this text or of a later one
-                middle = (low + high) // 2
-                if posting_rows[middle] < rows[nth]:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low == end:
+    """Add the postings of some terms to the sums of the only texts that have a sum; their rows are in rising order."""
+    for term in terms:
+        start, end = spans[term, 0], spans[term, 1]
+        if end - start <= _READ_ALL * len(rows):
+            for posting in range(start, end):
+                text = np.uint32(posting_rows[posting])
+                if sums[text] != 0:
+                    sums[text] += _half(bits[posting]) * weights[term]
+            continue
+        for row in rows:
+            start = _seek(posting_rows, start, end, start, row)
+            if start == end:
                 break
-            if posting_rows[low] == rows[nth]:
-                sums[nth] += np.float64(halves[posting_weights[low]]) * factors[term]
+            if posting_rows[start] == row:
+                sums[row] += _half(bits[start]) * weights[term]
+
+
+@_inlined
+def _take(
+    rows: Int[np.ndarray, " found"],
+    sums: Float[np.ndarray, " text"],
+    removed: Bool[np.ndarray, " row"],
+    last_keys: Int[np.ndarray, " last"],
+    keys: Int[np.ndarray, " found"],
+    values: Float[np.ndarray, " found"],
+) -> int:
+    """List the rows, keys and sums of the texts that were not removed, return their number, and make all sums 0."""
+    count, own_keys = 0, len(sums) - len(last_keys)
+    for row in rows:
+        if row >= len(removed) or not removed[row]:
+            rows[count], values[count] = row, sums[row]
+            keys[count] = row if row < own_keys else last_keys[row - own_keys]
+            count += 1
+        sums[row] = 0.0
+    return count
+
+
+_WORDS = (_array(int64, 3), _array(int32), _array(uint16))
+
+
+@_compiled(
+    _array(int64),
+    _array(uint64),
+    _array(float64),
+    _array(int64),
+    *_WORDS,
+    *_WORDS,
+    _array(boolean),
+    _array(int64),
+    float64[::1],
+    int64,
+    int64,
+    int64,
+)
+def search_words(
+    offsets: Int[np.ndarray, " offset"],
+    terms: UInt64[np.ndarray, " term"],
+    impacts: Float[np.ndarray, " term"],
+    texts: Int[np.ndarray, " term"],
+    spans: Int[np.ndarray, "1 term 2"],
+    posting_rows: Int[np.ndarray, " posting"],
+    bits: UInt16[np.ndarray, " posting"],
+    live_spans: Int[np.ndarray, "part term 2"],
+    live_rows: Int[np.ndarray, " live_posting"],
+    live_bits: UInt16[np.ndarray, " live_posting"],
+    removed: Bool[np.ndarray, " row"],
+    last_keys: Int[np.ndarray, " last"],
+    sums: Float[np.ndarray, " text"],
+    top: int,
+    budget: int,
+    candidates: int,
+) -> tuple[Int[np.ndarray, "query top"], Float[np.ndarray, "query top"]]:
+    """Find the texts of one index that are most similar to each query by words.
+
+    Args:
+        offsets: Query i has the terms `offsets[i]` to `offsets[i + 1]`.
+        terms: The terms.
+        impacts: The weight of each term in its query, before scaling.
+        texts: Number of texts that contain each term.
+        spans: The postings of the terms, from `find_postings`.
+        posting_rows: The text of each posting.
+        bits: The weight of each posting, as the bits of a 16-bit float from 0 to 1.
+        live_spans: This argument and the next two: the same for texts that were added.
+        live_rows: See there.
+        live_bits: See there.
+        removed: Whether each text was removed; texts beyond its end were not.
+        last_keys: The keys of the last texts; the key of another text is its row.
+        sums: A zero for each text, which is 0 again at the end.
+        top: Number of texts to find.
+        budget: Number of postings that choose candidates.
+        candidates: Number of candidates.
+
+    Returns:
+        Keys and similarities, by falling similarity, then by rising key. Only texts with a positive similarity are
+        found; the other places have the key -1 and the similarity -inf.
+    """
+    queries = len(offsets) - 1
+    found_keys = np.full((queries, top), -1, dtype=np.int64)
+    found_similarities = np.full((queries, top), -np.inf, dtype=np.float32)
+    weights, measure = np.empty(len(terms), dtype=np.float32), np.empty(len(terms))
+    for query in range(queries):
+        first, stop, squares = offsets[query], offsets[query + 1], 0.0
+        for term in range(first, stop):
+            squares += impacts[term] * impacts[term]
+        for term in range(first, stop):
+            weights[term] = impacts[term] / np.sqrt(squares)
+            in_texts = PAIR_WEIGHT if terms[term] & np.uint64(1) else 1.0
+            # A posting of a rare term tells more: the impact of a term against the cost of its postings.
+            measure[term] = impacts[term] * in_texts / np.sqrt(texts[term]) if texts[term] else 0.0
+        order = _best(first, stop, stop - first, measure, measure, texts)
+        chosen, known, cost, most = 0, 0, 0, 1
+        for term in order:
+            known += texts[term] > 0
+            cost += texts[term]
+            if known == 1 or (texts[term] and cost <= budget):
+                chosen = known
+                most += spans[0, term, 1] - spans[0, term, 0]
+                for part in range(len(live_spans)):
+                    most += live_spans[part, term, 1] - live_spans[part, term, 0]
+
+        rows, keys, values = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64), np.empty(most)
+        found = _add_postings(posting_rows, bits, spans[0], weights, order[:chosen], sums, rows, 0)
+        for part in range(len(live_spans)):
+            found = _add_postings(live_rows, live_bits, live_spans[part], weights, order[:chosen], sums, rows, found)
+        found = _take(rows[:found], sums, removed, last_keys, keys, values)
+        if chosen < known:
+            best = _best(0, found, candidates, values, values, keys)
+            found, near, nothing = len(best), np.empty(len(best), dtype=np.int64), np.zeros(len(best))
+            for nth in range(found):
+                near[nth] = rows[best[nth]]
+                sums[near[nth]] = values[best[nth]]
+            best = _best(0, found, found, nothing, nothing, near)  # in rising order of the rows
+            for nth in range(found):
+                rows[nth] = near[best[nth]]
+            _add_to_rows(posting_rows, bits, spans[0], weights, order[chosen:known], sums, rows[:found])
+            for part in range(len(live_spans)):
+                rest = order[chosen:known]
+                _add_to_rows(live_rows, live_bits, live_spans[part], weights, rest, sums, rows[:found])
+            found = _take(rows[:found], sums, removed, last_keys, keys, values)
+        for nth in range(found):
+            values[nth] = np.float32(values[nth])
+        best = _best(0, found, top, values, values, keys)
+        for nth in range(len(best)):
+            found_keys[query, nth], found_similarities[query, nth] = keys[best[nth]], values[best[nth]]
+    return found_keys, found_similarities
 
 
 # The four searches of a query: instances and labels by their vectors, and both by their words.

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from recollect.service import loops
 from recollect.service.bundle.arrays import map_offsets, map_positions
 from recollect.service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
 from recollect.service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
-from recollect.service.lexical.word_index import Query, WordIndex, weigh
+from recollect.service.lexical.terms import query_terms
+from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.searcher import Neighbours, join_parts
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
@@ -73,15 +75,17 @@ class LexicalIndex:
 
     def search_each(self, texts: Sequence[str], top: int) -> tuple[Neighbours, Neighbours]:
         """Two lists for each query: the top instances, and the top labels by their positions."""
-        terms = [self.weigh(text) for text in texts]
-        instances, labels = (
-            Neighbours.of([part.search(each, top) for each in terms], top) for part in (self.instances, self.labels)
+        occurrences = [query_terms(text) for text in texts]
+        offsets = np.cumsum([0, *map(len, occurrences)])
+        offsets, terms, frequencies = loops.count_terms(offsets, np.concatenate(occurrences))
+        found = [part.look_up(terms) for part in (self.instances, self.labels)]
+        counts = found[0].texts + found[1].texts
+        rarity = np.log1p((self.instances.present + self.labels.present) / np.maximum(counts, 1)) ** 2
+        impacts = (1 + np.log(frequencies)) * rarity
+        return (
+            self.instances.search(offsets, terms, impacts, found[0], top),
+            self.labels.search(offsets, terms, impacts, found[1], top),
         )
-        return instances, labels
-
-    def weigh(self, text: str) -> Query:
-        """Weigh the terms of a query by their rarity among all texts, for searches of `instances` and `labels`."""
-        return weigh(text, (self.instances, self.labels))
 
 
 def word_logits(similarities: Float[np.ndarray, "query found"]) -> Float[np.ndarray, "query found"]:
@@ -101,7 +105,7 @@ def _open_words(open_file: FileOpener, name: str, texts: int) -> WordIndex:
     terms_file, offsets_file, rows_file, weights_file = posting_files(name)
     weights = open_file(map_weights, weights_file)
     terms = open_file(map_terms, terms_file)
-    postings = Postings(
+    postings = Postings.of(
         terms=terms,
         offsets=open_file(map_offsets, offsets_file, len(terms), len(weights)),
         rows=open_file(map_positions, rows_file, len(weights), texts),

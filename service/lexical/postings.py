@@ -8,7 +8,7 @@ texts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Float16, Int, UInt16, UInt64
 
+from recollect.service import loops
 from recollect.service.bundle.arrays import map_array
 from recollect.service.bundle.files import posting_files
 from recollect.service.errors import BundleError
@@ -26,38 +27,57 @@ from recollect.service.lexical.terms import are_pairs, count_terms, hash_word, t
 _BLOCK_TEXTS = 8_192
 # Number of words whose hashes the builder remembers.
 _CACHED_WORDS = 1 << 20
-# Weight of a pair of words against that of a word. At 1, pairs make up half of a text's length and outweigh its words.
-PAIR_WEIGHT = 0.25
 # The largest weight, 1, as the bits of a float16. Greater bit patterns are greater, negative or not numbers.
 _ONE = np.float16(1).view(np.uint16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Postings:
-    """Term `terms[t]` occurs in `rows[offsets[t] : offsets[t + 1]]`, in ascending order, with these `weights`."""
+    """Term `terms[t]` occurs in `rows[offsets[t] : offsets[t + 1]]`, in ascending order, with these `weights`.
+
+    Part i has the terms `terms[parts[i] : parts[i + 1]]`, in ascending order. A term can be in several parts.
+    """
 
     terms: UInt64[np.ndarray, " term"]
     offsets: Int[np.ndarray, " offset"]
     rows: Int[np.ndarray, " posting"]
     weights: Float16[np.ndarray, " posting"]
+    parts: Int[np.ndarray, " part_offset"]
+
+    @classmethod
+    def of(
+        cls,
+        terms: UInt64[np.ndarray, " term"],
+        offsets: Int[np.ndarray, " offset"],
+        rows: Int[np.ndarray, " posting"],
+        weights: Float16[np.ndarray, " posting"],
+    ) -> Postings:
+        """Postings with one part."""
+        return cls(terms, offsets, rows, weights, np.array([0, len(terms)]))
+
+    @classmethod
+    def stack(cls, parts: Sequence[Postings]) -> Postings:
+        """The parts in one object; they are copied."""
+        shifts = np.cumsum([0, *(len(each.rows) for each in parts)])
+        starts = [each.offsets[:-1] + shift for each, shift in zip(parts, shifts.tolist(), strict=False)]
+        return cls(
+            terms=np.concatenate([np.empty(0, np.uint64), *(each.terms for each in parts)]),
+            offsets=np.concatenate([*starts, shifts[-1:]]),
+            rows=np.concatenate([np.empty(0, np.int32), *(each.rows for each in parts)]),
+            weights=np.concatenate([np.empty(0, np.float16), *(each.weights for each in parts)]),
+            parts=np.cumsum([0, *(len(each.terms) for each in parts)]),
+        )
+
+    def find(
+        self, terms: UInt64[np.ndarray, " query_term"]
+    ) -> tuple[Int[np.ndarray, "part query_term 2"], Int[np.ndarray, " query_term"]]:
+        """The first posting of each term in each part and the one after its last one; and their number."""
+        return loops.find_postings(terms, self.terms, self.offsets, self.parts)
 
     @functools.cached_property
     def arrays(self) -> tuple[Int[np.ndarray, " posting"], UInt16[np.ndarray, " posting"]]:
         """The rows, and the bits of the weights, for `service/loops.py`."""
-        return np.asarray(self.rows, dtype=np.int32), self.weights.view(np.uint16)
-
-    def find(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, "2 query_term"]:
-        """The first and the last posting (exclusive) of each term; two equal numbers for an unknown term."""
-        if not len(self.terms):
-            return np.zeros((2, len(terms)), dtype=np.int64)
-        place = np.minimum(np.searchsorted(self.terms, terms), len(self.terms) - 1)
-        known = self.terms[place] == terms
-        return np.stack([self.offsets[place], self.offsets[place + known]])
-
-    def count(self, terms: UInt64[np.ndarray, " query_term"]) -> Int[np.ndarray, " query_term"]:
-        """The number of texts that contain each term."""
-        first, last = self.find(terms)
-        return np.asarray(last - first)
+        return self.rows, self.weights.view(np.uint16)
 
 
 def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
@@ -128,7 +148,7 @@ def _weights(
     frequency: Int[np.ndarray, " posting"],
     texts: int,
 ) -> Float16[np.ndarray, " posting"]:
-    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), PAIR_WEIGHT, 1)
+    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), loops.PAIR_WEIGHT, 1)
     lengths: Float[np.ndarray, " text"] = np.sqrt(np.bincount(row, weights=weights**2, minlength=texts))
     scaled: np.ndarray = (weights / lengths[row]).astype(np.float16)
     return scaled
@@ -138,4 +158,4 @@ def _sort_by_term(row: np.ndarray, term: np.ndarray, weight: np.ndarray) -> Post
     order = np.argsort(term, kind="stable")  # rows stay in ascending order
     term = term[order]
     starts = np.flatnonzero(np.concatenate([[True], term[1:] != term[:-1]])) if len(term) else np.empty(0, np.int64)
-    return Postings(term[starts], np.append(starts, len(term)), row[order], weight[order])
+    return Postings.of(term[starts], np.append(starts, len(term)), row[order], weight[order])

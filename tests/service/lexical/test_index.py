@@ -10,7 +10,7 @@ from recollect.service.lexical import word_index
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.lexical.postings import invert
 from recollect.service.lexical.terms import count_terms, text_terms
-from recollect.service.lexical.word_index import WordIndex, weigh
+from recollect.service.lexical.word_index import WordIndex
 
 VOCABULARY = [f"word{number}" for number in range(300)]
 
@@ -51,7 +51,9 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
 
 
 def search(index: WordIndex, query: str, top: int):
-    return index.search(weigh(query, [index]), top)
+    found, _ = LexicalIndex(index, WordIndex(invert([]), 0)).search_each([query], top)
+    present = found.keys[0] >= 0
+    return found.similarities[0][present], found.keys[0][present]
 
 
 def assert_equals_reference(index: WordIndex, texts: dict[int, str], queries: list[str], top: int = 10):
