@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from recollect.service.errors import ChangeError, QueryError
 from recollect.service.http.json_route import invalid, parse_body
-from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
+from recollect.service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
 from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.problems import ProblemError
 from recollect.service.memory.changes import (
@@ -148,7 +148,7 @@ class AnnifRoutes:
         """Make each document an instance of the memory. All of them are written, or none."""
         _require_project(project_id)
         self.memory.require_write(request)
-        documents = (await asyncio.to_thread(parse_body, IndexedDocuments, await request.body())).root
+        documents = (await asyncio.to_thread(parse_body, IndexedDocuments, await request.body(), MAX_MEMBERS)).root
         texts = {self._shorten(each.text): each.subjects for each in documents}  # of equal texts, the last one counts
         learned = {text: subjects for text, subjects in texts.items() if subjects and _has_words(text)}
 

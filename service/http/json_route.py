@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,10 +13,9 @@ from starlette.types import Scope
 
 from recollect.service.http.problems import NOT_JSON, ProblemError
 
-# Number of lists, objects and fields that any body may have, so that an error can name an unknown field, and the limit
-# of a body whose model allows more. Parsing a megabyte of nested lists would block the event loop for half a second,
-# and an error for each of 100,000 unknown fields for 0.3 s.
-_LEAST_MEMBERS, _MOST_MEMBERS = 1_000, 36_000
+# Maximum number of lists, objects and fields in a body. Parsing a megabyte of nested lists would block the event loop
+# for half a second, and an error for each of 100,000 unknown fields for 0.3 s.
+_MAX_MEMBERS = 1_000
 # Maximum number of commas in a body; the longest filters need 200,000. A list of 262,000 strings would block the event
 # loop for 27 to 57 ms.
 _MAX_COMMAS = 210_000
@@ -75,41 +74,25 @@ def _require_json(scope: Scope) -> None:
         raise ProblemError(422, NOT_JSON)
 
 
-def parse_body(model: type[_Model], body: bytes) -> _Model:
+def parse_body(model: type[_Model], body: bytes, max_members: int = _MAX_MEMBERS) -> _Model:
     """Parse and validate a body. A body of a megabyte blocks the event loop for less than 50 ms.
 
     Args:
         model: The model of the body.
         body: The body.
+        max_members: Maximum number of lists, objects and fields in the body.
 
     Raises:
         RequestValidationError: If the body is not valid JSON, or does not fit the model.
     """
     if body.count(b",") > _MAX_COMMAS:
         raise _too_large(f"at most {_MAX_COMMAS:,} commas, found more; send shorter lists")
-    if _has_many_members(body, most := most_members(model)):
-        raise _too_large(f"at most {most:,} lists, objects and fields, found more")
+    if _has_many_members(body, max_members):
+        raise _too_large(f"at most {max_members:,} lists, objects and fields, found more")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error) from None
-
-
-@functools.cache
-def most_members(model: type[BaseModel]) -> int:
-    """The maximum number of lists, objects and fields in a body: that of the largest body that fits the model."""
-    schema = model.model_json_schema()
-
-    def count(part: dict[str, Any]) -> int:
-        if "$ref" in part:
-            return count(schema["$defs"][part["$ref"].rpartition("/")[2]])
-        if "anyOf" in part:
-            return max(map(count, part["anyOf"]))
-        fields = part.get("properties", {}).values()
-        items: int = part["maxItems"] * count(part["items"]) if "maxItems" in part else 0
-        return (part.get("type") in ("object", "array")) + len(fields) + sum(map(count, fields)) + items
-
-    return min(max(count(schema), _LEAST_MEMBERS), _MOST_MEMBERS)
 
 
 def invalid(error: ValidationError) -> RequestValidationError:

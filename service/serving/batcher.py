@@ -139,7 +139,7 @@ class Batcher:
         self._running: list[_Batch] = []
         self._closed = self._aborted = False
         self._lock = threading.Lock()
-        self._idle: list[threading.Condition] = []
+        self._work = threading.Condition(self._lock)  # notified for each job that a thread is to compute
         self._threads = [
             threading.Thread(target=self._run, name=f"predict-{number}", daemon=True) for number in range(threads)
         ]
@@ -152,23 +152,20 @@ class Batcher:
         """Compute the requests in the queue, then stop the threads."""
         with self._lock:
             self._closed = True
-            for idle in self._idle:
-                idle.notify()
+            self._work.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def abort(self) -> int:
-        """Fail all requests with a DrainingError, now and from now on, and return their number.
+    def abort(self) -> None:
+        """Fail all requests with a DrainingError, now and from now on.
 
         Running batches stop before their next block. Call this on the event loop.
         """
         with self._lock:
             self._aborted = True
             jobs = [*self._queue, *(job for batch in self._running for job in batch.jobs)]
-        waiting = sum(not future.done() for job in jobs for future in job.futures)
         for job in jobs:
             job.finish(DrainingError())
-        return waiting
 
     @property
     def threads(self) -> int:
@@ -229,40 +226,30 @@ class Batcher:
             if job.is_quick and not self._running:
                 loop.call_soon(self._compute_here)  # after the requests that have arrived at the same time
             else:
-                self._wake_thread()
+                self._work.notify()
             return job.join()
-
-    def _wake_thread(self) -> None:
-        """Wake the thread that became idle last, because its CPU caches are warm; the caller holds the lock."""
-        if self._idle:
-            self._idle.pop().notify()
 
     def _compute_here(self) -> None:
         """Compute a quick job on the event loop if there is no other work; otherwise let the threads compute."""
         with self._lock:
             if self._running or len(self._queue) != 1 or not self._queue[0].is_quick:
-                for _ in self._queue:
-                    self._wake_thread()
+                self._work.notify(len(self._queue))
                 return
             batch = self._take()
         batch.finish(self._compute_batch(batch))
 
     def _run(self) -> None:
-        wake_up = threading.Condition(self._lock)
-        while self._run_next(wake_up):
+        while self._run_next():
             pass
 
-    def _run_next(self, wake_up: threading.Condition) -> bool:
+    def _run_next(self) -> bool:
         """Wait for jobs, and compute a batch of them; return False if the batcher is closed.
 
         An idle thread holds no lease, so that old versions can be closed.
         """
         with self._lock:
             while not self._queue and not self._closed:
-                self._idle.append(wake_up)
-                wake_up.wait()
-                if wake_up in self._idle:  # woken by `close` or without a cause
-                    self._idle.remove(wake_up)
+                self._work.wait()
             if not self._queue:
                 return False
             batch = self._take()

@@ -234,7 +234,7 @@ def test_abort_fails_waiting_and_running_requests_and_refuses_further_requests(s
         await gate.busy()
         waiting = [batcher.submit(gate.lease(), [query], OPTIONS, SLOW) for query in ("a", "a", "b")]
         assert (batcher.busy_threads, batcher.threads) == (1, 1)
-        assert batcher.abort() == 4
+        batcher.abort()
         for future in (running, *waiting):
             with pytest.raises(DrainingError, match="send the request to another replica"):
                 await future

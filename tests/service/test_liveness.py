@@ -45,7 +45,7 @@ def test_process_with_a_hung_batch_ends_itself_with_status_1(store: Path, tmp_pa
 def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Path, tmp_path: Path) -> None:
     prelude = (
         SILENT.format(seconds=5)
-        + "from recollect.service.http import routes\nroutes.parse_body = lambda *_: time.sleep(3600)"
+        + "from recollect.service.http import json_route\njson_route.parse_body = lambda *_: time.sleep(3600)"
     )
     with serving(store, prelude=prelude, STARTED=str(tmp_path / "started")) as server:
         with pytest.raises(httpx.TransportError):
