@@ -138,7 +138,7 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
         recall=round(recall(found.keys, memory.keys, vectors, exact), 4),
         search_p50_ms=round(float(np.median(search_times)), 3),
         search_p99_ms=round(float(np.percentile(search_times, 99)), 3),
-        combine_ms=round(_combine_milliseconds(found, predictor.memory.instances.values), 3),
+        combine_ms=round(_combine_milliseconds(found, predictor.memory.values), 3),
         chosen=_chosen(manifest),
     )
 

@@ -75,10 +75,10 @@ def _labels(memory: Snapshot) -> Iterator[dict[str, Any]]:
 def _instances(memory: Snapshot) -> Iterator[dict[str, Any]]:
     """The instances of the bundle, then the live ones."""
     instances, uids = memory.instances, memory.labels.uids
-    numbers = np.flatnonzero(~instances.rows.removed)
+    numbers = np.flatnonzero(~instances.removed)
     for start in range(0, len(numbers), _BLOCK_ROWS):
         block = numbers[start : start + _BLOCK_ROWS]
-        place, label = instances.values.gather(block)
+        place, label = memory.values.gather(block)
         starts = np.searchsorted(place, np.arange(len(block) + 1))
         for nth, row in enumerate(block.tolist()):
             own = [uids[position] for position in label[starts[nth] : starts[nth + 1]].tolist()]

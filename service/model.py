@@ -15,14 +15,15 @@ from pydantic import ValidationError
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import QueryError, SettingsError
 from recollect.service.memory.changes import (
+    INSTANCES,
+    LABELS,
+    UIDS,
     Encode,
     added,
+    checked,
     forgotten,
     learned,
     new_feedback,
-    read_instances,
-    read_labels,
-    read_uids,
     removed,
 )
 from recollect.service.memory.entries import Entry
@@ -195,7 +196,7 @@ class Model:
             ChangeError: If a field is missing, unknown or wrong, a uid occurs twice, or a label is unknown. Nothing is
                 changed.
         """
-        new_instances, new_labels = read_instances(instances), read_labels(labels)
+        new_instances, new_labels = checked(INSTANCES, instances, "instances"), checked(LABELS, labels, "labels")
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             return added(memory, encode, new_instances, new_labels, create_labels)
@@ -212,7 +213,7 @@ class Model:
             ChangeError: If a uid occurs twice. Nothing is changed.
             UnknownUidError: If a uid is not in the memory. Nothing is changed.
         """
-        instance_uids, label_uids = read_uids(instances, "instances"), read_uids(labels, "labels")
+        instance_uids, label_uids = checked(UIDS, instances, "instances"), checked(UIDS, labels, "labels")
         return change(self.predictor, lambda memory, _: removed(memory, instance_uids, label_uids)).sequence
 
     def learn(self, query: str, label: str, relevant: bool = True) -> str:
@@ -233,7 +234,7 @@ class Model:
             ChangeError: If the label is unknown.
             QueryError: If the query is empty.
         """
-        (label,) = read_uids([label], "label")
+        (label,) = checked(UIDS, [label], "label")
         uid = new_feedback()
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
@@ -254,7 +255,7 @@ class Model:
         Raises:
             UnknownUidError: If there is no such feedback, or it was undone before.
         """
-        read_uids([uid], "feedback")
+        checked(UIDS, [uid], "feedback")
         return change(self.predictor, lambda memory, _: forgotten(memory, uid)).sequence
 
 

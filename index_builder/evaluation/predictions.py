@@ -165,7 +165,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     """
     predictions: list[list[_Best]] = [[] for _ in grid]
     sources: list[list[Int[np.ndarray, "grouping source decile"]]] = [[] for _ in grid]
-    values, words = predictor.memory.instances.values, predictor.memory.words
+    values, words = predictor.memory.values, predictor.memory.words
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
@@ -237,7 +237,7 @@ def _ranker_order(
     memory, top_b = predictor.memory, setting.top_b
     assert memory.reranker is not None
     words = None if memory.words is None else memory.words.search_each(texts)
-    votes = score_labels(keys, setting.lambda_, memory.instances.values)
+    votes = score_labels(keys, setting.lambda_, memory.values)
     found = memory.reranker.find(
         texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options(), None
     )

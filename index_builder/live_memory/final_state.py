@@ -38,12 +38,12 @@ def final_state(memory: Snapshot) -> FinalState:
     """The final state of a memory."""
     instances, labels = memory.instances, memory.labels
     weights = _live_weights(memory)
-    rows = np.flatnonzero(~instances.rows.removed[: instances.rows.mapped])
+    rows = np.flatnonzero(~instances.removed[: instances.mapped])
     live = [number for number, weight in weights.items() if weight == 1]
     present = labels.present()
     positions, is_replaced = np.flatnonzero(present), labels.row_of >= labels.rows.mapped
     is_mapped = positions < len(labels.mapped)
-    place, label = instances.values.gather(np.array([*rows, *live], dtype=np.int64))
+    place, label = memory.values.gather(np.array([*rows, *live], dtype=np.int64))
     sizes = np.bincount(place, minlength=len(rows) + len(live))
     return FinalState(
         rows=rows,
@@ -71,15 +71,15 @@ def kept_entries(memory: Snapshot) -> list[Entry]:
 
 def _live_weights(memory: Snapshot) -> dict[int, float]:
     """The numbers of the present live instances, and their weights."""
-    rows, values = memory.instances.rows, memory.instances.values
+    rows, values = memory.instances, memory.values
     live = np.flatnonzero(~rows.removed[rows.mapped :]) + rows.mapped
     return {number: values.count(number) for number in live.tolist()}
 
 
 def _put_instance(memory: Snapshot, number: int, weight: float = 1.0) -> PutInstance:
     instances, uids = memory.instances, memory.labels.uids
-    labels = [uids[label] for label in instances.values.gather(np.array([number]))[1].tolist()]
-    vector = instances.rows.vectors[number - instances.rows.mapped]
+    labels = [uids[label] for label in memory.values.gather(np.array([number]))[1].tolist()]
+    vector = instances.vectors[number - instances.mapped]
     return PutInstance(instances.uids[number], instances.texts[number], labels, vector, weight)
 
 

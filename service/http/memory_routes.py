@@ -251,7 +251,7 @@ class MemoryRoutes:
             return MemoryStatus(
                 version=predictor.version,
                 sequence=memory.sequence,
-                instances=memory.instances.rows.present,
+                instances=memory.instances.present,
                 labels=int(np.count_nonzero(memory.labels.present())),
                 corrections=memory.corrections.rows.present,
                 live_keys=memory.live_keys,
@@ -270,7 +270,7 @@ class MemoryRoutes:
             number = memory.instance(uid)
             if number is None:
                 raise ProblemError(404, f"instance {uid[:80]!r} is not in the memory", "unknown_instance")
-            values = memory.instances.values
+            values = memory.values
             return MemoryInstance(
                 version=predictor.version,
                 sequence=memory.sequence,

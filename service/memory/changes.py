@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -76,36 +76,9 @@ class NewInstance(_Row):
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
 
 
-_INSTANCES, _LABELS = TypeAdapter(list[NewInstance]), TypeAdapter(list[NewLabel])
-_UIDS: TypeAdapter[list[str]] = TypeAdapter(list[Uid])
+INSTANCES, LABELS = TypeAdapter(list[NewInstance]), TypeAdapter(list[NewLabel])
+UIDS: TypeAdapter[list[str]] = TypeAdapter(list[Uid])
 _Checked = TypeVar("_Checked")
-
-
-def read_instances(rows: Iterable[Any]) -> list[NewInstance]:
-    """Check instances that do not come over HTTP.
-
-    Raises:
-        ChangeError: If a field is missing, unknown or wrong.
-    """
-    return checked(_INSTANCES, _as_list(rows, "instances"), "instances")
-
-
-def read_labels(rows: Iterable[Any]) -> list[NewLabel]:
-    """Check labels that do not come over HTTP.
-
-    Raises:
-        ChangeError: If a field is missing, unknown or wrong.
-    """
-    return checked(_LABELS, _as_list(rows, "labels"), "labels")
-
-
-def read_uids(uids: Iterable[Any], kind: str) -> list[str]:
-    """Check uids that do not come over HTTP.
-
-    Raises:
-        ChangeError: If one of them is not a text, or is empty.
-    """
-    return checked(_UIDS, _as_list(uids, kind), kind)
 
 
 def checked(
@@ -114,7 +87,7 @@ def checked(
     """Check a value that does not come over HTTP.
 
     Args:
-        adapter: The type of the value.
+        adapter: The type of the value, such as `INSTANCES`.
         value: The value.
         where: The place of the value, for the message.
         error: Class of the error.
@@ -241,12 +214,6 @@ def forgotten(memory: Snapshot, uid: str) -> list[Entry]:
         if memory.instance(uid) is not None:
             return [Remove("instance", uid)]
     raise UnknownUidError(f"feedback {uid[:80]!r}: expected the id of a feedback that was not undone before")
-
-
-def _as_list(rows: Iterable[Any], kind: str) -> list[Any]:
-    if isinstance(rows, str | bytes | Mapping):
-        raise ChangeError(f"{kind}: expected a list, found {rows!r:.80}")
-    return [*rows]
 
 
 def _require_once(kind: str, uids: Sequence[str]) -> None:

@@ -29,8 +29,8 @@ from recollect.service.memory.entries import (
     PutLabel,
     Remove,
 )
-from recollect.service.memory.rows import Column, RowTable
-from recollect.service.memory.tables import Instances, Labels, Voters
+from recollect.service.memory.rows import Column, Rows, RowTable
+from recollect.service.memory.tables import Labels, Voters
 from recollect.service.ranking.names import Names
 
 # Each live key is compared with every query: so many add about a tenth to the CPU time of a query. `docs/benchmarks.md`
@@ -46,7 +46,9 @@ class Snapshot:
         sequence: Sequence number of the last entry.
         skipped: Number of entries that named a label that the version does not have.
         oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
-        instances: The instances.
+        instances: The instances, whose numbers are their rows.
+        values: The labels that each instance votes for.
+        voters: The instances that vote for each label.
         labels: The labels.
         corrections: The corrections of labels.
         words: The word indexes; None if the bundle has none.
@@ -56,7 +58,9 @@ class Snapshot:
     sequence: int
     skipped: int
     oldest_seconds: float | None
-    instances: Instances
+    instances: Rows
+    values: Values
+    voters: Voters
     labels: Labels
     corrections: Corrections
     words: LexicalIndex | None
@@ -65,7 +69,7 @@ class Snapshot:
     @property
     def live_keys(self) -> int:
         """Number of live keys of instances, labels and corrections, with those that were replaced or removed."""
-        return sum(len(each.rows.vectors) for each in (self.instances, self.labels, self.corrections))
+        return sum(len(each.vectors) for each in (self.instances, self.labels.rows, self.corrections.rows))
 
     @property
     def compaction_pays(self) -> bool:
@@ -73,12 +77,12 @@ class Snapshot:
 
         A search asks the index of the bundle for more keys, in proportion to those that were removed.
         """
-        rows = self.instances.rows
+        rows = self.instances
         return self.live_keys >= COMPACT_FROM or 2 * rows.removed_mapped > rows.mapped
 
     def instance(self, uid: str) -> int | None:
         """The number of the present instance with a uid. The first call builds a table of the bundle's uids."""
-        return self.instances.rows.find(uid)
+        return self.instances.find(uid)
 
 
 class _Rows:
@@ -274,7 +278,9 @@ class SnapshotBuilder:
             sequence=self._sequence,
             skipped=self._skipped,
             oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
-            instances=Instances(instances, values, voters),
+            instances=instances,
+            values=values,
+            voters=voters,
             labels=Labels(self._bundle.labels, labels, row_of, removed, counts),
             corrections=Corrections(self._corrections.snapshot()),
             words=self._words,

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from recollect.service.bundle.bundle import LabelTable
-from recollect.service.bundle.values import Matrix, Values, spans
+from recollect.service.bundle.values import Matrix, spans
 from recollect.service.memory.rows import Rows, Strings
 
 
@@ -62,29 +62,6 @@ class Voters:
         live = np.repeat(np.arange(len(self.live)), np.diff(self.live.indptr)) + len(self.removed) - len(self.live)
         order = np.argsort(self.live.indices)
         return self.live.indices[order], live[order]
-
-
-@dataclass(frozen=True, eq=False)
-class Instances:
-    """The instances of a memory. An instance is stated by its number, which is its row.
-
-    Attributes:
-        rows: Their uids, texts and vectors.
-        values: The labels that each instance votes for.
-        voters: The instances that vote for each label.
-    """
-
-    rows: Rows
-    values: Values
-    voters: Voters
-
-    @property
-    def uids(self) -> Strings:
-        return self.rows.uids
-
-    @property
-    def texts(self) -> Strings:
-        return self.rows.texts
 
 
 @dataclass(frozen=True, eq=False)

@@ -228,7 +228,8 @@ def _decode(line: bytes, dim: int) -> Entry:
     verb, _, kind = fields.pop("kind").partition("_")
     if verb == "remove":
         return Remove(kind, fields["uid"])
-    put: Entry = _PUTS[kind](**fields | {"vector": _vector(fields["vector"], dim)})
+    fields["vector"] = _vector(fields["vector"], dim)
+    put: Entry = _PUTS[kind](**fields)
     return put
 
 

@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Int
 
 from recollect.service.bundle.bundle import Bundle
+from recollect.service.bundle.values import Values
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.memory.entries import LoggedEntry
 from recollect.service.memory.rows import Rows
 from recollect.service.memory.snapshot import Snapshot, SnapshotBuilder
-from recollect.service.memory.tables import Instances, Labels
+from recollect.service.memory.tables import Labels
 from recollect.service.milvus.collection import open_searcher
 from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.answers import Reason
@@ -54,9 +55,9 @@ class Memory:
     @classmethod
     def of(cls, snapshot: Snapshot, mapped: Searcher, ranker: Ranker | None, digest: bytes = b"") -> Memory:
         """The memory of a snapshot, from the index of the bundle's keys, and its ranker."""
-        instances, labels, values = snapshot.instances, snapshot.labels, snapshot.instances.values
+        instances, labels, values = snapshot.instances, snapshot.labels, snapshot.values
         searcher = Searcher(
-            _live_keys(mapped.instances, instances.rows), _live_keys(mapped.labels, labels.rows, labels.row_of)
+            _live_keys(mapped.instances, instances), _live_keys(mapped.labels, labels.rows, labels.row_of)
         )
         reranker = None
         if ranker is not None and snapshot.names is not None:
@@ -66,13 +67,13 @@ class Memory:
             searcher=searcher,
             words=None if snapshot.words is None else WordVoter(snapshot.words, values),
             reranker=reranker,
-            admitted=AdmittedKeys(instances.voters, searcher),
+            admitted=AdmittedKeys(snapshot.voters, searcher),
             digest=digest,
         )
 
     @property
-    def instances(self) -> Instances:
-        return self.snapshot.instances
+    def values(self) -> Values:
+        return self.snapshot.values
 
     @property
     def labels(self) -> Labels:
@@ -85,7 +86,7 @@ class Memory:
 
     def reason(self, key: int, share: float, by: str | None) -> Reason:
         """Describe a term of a score: a key, its share, and "words" if the key was found by words."""
-        instances, label = self.instances, key - self.instances.values.instances
+        instances, label = self.snapshot.instances, key - self.values.instances
         if label < 0:
             return Reason("instance", instances.uids[key], instances.texts[key], share, by)
         return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)

@@ -61,14 +61,14 @@ class RankedLabels:
             QueryError: If a filter applied, and too many keys vote for the labels.
         """
         memory, weighted = self.memory, self.weighted
-        places, columns = weighted.voters(query, np.array(labels, dtype=np.int64), memory.instances.values)
+        places, columns = weighted.voters(query, np.array(labels, dtype=np.int64), memory.values)
         if self.filtered and len(places) > MOST_TERMS:
             raise QueryError(
                 f"explain: expected at most {MOST_TERMS:,} keys that vote for the labels found, found {len(places):,}; "
                 "set a smaller top_k, or set explain to false"
             )
         keys, weights = weighted.keys[query, columns], weighted.weights[query, columns]
-        shares = np.where(keys < memory.instances.values.instances, self.lambda_, 1 - self.lambda_) * weights
+        shares = np.where(keys < memory.values.instances, self.lambda_, 1 - self.lambda_) * weights
         first_word = weighted.keys.shape[1] - weighted.by_words
         terms: list[list[Reason]] = [[] for _ in labels]
         for vote in np.argsort(-shares, kind="stable").tolist():
@@ -104,7 +104,7 @@ def rank_labels(
         label_filter: Admits labels; None admits all. With a filter, there is only one query.
         watch: Measures the stages.
     """
-    values, lambda_ = memory.instances.values, options.lambda_
+    values, lambda_ = memory.values, options.lambda_
     reranker = memory.reranker if options.order == "probability" and queries is not None else None
     words, by_words = None, None
     if memory.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):

@@ -12,8 +12,6 @@ from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, Reports, Seen, reports_of
 
 _POLL_SECONDS = 0.1
-# Time between two checks of `wait` whether there was another activation.
-_RECORD_SECONDS = 1.0
 # If no replica reports for this time, `wait` concludes that no replica is running.
 _NO_REPLICA_SECONDS = 3.0
 
@@ -70,21 +68,16 @@ class Activation:
                 if there is another activation; names the replicas and the reasons.
             OSError, RedisError: If the reports cannot be read until the time is over.
         """
-        start = record_read_at = time.monotonic()
-        progress = _Progress(record, replicas)
+        start, progress = time.monotonic(), _Progress(record, replicas)
         while True:
-            waited = time.monotonic() - start
-            error: Exception | None = None
+            waited, error = time.monotonic() - start, None
             try:
                 progress.update(self.reports.read())
             except (OSError, RedisError) as failure:
                 error = failure
-            else:
-                if progress.complete:
-                    return progress.done
-            if time.monotonic() - record_read_at >= _RECORD_SECONDS:
-                record_read_at = time.monotonic()
-                self._require_last(record)
+            if error is None and progress.complete:
+                return progress.done
+            self._require_last(record)
             none_runs = not progress.expected and replicas is None
             if progress.failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
                 raise error or NotServedError(progress.describe())
@@ -116,37 +109,41 @@ class _Progress:
     """The replicas that must carry out an activation, and their reports.
 
     Attributes:
-        expected: Names of the replicas that have reported since the beginning, without those that have stopped.
+        expected: The replicas that have reported since the beginning, without those that have stopped.
         done: The reports of the replicas that have carried out the activation.
     """
 
     def __init__(self, record: ActivationRecord, replicas: int | None) -> None:
         self._record, self._replicas = record, replicas
-        self._reports: dict[str, Report] = {}
+        self._behind: list[Report] = []
         self._lost: set[str] = set()
         self.expected: set[str] = set()
         self.done: list[Report] = []
 
     def update(self, seen: list[Seen]) -> None:
         """Process the newest reports."""
-        self._reports = {each.report.replica: each.report for each in seen}
+        reports = {each.report.replica: each.report for each in seen}
         fresh = {each.report.replica for each in seen if each.fresh}
-        self.expected = (self.expected | fresh) & self._reports.keys()
+        self.expected = (self.expected | fresh) & reports.keys()
         if self._replicas is not None:  # the number decides, so a replica that was lost may be replaced
             self.expected &= fresh
         self._lost = self.expected - fresh
-        done = sorted(name for name in self.expected & fresh if self._is_done(self._reports[name]))
-        self.done = [self._reports[name] for name in done]
+        self.done, self._behind = [], []
+        for name in sorted(self.expected):
+            is_done = name in fresh and reports[name].generation == self._record.generation
+            (self.done if is_done else self._behind).append(reports[name])
 
     @property
     def complete(self) -> bool:
-        return len(self.done) == len(self.expected) >= (self._replicas or 1)
+        return not self._behind and len(self.done) >= (self._replicas or 1)
 
     @property
     def failed(self) -> bool:
         """Whether every replica that has not carried out the activation refuses it or is lost."""
-        behind = self._behind()
-        return bool(behind) and all(name in self._lost or self._has_refused(name) for name in behind)
+        refused = self._record.generation
+        return bool(self._behind) and all(
+            each.refused == refused or each.replica in self._lost for each in self._behind
+        )
 
     def describe(self) -> str:
         """The replicas that have not carried out the activation, with the reasons."""
@@ -159,25 +156,15 @@ class _Progress:
                 "or the replicas share a Redis that --redis-url does not name"
             )
         lines = [f"{fact}, but {expected - len(self.done)} of {expected} replicas have not opened it:"]
-        lines += [f"  {name} {self._reason(name)}" for name in self._behind()]
+        lines += [f"  {each.replica} {self._reason(each)}" for each in self._behind]
         if expected > len(self.expected):
             lines.append(f"  only {len(self.expected)} of {expected} replicas report")
         return "\n".join(lines)
 
-    def _behind(self) -> list[str]:
-        return sorted(self.expected - {report.replica for report in self.done})
-
-    def _is_done(self, report: Report) -> bool:
-        return report.generation == self._record.generation
-
-    def _has_refused(self, name: str) -> bool:
-        return self._reports[name].refused == self._record.generation
-
-    def _reason(self, name: str) -> str:
-        report = self._reports[name]
-        if name in self._lost:
+    def _reason(self, report: Report) -> str:
+        if report.replica in self._lost:
             return "stopped reporting: it was killed, or it hangs"
         serves = f"serves {report.version}" if report.version else "serves no version"
-        if self._has_refused(name):
+        if report.refused == self._record.generation:
             return f"{serves}: {report.problem}"
         return f"{serves}: it has not opened the new version yet (generation {report.generation})"

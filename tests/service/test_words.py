@@ -75,7 +75,7 @@ def scores(predictor: Predictor, query: str, **chosen: Any) -> np.ndarray:
 def votes_by_words(predictor: Predictor, query: str, lambda_: float) -> np.ndarray:
     """The votes by words by the written formula, with a dense matrix of values."""
     assert predictor.memory.words is not None
-    values = predictor.memory.instances.values
+    values = predictor.memory.values
     dense = np.zeros((values.instances + values.labels, values.labels))
     for row in range(values.instances):
         dense[row, values.gather(np.array([row]))[1]] = lambda_
