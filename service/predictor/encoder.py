@@ -57,6 +57,7 @@ class QueryEncoder:
 
     Args:
         tokenizer: The tokenizer.
+        words: The words that need no tokenizer; None if only the tokenizer can tokenise a text.
         session: The ONNX graph.
         info: The encoder's entry in the manifest.
         device: Device that was requested.
@@ -70,15 +71,16 @@ class QueryEncoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        words: WordPieces | None,
         session: onnxruntime.InferenceSession,
         info: EncoderInfo,
         device: Device = "cpu",
         parallel: int = 1,
     ) -> None:
-        self._tokenizer, self._session, self._pad_id = tokenizer, session, info.pad_id
+        self._tokenizer, self._words = tokenizer, words
+        self._session, self._pad_id = session, info.pad_id
         self._parallel = parallel
         self._prompts = info.query_prompt, info.label_prompt
-        self._words = WordPieces(tokenizer, info.max_length) if treats_words_alone(tokenizer) else None
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
@@ -94,14 +96,16 @@ class QueryEncoder:
         """
         info, components = bundle.manifest.encoder, bundle.components
         tokenizer = components.open(open_tokenizer, TOKENIZER, info.max_length)
+        words = components.open(_open_words, TOKENIZER, tokenizer, info.max_length)
         session = components.open(open_session, GRAPH, info.precision, threads, device)
-        return components.open(_join, GRAPH, tokenizer, session, info, device, parallel)
+        return components.open(_join, GRAPH, tokenizer, words, session, info, device, parallel)
 
     @classmethod
     def open(cls, folder: Path, info: EncoderInfo, threads: int) -> QueryEncoder:
         """Open an encoder that is not part of a bundle yet."""
         tokenizer = open_tokenizer(folder / TOKENIZER, info.max_length)
-        return cls(tokenizer, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
+        words = _open_words(folder / TOKENIZER, tokenizer, info.max_length)
+        return cls(tokenizer, words, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
 
     def tokenise(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Tokens:
         """Tokenise queries, then labels, each with the prompt of its side."""
@@ -217,16 +221,22 @@ def _ids(encoding: Encoding) -> tuple[list[int], bool]:
     return encoding.ids, bool(encoding.overflowing)
 
 
+def _open_words(_: Path, tokenizer: Tokenizer, max_length: int) -> WordPieces | None:
+    """The known words as a component, so that a version with another graph and an equal tokenizer shares them."""
+    return WordPieces(tokenizer, max_length) if treats_words_alone(tokenizer) else None
+
+
 def _join(
     _: Path,
     tokenizer: Tokenizer,
+    words: WordPieces | None,
     session: onnxruntime.InferenceSession,
     info: EncoderInfo,
     device: Device,
     parallel: int,
 ) -> QueryEncoder:
     """The encoder as a component, so that two versions with an equal encoder share its known vectors."""
-    return QueryEncoder(tokenizer, session, info, device, parallel)
+    return QueryEncoder(tokenizer, words, session, info, device, parallel)
 
 
 def open_tokenizer(path: Path, max_length: int) -> Tokenizer:

@@ -100,6 +100,7 @@ def opened_parts(predictor: Predictor) -> dict[str, Any]:
     return {
         "session": predictor.encoder._session,
         "tokenizer": predictor.encoder._tokenizer,
+        "words": predictor.encoder._words,
         "instances": predictor.memory.searcher.instances.index,
         "labels": predictor.memory.searcher.labels.index,
     }
@@ -117,7 +118,7 @@ def copied_version(store: Store, change: Callable[[Path, dict[str, Any]], None] 
 def test_version_without_changed_files_shares_its_components_and_answers_equally(store: Store, opener: Opener) -> None:
     first = opener.open("v3")
     second = opener.open(copied_version(store), share_with=[first])
-    assert shared_parts(first, second) == {"session", "tokenizer", "instances", "labels"}
+    assert shared_parts(first, second) == {"session", "tokenizer", "words", "instances", "labels"}
     assert (second.version, answer(second)) == ("copy", answer(first))
 
 
