@@ -50,7 +50,7 @@ from recollect.service.bundle.manifest import (
 )
 from recollect.service.bundle.signing import read_signing_key, sign_manifest
 from recollect.service.console import print_status, progress_bar
-from recollect.service.memory_log.upkeep import extent
+from recollect.service.memory_log.log import extent
 from recollect.service.predictor.golden import write_golden
 from recollect.service.predictor.gpu import NoGpuError, gpu_resources
 from recollect.service.settings import Device

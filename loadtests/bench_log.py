@@ -25,7 +25,7 @@ from loadtests.processes import cpu_model
 from recollect.service.errors import StoreError
 from recollect.service.memory.entries import LoggedEntry, PutInstance
 from recollect.service.memory_log.commits import EncoderOfCommit, encode_commit, new_commit, number
-from recollect.service.memory_log.log import MEMORY, MemoryLog, commit_name
+from recollect.service.memory_log.log import MEMORY, MemoryLog, path_of
 from recollect.service.memory_log.writer import MemoryWriter
 from recollect.service.store.files import MAX_SMALL_BYTES
 from recollect.service.store.object_folder import StoreFiles
@@ -84,7 +84,7 @@ def opening_seconds(files: StoreFiles, slow: StoreFiles, commits: int) -> float:
 
     def create(sequence: int) -> None:
         commit = new_commit(number([_instance(str(sequence))], sequence), [], _ENCODER)
-        files.create(f"{MEMORY}/{commit_name(sequence)}", encode_commit(commit))
+        files.create(path_of(sequence), encode_commit(commit))
 
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(create, range(1, commits + 1)))

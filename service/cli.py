@@ -224,7 +224,7 @@ def verify(settings: VerifySettings) -> None:
 
 
 def prune(settings: PruneSettings) -> None:
-    from recollect.service.memory_log.upkeep import prune_log
+    from recollect.service.memory_log.log import prune_log
     from recollect.service.milvus.connection import Connection
     from recollect.service.milvus.removal import collections_of, unnamed
     from recollect.service.versions.reports import reports_of, versions_in_use
@@ -252,7 +252,7 @@ def prune(settings: PruneSettings) -> None:
 
 
 def copy(settings: CopySettings) -> None:
-    from recollect.service.memory_log.upkeep import copy_log, has_log
+    from recollect.service.memory_log.log import copy_log, has_log
     from recollect.service.store.store import Store
 
     store, target = _store(settings), Store(settings.to, settings.verify_key, settings.bundle_cache)

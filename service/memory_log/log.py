@@ -21,14 +21,14 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 
 from recollect.service.bundle.manifest import Manifest
-from recollect.service.errors import MemoryLogError, StoreError
+from recollect.service.errors import BundleError, MemoryLogError, StoreError
 from recollect.service.memory.changes import Encode
 from recollect.service.memory.entries import LoggedEntry, PutCorrection, PutLabel, Remove
 from recollect.service.memory_log.commits import (
@@ -50,7 +50,7 @@ MAX_COMMIT_BYTES = 256 << 20
 # Calls of an object store at the same time, and entries that are returned together.
 _CALLS, _BLOCK_ENTRIES = 32, 1_000
 # Age from which on the knowledge of the end of the log is checked. `prune` keeps commits of an hour.
-_OLD_SECONDS = 300.0
+_OLD_SECONDS, _KEPT_SECONDS = 300.0, 3_600.0
 
 _Result = TypeVar("_Result")
 
@@ -89,7 +89,7 @@ class MemoryLog:
             manifest: The manifest of the version.
             encode: Encodes texts with the encoder of the version, as in the constructor.
         """
-        return cls(store.files, encoder_of(manifest), encode, manifest.memory_sequence)
+        return cls(store.files, _encoder_of(manifest), encode, manifest.memory_sequence)
 
     def read(self) -> list[LoggedEntry]:
         """The entries after the known ones, oldest first.
@@ -144,7 +144,7 @@ class MemoryLog:
                 f"{self.name}: expected at most {MAX_COMMIT_BYTES:,} bytes of entries in one write, found "
                 f"{len(content):,}; write fewer entries at once"
             )
-        path = f"{MEMORY}/{commit_name(commit.first)}"
+        path = path_of(commit.first)
         try:
             if not self._files.create(path, content):
                 return None
@@ -178,7 +178,7 @@ class MemoryLog:
     def _open(self) -> list[int]:
         """The commits after the bundle. Check that the log has the entries of the bundle."""
         names, known = self._files.names(MEMORY), self.sequence
-        commits, removed = numbers(names, COMMIT), removed_up_to(names)
+        commits, removed = _numbers(names, COMMIT), _removed_up_to(names)
         self._require_present(removed)
         self._is_missing = known > removed and not commits
         place = bisect.bisect_right(commits, known)
@@ -197,9 +197,9 @@ class MemoryLog:
     def _listed(self) -> list[int]:
         """The commits after the known ones, by their first entries."""
         # A name without its ending comes before all names with this number.
-        names = self._files.names(MEMORY, after=commit_name(self.sequence + 1).removesuffix(COMMIT))
-        self._require_present(removed_up_to(names))
-        return numbers(names, COMMIT)
+        names = self._files.names(MEMORY, after=f"{self.sequence + 1:0{_DIGITS}}")
+        self._require_present(_removed_up_to(names))
+        return _numbers(names, COMMIT)
 
     def _require_end(self, asked: float) -> None:
         """Note that there was no commit after the known ones at a time. Read the markers if the last note is old."""
@@ -232,18 +232,18 @@ class MemoryLog:
     def _in_order(self, commits: Sequence[int]) -> Iterator[Commit]:
         """Read commits, several at the same time, and check that none is missing between them."""
         expected = self.sequence + 1
-        for first, content in zip(commits, in_parallel(self._content, commits), strict=True):
+        for first, content in zip(commits, _in_parallel(self._content, commits), strict=True):
             while expected < first:  # perhaps the list was made while the commit was created
                 if (between := self._read(expected)) is None:
                     self._listed()
                     raise MemoryLogError(
-                        f"{self.name}/{commit_name(expected)}: expected a commit, because later ones exist, found "
+                        f"{self._files.name}/{path_of(expected)}: expected a commit, because later ones exist, found "
                         "none; restore the file from a copy of the store"
                     )
                 yield between
                 expected = between.last + 1
             if content is not None:  # otherwise the next one finds that it was removed meanwhile
-                commit = decoded(self.name, first, content)
+                commit = _decoded(self._files, first, content)
                 yield commit
                 expected = commit.last + 1
 
@@ -254,11 +254,11 @@ class MemoryLog:
             self.advance(commit)
 
     def _content(self, first: int) -> bytes | None:
-        return self._files.read(f"{MEMORY}/{commit_name(first)}", MAX_COMMIT_BYTES)
+        return self._files.read(path_of(first), MAX_COMMIT_BYTES)
 
     def _read(self, first: int) -> Commit | None:
         content = self._content(first)
-        return None if content is None else decoded(self.name, first, content)
+        return None if content is None else _decoded(self._files, first, content)
 
     def _as_asked(self, commit: Commit) -> Commit:
         """A commit without the entries that the bundle contains, and with vectors of this process's encoder."""
@@ -286,24 +286,140 @@ class MemoryLog:
         return [dataclasses.replace(each, entry=puts.get(each.sequence, each.entry)) for each in entries]
 
 
-def commit_name(first: int) -> str:
-    """The name of the file of a commit."""
-    return f"{first:0{_DIGITS}}{COMMIT}"
+def extent(store: Store) -> tuple[int, int]:
+    """The sequence number up to which entries may have been removed from the log, and that of the last entry.
+
+    Both are 0 without a log.
+
+    Raises:
+        MemoryLogError, StoreError: If the log cannot be read.
+    """
+    names = store.files.names(MEMORY)
+    commits, removed = _numbers(names, COMMIT), _removed_up_to(names)
+    return removed, max(removed, _read(store, commits[-1]).last) if commits else removed
 
 
-def numbers(names: Iterable[str], ending: str) -> list[int]:
+def has_log(store: Store) -> bool:
+    """Whether a store has live entries. At a plain web server, only the first one is looked for."""
+    files = store.files
+    if files.can_list:
+        return bool(files.names(MEMORY))
+    return files.read(path_of(1), MAX_COMMIT_BYTES) is not None
+
+
+def prune_log(store: Store, without: Collection[str] = (), dry_run: bool = False) -> int:
+    """Remove the commits that the bundles of all versions of a store contain; return their number.
+
+    Commits of the last hour stay, and so does the last one. An interrupted removal is continued by the next call.
+
+    Args:
+        store: The store.
+        without: Versions that need no entries, because they would be removed.
+        dry_run: Remove nothing; return the number of commits that would be removed.
+
+    Raises:
+        StoreError: If the store cannot be read or written.
+        BundleError: If a manifest is broken, so that it is not known which entries its version needs.
+    """
+    names = store.files.names(MEMORY)
+    commits, markers = _numbers(names, COMMIT), _numbers(names, MARKER)
+    contained, oldest = _contained(store, without), time.time() - _KEPT_SECONDS
+    # A commit ends where the next one begins.
+    count = bisect.bisect_right([following - 1 for following in commits[1:]], contained)
+    count = bisect.bisect_left(commits, True, hi=count, key=lambda first: _read(store, first).seconds > oldest)
+    if count and not dry_run:
+        last = commits[count] - 1
+        if last not in markers:
+            _mark(store, last)
+        for _ in _in_parallel(lambda first: store.files.delete(path_of(first)), commits[:count]):
+            pass
+        store.files.delete(*(path_of(each, MARKER) for each in markers if each < last))
+    return count
+
+
+def copy_log(source: Store, target: Store) -> int:
+    """Copy the commits that the log of the target lacks; return the number of entries.
+
+    The copy is a log after each step. After an interruption, the next call continues it.
+
+    Raises:
+        MemoryLogError: If the log of the target is not the beginning of that of the source, or a log is damaged.
+        StoreError: If a log cannot be read or written.
+    """
+    names, copied_names = source.files.names(MEMORY), target.files.names(MEMORY)
+    commits, copied = _numbers(names, COMMIT), _numbers(copied_names, COMMIT)
+    if source.name == target.name or not commits:
+        return 0
+    if copied:
+        last = copied[-1]
+        if last not in commits or _content(source, last) != _content(target, last):
+            raise _differs(source, target, last)
+        commits = [first for first in commits if first > last]
+    elif removed := _removed_up_to(names):
+        _mark(target, removed)
+    entries = 0
+    contents = _in_parallel(lambda first: _content(source, first), commits)
+    for first, content in zip(commits, contents, strict=True):
+        commit = _decoded(source.files, first, content)
+        if not target.files.create(path_of(first), content) and _content(target, first) != content:
+            raise _differs(source, target, first)
+        entries += len(commit.entries)
+    return entries
+
+
+def _contained(store: Store, without: Collection[str]) -> int:
+    """Sequence number of the last entry that the bundles of all versions contain."""
+    kept = [version for version in store.versions() if version not in without]
+    try:
+        return min((store.manifest(version).memory_sequence for version in kept), default=0)
+    except BundleError as error:
+        raise BundleError(f"{error}. The memory log stays as it is; remove this version, or restore it") from None
+
+
+def _mark(store: Store, removed: int) -> None:
+    """Create the marker that commits up to a sequence number may have been removed."""
+    store.files.create(path_of(removed, MARKER), json.dumps({"seconds": time.time()}).encode())
+
+
+def _content(store: Store, first: int) -> bytes:
+    content = store.files.read(path_of(first), MAX_COMMIT_BYTES)
+    if content is None:
+        raise MemoryLogError(
+            f"{store.name}/{path_of(first)}: expected the commit that was listed, found none; another "
+            "process prunes the log: try again"
+        )
+    return content
+
+
+def _read(store: Store, first: int) -> Commit:
+    return _decoded(store.files, first, _content(store, first))
+
+
+def _differs(source: Store, target: Store, first: int) -> MemoryLogError:
+    return MemoryLogError(
+        f"{target.name}/{path_of(first)}: expected the same commit as in {source.name}, found another one "
+        "or one that the source does not have any more; copy without --memory-log, or to a store without a log"
+    )
+
+
+def path_of(number: int, ending: str = COMMIT) -> str:
+    """The path in a store of the commit with this first entry, or of the marker with this number."""
+    return f"{MEMORY}/{number:0{_DIGITS}}{ending}"
+
+
+def _numbers(names: Iterable[str], ending: str) -> list[int]:
     """The numbers in the names of commits or markers, in order."""
     found = (name.removesuffix(ending) for name in names if name.endswith(ending))
     return sorted(int(digits) for digits in found if len(digits) == _DIGITS and digits.isdecimal())
 
 
-def removed_up_to(names: Iterable[str]) -> int:
+def _removed_up_to(names: Iterable[str]) -> int:
     """The sequence number up to which commits may have been removed, by the names in a log; 0 without a marker."""
-    return max(numbers(names, MARKER), default=0)
+    return max(_numbers(names, MARKER), default=0)
 
 
-def decoded(name: str, first: int, content: bytes) -> Commit:
-    """The commit in a file of the log with this name.
+def _decoded(files: StoreFiles, first: int, content: bytes) -> Commit:
+    """The commit in a file.
 
     Raises:
         MemoryLogError: If the file is damaged, or of another format.
@@ -312,18 +428,18 @@ def decoded(name: str, first: int, content: bytes) -> Commit:
         return decode_commit(content, first)
     except ValueError as error:
         raise MemoryLogError(
-            f"{name}/{commit_name(first)}: {error}; if the file is damaged, restore it from a copy of the store"
+            f"{files.name}/{path_of(first)}: {error}; if the file is damaged, restore it from a copy of the store"
         ) from None
 
 
-def in_parallel(call: Callable[[int], _Result], items: Sequence[int]) -> Iterator[_Result]:
+def _in_parallel(call: Callable[[int], _Result], items: Sequence[int]) -> Iterator[_Result]:
     """The results of calls in order. Several calls run at the same time, and only their results are in memory."""
     with ThreadPoolExecutor(_CALLS, "log") as pool:
         for start in range(0, len(items), 8 * _CALLS):
             yield from pool.map(call, items[start : start + 8 * _CALLS])
 
 
-def encoder_of(manifest: Manifest) -> EncoderOfCommit:
+def _encoder_of(manifest: Manifest) -> EncoderOfCommit:
     """The encoder of a version: the digest of its files, its prompts, and the length at which it truncates texts."""
     files = manifest.files["encoder.onnx"].sha256, manifest.files["tokenizer.json"].sha256
     info = manifest.encoder

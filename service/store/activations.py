@@ -138,16 +138,7 @@ class Activations:
         by: str | None = None,
         why: str = "",
     ) -> ActivationRecord:
-        """Create the record after `before`, and return it.
-
-        Args:
-            before: The current record.
-            action: As in `ActivationRecord`, like the next arguments.
-            version: The version that becomes current, or stays so.
-            previous: Versions to which rollbacks return, oldest first.
-            candidate: The candidate.
-            by: The user; None means the user of this process.
-            why: The reason that the user gave.
+        """Create the record after `before`, and return it. The other arguments are its fields.
 
         Raises:
             ActivationConflictError: If another process was faster; the message says who did what.
@@ -161,7 +152,7 @@ class Activations:
             previous=previous[-_MAX_PREVIOUS:],
             action=action,
             at=datetime.now(UTC),
-            by=by or _user(),
+            by=by or _user_of_process(),
             host=socket.gethostname(),
             why=why,
             token=secrets.token_hex(8),
@@ -245,7 +236,7 @@ def _describe(record: ActivationRecord) -> str:
     return f"{record.by} {did} at the same time" + (f" ({record.why})" if record.why else "")
 
 
-def _user() -> str:
+def _user_of_process() -> str:
     """The user who runs this process, as user@host."""
     try:
         user = getpass.getuser()

@@ -162,7 +162,9 @@ class Store:
         if content is None:
             raise self._no_version(version)
         signature = self.files.read(f"{folder}/{SIGNATURE}") if self.verify_keys else None
-        return self._of_version(version, check_manifest(content, signature, self._keys(), f"{self.name}/{folder}"))
+        signed = check_manifest(content, signature, self._keys(), f"{self.name}/{folder}")
+        _require_version(signed.manifest, version, f"{self.name}/{folder}")
+        return signed
 
     def manifest(self, version: str) -> Manifest:
         """The manifest of a published version.
@@ -337,7 +339,8 @@ class Store:
             BundleError: If the manifest is broken, or a copied file differs from the manifest.
         """
         target = f"bundles/{check_version(version)}"
-        content, _, manifest = self._of_version(version, read_signed_manifest(folder))
+        content, _, manifest = read_signed_manifest(folder)
+        _require_version(manifest, version, f"{self.name}/{target}")
         if self._is_published(version):
             raise self._already_published(target)
         self.files.require_writable()
@@ -483,10 +486,6 @@ class Store:
 
     def _keys(self) -> VerifyKeys | None:
         return self.verify_keys.content if self.verify_keys else None
-
-    def _of_version(self, version: str, signed: SignedManifest) -> SignedManifest:
-        _require_version(signed.manifest, version, f"{self.name}/bundles/{version}")
-        return signed
 
     def _no_version(self, version: str) -> StoreError:
         self.require()

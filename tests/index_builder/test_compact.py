@@ -20,8 +20,7 @@ from recollect.service.memory.entries import (
     Remove,
     subject_of,
 )
-from recollect.service.memory_log.log import MemoryLog, commit_name
-from recollect.service.memory_log.upkeep import extent
+from recollect.service.memory_log.log import MemoryLog, extent, path_of
 from recollect.service.model import Model, open_model
 from recollect.service.store.store import Store
 from tests.conftest import TOPICS, Built
@@ -238,7 +237,6 @@ def test_build_of_an_exported_memory_names_the_last_entry_that_it_contains(
     assert manifest.memory_sequence == 2
     assert MemoryLog.of(store, manifest).read() == []
     write(store, PutInstance("bird", "A bird", ["Law"], vector))
-    for first, marker in ((1, f"{2:020}.pruned"), (3, commit_name(3))):  # as `recollect prune --memory-log` does
-        (store.root / "memory" / commit_name(first)).rename(store.root / "memory" / marker)
+    (store.root / path_of(1)).rename(store.root / path_of(2, ".pruned"))  # as `recollect prune --memory-log` does
     assert recollect.main([*command, "--memory-sequence", "1"]) == 2
     assert "--memory-sequence: expected at least 2, because `recollect prune" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import LoggedEntry
-from recollect.service.memory_log.upkeep import prune_log
+from recollect.service.memory_log.log import prune_log
 from recollect.service.store.files import FolderFiles
 from recollect.service.store.store import Store
 from tests import forked

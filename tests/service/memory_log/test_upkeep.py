@@ -13,8 +13,7 @@ import pytest
 
 from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import LoggedEntry, PutLabel
-from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.upkeep import copy_log, extent, prune_log
+from recollect.service.memory_log.log import MemoryLog, copy_log, extent, prune_log
 from recollect.service.store.store import Store
 from tests.service.http_helpers import add_version
 from tests.service.memory_log.logs import append, is_same, uids
