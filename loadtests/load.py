@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 # A late request is still sent until this long after the last request was due.
 _GRACE_SECONDS = 1.0
 _TIMEOUT_SECONDS = 30.0
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 NEVER_SENT = "never sent"
 
 
@@ -60,30 +62,65 @@ class Load:
     request: Callable[[int], tuple[str, bytes]]
     api_key: str = ""
 
-    def connect(self) -> HTTPConnection:
-        """A connection that opens on first use, and again if the server closed it."""
-        return HTTPConnection(*self.address, timeout=_TIMEOUT_SECONDS)
-
-    def send(self, connection: HTTPConnection, number: int, due: float) -> Exchange:
+    def send(self, connection: Connection, number: int, due: float) -> Exchange:
         """Send a request now."""
+        request = self.request(number)
         try:
             try:
-                status, body = self._post(connection, number)
+                status, body = connection.post(*request)
             except (ConnectionResetError, BrokenPipeError):  # the server may have closed an idle connection
                 connection.close()
-                status, body = self._post(connection, number)
-        except (OSError, HTTPException) as error:
+                status, body = connection.post(*request)
+        except OSError as error:
             connection.close()
             return Exchange(number, time.perf_counter() - due, 0, f"lost: {error or type(error).__name__}")
         seconds = time.perf_counter() - due
         return Exchange(number, seconds, status, "" if status == 200 else f"{status}: {body[:200]!r}")
 
-    def _post(self, connection: HTTPConnection, number: int) -> tuple[int, bytes]:
-        path, body = self.request(number)
-        key = {"X-API-Key": self.api_key} if self.api_key else {}
-        connection.request("POST", path, body, {"Content-Type": "application/json", **key})
-        response = connection.getresponse()
-        return response.status, response.read()
+
+class Connection:
+    """A connection that opens on first use. It costs less CPU time than `http.client`, which shares the server's cores.
+
+    Args:
+        load: The requests.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._address = load.address
+        self._socket: socket.socket | None = None
+        key = f"X-API-Key: {load.api_key}\r\n" if load.api_key else ""
+        self._headers = f"Host: {load.address.host}\r\nContent-Type: application/json\r\n{key}"
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Send a request, and return the status and the body of the answer.
+
+        Raises:
+            OSError: If there is no answer.
+        """
+        opened = self._socket = self._socket or socket.create_connection(self._address, _TIMEOUT_SECONDS)
+        head = f"POST {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        opened.sendall(head.encode() + body)
+        answer = _receive(opened)
+        while (end := answer.find(b"\r\n\r\n")) < 0:
+            answer += _receive(opened)
+        length = _LENGTH.search(answer, 0, end)
+        if length is None:
+            raise OSError(f"expected an answer with Content-Length, found {answer[:200]!r}")
+        start = end + 4
+        while len(answer) < start + int(length[1]):
+            answer += _receive(opened)
+        return int(answer.split(b" ", 2)[1]), answer[start:]
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _receive(opened: socket.socket) -> bytes:
+    if not (received := opened.recv(1 << 16)):
+        raise ConnectionResetError("the server closed the connection")
+    return received
 
 
 def open_loop(load: Load, rate: float, seconds: float, connections: int) -> list[Exchange]:
@@ -102,7 +139,7 @@ def open_loop(load: Load, rate: float, seconds: float, connections: int) -> list
     last = first + seconds + _GRACE_SECONDS
     exchanges: list[Exchange] = []
 
-    def work(connection: HTTPConnection) -> None:
+    def work(connection: Connection) -> None:
         while (number := next(numbers)) < count:
             due = first + number / rate
             if (early := due - time.perf_counter()) > 0:
@@ -128,7 +165,7 @@ def closed_loop(load: Load, clients: int, seconds: float = math.inf, requests: f
     numbers, start = itertools.count(), time.perf_counter()
     exchanges: list[Exchange] = []
 
-    def work(connection: HTTPConnection) -> None:
+    def work(connection: Connection) -> None:
         while (now := time.perf_counter()) - start < seconds and (number := next(numbers)) < requests:
             exchanges.append(load.send(connection, number, now))
 
@@ -147,11 +184,11 @@ def count_errors(*loads: list[Exchange]) -> int:
     return sum(bool(exchange.error) for exchanges in loads for exchange in exchanges)
 
 
-def _run_on_connections(work: Callable[[HTTPConnection], None], load: Load, connections: int) -> None:
+def _run_on_connections(work: Callable[[Connection], None], load: Load, connections: int) -> None:
     """Call `work` in one thread for each connection, and wait for all threads."""
 
     def run() -> None:
-        connection = load.connect()
+        connection = Connection(load)
         try:
             work(connection)
         finally:
