@@ -10,11 +10,9 @@ from scipy.sparse import csr_matrix
 
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.recall import exact_neighbours
-from recollect.service.bundle.values import Matrix, Values
-from recollect.service.lexical.index import LexicalIndex
-from recollect.service.predictor.scoring import Ranking, WeightedKeys, weigh_keys
+from recollect.service.lexical.index import TOP_WORDS, LexicalIndex
+from recollect.service.predictor.scoring import Ranking
 from recollect.service.predictor.searcher import Neighbours, search_parts
-from recollect.service.predictor.words import weigh_words
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.left_out import label_neighbours
 from recollect.trainer.memory.memory import Memory
@@ -26,7 +24,7 @@ _SEARCHED = 64
 
 def left_out_votes(
     memory: Memory, rows: Int[np.ndarray, " query"], index: LexicalIndex | None
-) -> Iterator[tuple[slice, WeightedKeys, WeightedKeys | None]]:
+) -> Iterator[tuple[slice, Neighbours, Neighbours | None]]:
     """Yield the keys that vote for blocks of instances with the memory's defaults, without the instances themselves.
 
     Args:
@@ -37,17 +35,15 @@ def left_out_votes(
     Yields:
         The places of the block in `rows`, the keys that vote by vectors, and those that vote by words.
     """
-    lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
-    values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
     found = _nearest_keys(memory, rows)
     texts = [] if index is None else texts_of(memory, rows)
     for start in range(0, len(rows), _BLOCK_QUERIES):
         block = slice(start, start + _BLOCK_QUERIES)
         by_words = None
         if index is not None:
-            shared = leave_out(index.search(texts[block], _SEARCHED, lambda_), rows[block])
-            by_words = weigh_words(shared, values)
-        yield block, weigh_keys(found[block], temperature, values), by_words
+            shared = index.search(texts[block], memory.defaults["lambda"], _SEARCHED)
+            by_words = leave_out(shared, rows[block]).first(TOP_WORDS)
+        yield block, found[block], by_words
 
 
 def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:

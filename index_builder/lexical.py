@@ -22,7 +22,7 @@ from recollect.service.bundle.files import LEXICAL_FILES
 from recollect.service.bundle.values import Matrix, Values
 from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
-from recollect.service.predictor.scoring import score_labels
+from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import Memory
@@ -109,10 +109,8 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     Raises:
         TrainingError: If no instance has a label.
     """
-    values, lambda_ = (
-        Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels),
-        memory.defaults["lambda"],
-    )
+    values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
+    lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
     rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
     if trained_on:
         print_status(
@@ -122,10 +120,10 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
-    for block, keys, by_words in left_out_votes(memory, rows, index):
+    for block, nearest, by_words in left_out_votes(memory, rows, index):
         for weight, score in scores.items():
-            mixed = keys.mix(by_words, weight) if weight and by_words else keys
-            ranking = remove_filtered(score_labels(mixed, lambda_, values), filtered[block]).best(_DEPTH)
+            keys = weigh_keys(nearest, temperature, values, by_words, weight)
+            ranking = remove_filtered(score_labels(keys, lambda_, values), filtered[block]).best(_DEPTH)
             best = pick(ranking.label, best_rows(ranking.query, len(score[block])), -1)
             hit = hits(best[:, :_DEPTH], truth[block])
             score[block] = ndcg_at(hit, np.diff(truth[block].indptr), _DEPTH)

@@ -57,45 +57,121 @@ def _array(dtype: Any, dimensions: int = 1) -> Any:
 _VALUES = (_array(int64), _array(int32), _array(int64), _array(int32), _array(boolean))
 
 
-@_compiled(_array(int64, 2), _array(float64, 2), int64, _array(float64))
-def softmax(
-    keys: Int[np.ndarray, "query key"],
-    logits: Float[np.ndarray, "query key"],
+_NEIGHBOURS = (_array(float32, 2), _array(int64, 2))
+
+
+@_compiled(*_NEIGHBOURS, *_NEIGHBOURS, int64, int64)
+def merge(
+    similarities: Float[np.ndarray, "query first"],
+    keys: Int[np.ndarray, "query first"],
+    other_similarities: Float[np.ndarray, "query second"],
+    other_keys: Int[np.ndarray, "query second"],
+    shift: int,
+    most: int,
+) -> tuple[Float[np.ndarray, "query merged"], Int[np.ndarray, "query merged"]]:
+    """Merge two lists of keys in order of falling similarity into the best keys of both; -1 is a missing key.
+
+    Args:
+        similarities: The similarities of the first list.
+        keys: Its keys. At equal similarity, they come before those of the second list.
+        other_similarities: The similarities of the second list.
+        other_keys: Its keys.
+        shift: This number is added to the keys of the second list.
+        most: Maximum number of keys.
+    """
+    most = min(most, keys.shape[1] + other_keys.shape[1])
+    merged = np.empty((keys.shape[0], most), dtype=np.float32)
+    merged_keys = np.empty((keys.shape[0], most), dtype=np.int64)
+    for query in range(keys.shape[0]):
+        first, second = 0, 0
+        for slot in range(most):
+            is_second = first == keys.shape[1] or (
+                second < other_keys.shape[1] and other_similarities[query, second] > similarities[query, first]
+            )
+            if is_second:
+                key = other_keys[query, second]
+                merged[query, slot], merged_keys[query, slot] = other_similarities[query, second], key
+                merged_keys[query, slot] += shift if key >= 0 else 0
+                second += 1
+            else:
+                merged[query, slot], merged_keys[query, slot] = similarities[query, first], keys[query, first]
+                first += 1
+    return merged, merged_keys
+
+
+# The weight of a key that words found is proportional to this power of its similarity. On library titles, the powers 1
+# to 4 differed by less than a point of nDCG@5 after mixing.
+_POWER = 3
+
+
+@_inlined
+def _softmax(
+    keys: Int[np.ndarray, " key"],
+    logits: Float[np.ndarray, " key"],
     mapped: int,
     live_log_counts: Float[np.ndarray, " live"],
-) -> Float[np.ndarray, "query key"]:
-    """Weight the keys of each query: one softmax over these keys (RAE-XMC, Eq. 5).
+    share: float,
+) -> None:
+    """Replace the logits of present keys by weights, and others by 0; the weights sum to `share`."""
+    greatest, total = -np.inf, 0.0
+    for slot in range(len(keys)):
+        live = keys[slot] - mapped
+        if 0 <= live < len(live_log_counts):
+            logits[slot] += live_log_counts[live]
+        if keys[slot] >= 0:
+            greatest = max(greatest, logits[slot])
+    for slot in range(len(keys)):
+        found = keys[slot] >= 0 and logits[slot] > -np.inf
+        logits[slot] = np.exp(logits[slot] - greatest) if found else 0.0
+        total += logits[slot]
+    for slot in range(len(keys) if total > 0 else 0):
+        logits[slot] = logits[slot] / total * share
+
+
+@_compiled(*_NEIGHBOURS, float64, *_NEIGHBOURS, float64, int64, _array(float64))
+def weigh_keys(
+    similarities: Float[np.ndarray, "query near"],
+    near: Int[np.ndarray, "query near"],
+    temperature: float,
+    word_similarities: Float[np.ndarray, "query shared"],
+    shared: Int[np.ndarray, "query shared"],
+    word_weight: float,
+    mapped: int,
+    live_log_counts: Float[np.ndarray, " live"],
+) -> tuple[Int[np.ndarray, "query key"], Float[np.ndarray, "query key"]]:
+    """Weigh the keys of each query: one softmax over the keys found by vectors, and one over those found by words.
 
     A key with count n weighs as much as n equal keys.
 
     Args:
-        keys: The keys; -1 for a missing key.
-        logits: The similarities divided by tau; -inf for a missing key.
+        similarities: The similarities of the keys that vectors found.
+        near: These keys; -1 for a missing key.
+        temperature: Tau of their softmax (RAE-XMC, Eq. 5).
+        word_similarities: The similarities of the keys that words found.
+        shared: These keys.
+        word_weight: The sum of their weights, for a query that has some of them.
         mapped: Number of instances without a count.
         live_log_counts: The logarithms of the counts of the instances after them; empty if every count is 1.
 
     Returns:
-        Weights that sum to 1 for every query with at least one key.
+        The keys of both lists, and weights, which sum to 1 for every query with a key by vectors.
     """
-    weights = np.zeros(keys.shape)
-    for query in range(keys.shape[0]):
-        greatest = -np.inf
-        for slot in range(keys.shape[1]):
-            logit, live = logits[query, slot], keys[query, slot] - mapped
-            if 0 <= live < len(live_log_counts):
-                logit += live_log_counts[live]
-            weights[query, slot] = logit
-            if keys[query, slot] >= 0:
-                greatest = max(greatest, logit)
-        total = 0.0
-        for slot in range(keys.shape[1]):
-            found = keys[query, slot] >= 0 and weights[query, slot] > -np.inf
-            weights[query, slot] = np.exp(weights[query, slot] - greatest) if found else 0.0
-            total += weights[query, slot]
-        if total > 0:
-            for slot in range(keys.shape[1]):
-                weights[query, slot] /= total
-    return weights
+    by_vectors, columns = near.shape[1], near.shape[1] + shared.shape[1]
+    keys, weights = np.empty((near.shape[0], columns), dtype=np.int64), np.empty((near.shape[0], columns))
+    for query in range(near.shape[0]):
+        share = 0.0
+        for slot in range(by_vectors):
+            keys[query, slot] = near[query, slot]
+            weights[query, slot] = np.float64(similarities[query, slot]) / temperature
+        for slot in range(shared.shape[1]):
+            key, similarity = shared[query, slot], word_similarities[query, slot]
+            keys[query, by_vectors + slot] = key
+            weights[query, by_vectors + slot] = _POWER * np.log(np.float64(similarity)) if similarity > 0 else -np.inf
+            if key >= 0:
+                share = word_weight
+        _softmax(keys[query, :by_vectors], weights[query, :by_vectors], mapped, live_log_counts, 1 - share)
+        _softmax(keys[query, by_vectors:], weights[query, by_vectors:], mapped, live_log_counts, share)
+    return keys, weights
 
 
 @_inlined

@@ -170,10 +170,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors = predictor.encode(texts)
-            # Computed once for each lambda. `_grid` refuses a word weight without a lexical index.
-            by_words = (
-                None if words is None else functools.cache(functools.partial(words.weigh, words.search_each(texts)))
-            )
+            by_words = None if words is None else words.search_each(texts)
             search = _CachedSearch(predictor.memory.searcher, vectors)
             relevance = truth.relevance[start : start + len(vectors)]
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
@@ -181,8 +178,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 keys = _weigh(search, setting, values)
                 counts.append(count_sources(keys, values, relevance, truth.deciles.values()))
                 mixed = keys
-                if setting.word_weight and by_words is not None:
-                    mixed = keys.mix(by_words(setting.lambda_), setting.word_weight)
+                if setting.word_weight and words is not None and by_words is not None:
+                    mixed = _weigh(search, setting, values, words.join(by_words, setting.lambda_))
                 scores = score_labels(mixed, setting.lambda_, values)
                 if setting.order == "probability" and predictor.memory.reranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, keys, scores)
@@ -217,16 +214,20 @@ class _CachedSearch:
         )
 
 
-def _weigh(search: _CachedSearch, setting: Setting, values: Values) -> WeightedKeys:
-    """The nearest keys with their weights: of both memories, or of each memory with its own softmax."""
+def _weigh(search: _CachedSearch, setting: Setting, values: Values, by_words: Neighbours | None = None) -> WeightedKeys:
+    """The keys that vote and their weights: with one softmax for both memories, or with one for each."""
+
+    def weigh(lambda_: float) -> WeightedKeys:
+        nearest = search.nearest(setting.top_b, lambda_)
+        return weigh_keys(nearest, setting.temperature, values, by_words, setting.word_weight)
+
     if setting.memories == "joint" or setting.lambda_ in (0, 1):
-        return weigh_keys(search.nearest(setting.top_b, setting.lambda_), setting.temperature, values)
-    instances, labels = (
-        weigh_keys(search.nearest(setting.top_b, only), setting.temperature, values) for only in (1.0, 0.0)
-    )
+        return weigh(setting.lambda_)
+    instances, labels = weigh(1.0), weigh(0.0)
+    own = labels.keys.shape[1] - labels.by_words  # the keys by words vote once
     return WeightedKeys(
-        keys=np.concatenate([instances.keys, labels.keys], axis=1),
-        weights=np.concatenate([instances.weights, labels.weights], axis=1),
+        keys=np.concatenate([instances.keys, labels.keys[:, :own]], axis=1),
+        weights=np.concatenate([instances.weights, labels.weights[:, :own]], axis=1),
     )
 
 

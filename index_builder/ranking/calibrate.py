@@ -25,7 +25,7 @@ from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabi
 from recollect.service.bundle.values import Matrix, Values
 from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex
-from recollect.service.predictor.scoring import score_labels
+from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.ranking.calibration import calibrate_answers, log_odds
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import Memory
@@ -238,9 +238,9 @@ def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight:
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
     label, logit = [], []
-    for block, keys, by_words in left_out_votes(memory, rows, index):
-        mixed = keys if by_words is None else keys.mix(by_words, word_weight)
-        ranking = remove_filtered(score_labels(mixed, memory.defaults["lambda"], values), filtered[block]).best()
+    for block, nearest, by_words in left_out_votes(memory, rows, index):
+        keys = weigh_keys(nearest, memory.defaults["temperature"], values, by_words, word_weight)
+        ranking = remove_filtered(score_labels(keys, memory.defaults["lambda"], values), filtered[block]).best()
         best = best_rows(ranking.query, len(rows[block]))
         label.append(pick(ranking.label, best, -1))
         logit.append(pick(log_odds(ranking.score), best, -np.inf))

@@ -15,14 +15,12 @@ from recollect.service.lexical.postings import invert
 from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, join_parts
-from recollect.service.predictor.words import TOP_WORDS
 from recollect.service.ranking.candidates import (
     ALL_FEATURES,
     FEATURES,
     Candidates,
     LabelFacts,
     Searches,
-    Voted,
     find_candidates,
 )
 from recollect.service.ranking.names import Names
@@ -98,10 +96,9 @@ class CandidateSource:
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
             nearest_keys = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
             votes = score_labels(weigh_keys(nearest_keys, temperature, self._values), lambda_, self._values)
-            by_words = None if words is None else words.search_each(queries, TOP_WORDS)
+            by_words = None if words is None else words.search_each(queries)
             searches = Searches.of(instances, labels, by_words, temperature, self._values)
-            voted = Voted(votes.offsets, votes.label, votes.score)
-            yield Block(first, len(queries), find_candidates(queries, searches, voted, self._values, facts))
+            yield Block(first, len(queries), find_candidates(queries, searches, votes, self._values, facts))
 
     def _words_without(self, absent: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
         if self._postings is None or self._label_words is None:

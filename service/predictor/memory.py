@@ -26,7 +26,6 @@ from recollect.service.predictor.filters import AdmittedKeys
 from recollect.service.predictor.live_keys import LiveKeyIndex
 from recollect.service.predictor.reranking import Reranker
 from recollect.service.predictor.searcher import Keys, Searcher
-from recollect.service.predictor.words import WordVoter
 from recollect.service.ranking.candidates import LabelFacts
 from recollect.service.ranking.ranker import Ranker
 from recollect.service.settings import Device
@@ -47,7 +46,7 @@ class Memory:
 
     snapshot: Snapshot
     searcher: Searcher
-    words: WordVoter | None
+    words: LexicalIndex | None
     reranker: Reranker | None
     admitted: AdmittedKeys
     digest: bytes = b""
@@ -65,7 +64,7 @@ class Memory:
         return cls(
             snapshot=snapshot,
             searcher=searcher,
-            words=None if snapshot.words is None else WordVoter(snapshot.words, values),
+            words=snapshot.words,
             reranker=reranker,
             admitted=AdmittedKeys(snapshot.voters, searcher),
             digest=digest,

@@ -19,7 +19,7 @@ from recollect.service.predictor.answers import LogitTerm
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.scoring import Ranking
 from recollect.service.predictor.searcher import Neighbours
-from recollect.service.ranking.candidates import Searches, Voted
+from recollect.service.ranking.candidates import Searches
 from recollect.service.ranking.ranker import RankedCandidates, Ranker
 
 # The least factor of a correction in a logit, so that the logit is a number.
@@ -59,7 +59,7 @@ class Reranker:
         """
         searches = Searches.of(instances, labels, by_words, options.temperature, self._values)
         admits = None if label_filter is None else label_filter.admits
-        return self.ranker.rank(queries, searches, Voted(votes.offsets, votes.label, votes.score), admits)
+        return self.ranker.rank(queries, searches, votes, admits)
 
     def reorder(self, scores: Ranking, found: RankedCandidates, most: int | None = None) -> Ranking:
         """Put the candidates before all other labels by their logits, and take the first `most`."""

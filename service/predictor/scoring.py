@@ -4,6 +4,14 @@
 
 The softmax is over the b retrieved keys. The cost grows with b and with the number of labels of each key, not with the
 number of all labels. The loops are in `service/loops.py`.
+
+Keys whose texts share rare words with the query can vote in addition to the nearest keys:
+
+    score = (1 - w) p + w p_words,    p_words = softmax(3 ln s) [lambda Y; (1 - lambda) I]
+
+s are the similarities by words, so the weight of such a key is proportional to s^3, and to its count. p_words uses the
+same lambda, and the same votes of each key. w is the option `word_weight`. If no key shares a word with the query, the
+score is p.
 """
 
 from __future__ import annotations
@@ -33,15 +41,6 @@ class WeightedKeys:
     keys: Int[np.ndarray, "query key"]
     weights: Float[np.ndarray, "query key"]
     by_words: int = 0
-
-    def mix(self, by_words: WeightedKeys, weight: float) -> WeightedKeys:
-        """Add keys that were found by words. Each query that has some of them gives them `weight` together."""
-        share = np.where((by_words.keys >= 0).any(axis=1), weight, 0.0)[:, None]
-        return WeightedKeys(
-            keys=np.concatenate([self.keys, by_words.keys], axis=1),
-            weights=np.concatenate([(1 - share) * self.weights, share * by_words.weights], axis=1),
-            by_words=by_words.keys.shape[1],
-        )
 
     def voters(
         self, query: int, labels: Int[np.ndarray, " wanted"], values: Values
@@ -79,31 +78,33 @@ class Ranking:
         return Ranking(offsets, self.label[rows], self.score[rows])
 
 
-def weigh_keys(neighbours: Neighbours, temperature: float, values: Values) -> WeightedKeys:
-    """Weight each retrieved key by its similarity to the query: one softmax over the retrieved keys (RAE-XMC, Eq. 5).
+def weigh_keys(
+    nearest: Neighbours,
+    temperature: float,
+    values: Values | None,
+    by_words: Neighbours | None = None,
+    word_weight: float = 0.0,
+) -> WeightedKeys:
+    """Weigh each retrieved key by its similarity to the query: one softmax over the retrieved keys (RAE-XMC, Eq. 5).
 
     A key with count n weighs as much as n equal keys.
 
     Args:
-        neighbours: The retrieved keys.
-        temperature: Tau of the softmax.
-        values: The counts of the keys.
+        nearest: The keys that are nearest by their vectors.
+        temperature: Tau of their softmax.
+        values: The counts of the keys; None: every count is 1.
+        by_words: The keys that were found by words.
+        word_weight: The sum of their weights, for a query that has some of them.
 
     Raises:
         ValueError: If `temperature` is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, found {temperature}")
-    return weigh_logits(neighbours.keys, neighbours.similarities.astype(np.float64) / temperature, values)
-
-
-def weigh_logits(
-    keys: Int[np.ndarray, "query key"], logits: Float[np.ndarray, "query key"], values: Values
-) -> WeightedKeys:
-    """Weight each key by a softmax over the logits of its query, and by its count."""
-    keys = np.ascontiguousarray(keys, dtype=np.int64)
-    weights = loops.softmax(keys, np.ascontiguousarray(logits), len(values.mapped), values.live_log_counts)
-    return WeightedKeys(keys, weights)
+    words = by_words if by_words is not None and word_weight else Neighbours(*(part[:, :0] for part in nearest.arrays))
+    mapped, counts = (0, np.empty(0)) if values is None else (len(values.mapped), values.live_log_counts)
+    found = loops.weigh_keys(*nearest.arrays, temperature, *words.arrays, word_weight, mapped, counts)
+    return WeightedKeys(*found, by_words=words.keys.shape[1])
 
 
 def score_labels(

@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.service import loops
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import IndexInfo
 from recollect.service.errors import opening
@@ -54,6 +55,11 @@ class Neighbours:
         for query, (values, own) in enumerate(found):
             similarities[query, : len(own)], keys[query, : len(own)] = values, own
         return cls(similarities, keys)
+
+    @property
+    def arrays(self) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]]:
+        """Both arrays, for `service/loops.py`."""
+        return np.ascontiguousarray(self.similarities, np.float32), np.ascontiguousarray(self.keys, np.int64)
 
     def first(self, top_b: int) -> Neighbours:
         """The first keys of each query."""
@@ -295,14 +301,13 @@ def join_parts(found: Neighbours, labels: Neighbours, instances: int, top_b: int
     """
     if lambda_ == 1:
         return found
-    labels = Neighbours(labels.similarities, np.where(labels.keys < 0, -1, labels.keys + instances))
-    return labels if lambda_ == 0 else merge(found, labels, top_b)
+    nothing = Neighbours(found.similarities[:, :0], found.keys[:, :0])
+    return merge(found if lambda_ > 0 else nothing, labels, top_b, shift=instances)
 
 
-def merge(first: Neighbours, second: Neighbours, top_b: int) -> Neighbours:
-    """Merge two lists of keys into the `top_b` best keys; at equal similarity, keys of `first` come first."""
-    similarities = np.concatenate([first.similarities, second.similarities], axis=1)
-    keys = np.concatenate([first.keys, second.keys], axis=1)
-    order = np.argsort(-similarities, axis=1, kind="stable")[:, :top_b]
-    query = np.arange(len(order))[:, None]
-    return Neighbours(similarities[query, order], keys[query, order])
+def merge(first: Neighbours, second: Neighbours, top_b: int, shift: int = 0) -> Neighbours:
+    """Merge two lists of keys into the `top_b` best keys; at equal similarity, keys of `first` come first.
+
+    `shift` is added to the keys of `second`.
+    """
+    return Neighbours(*loops.merge(*first.arrays, *second.arrays, shift, top_b))

@@ -109,7 +109,7 @@ def rank_labels(
     words, by_words = None, None
     if memory.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
         words = memory.words.search_each(queries)
-        by_words = memory.words.weigh(words, lambda_) if options.word_weight > 0 else None
+        by_words = memory.words.join(words, lambda_) if options.word_weight > 0 else None
         watch.lap("words")
 
     candidates = None
@@ -127,9 +127,7 @@ def rank_labels(
     admits = None if label_filter is None else label_filter.admits
 
     def score(found: Neighbours) -> tuple[WeightedKeys, Ranking]:
-        weighted = weigh_keys(found, options.temperature, values)
-        if by_words is not None:
-            weighted = weighted.mix(by_words, options.word_weight)
+        weighted = weigh_keys(found, options.temperature, values, by_words, options.word_weight)
         return weighted, score_labels(weighted, lambda_, values, admits)
 
     if label_filter is not None:

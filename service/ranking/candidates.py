@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from recollect.service import loops
 from recollect.service.bundle.values import Values
-from recollect.service.lexical.index import word_logits
+from recollect.service.predictor.scoring import Ranking, weigh_keys
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.names import Names, query_words
 
@@ -83,29 +83,14 @@ class Found(NamedTuple):
             temperature: Tau.
             values: The counts of instances; None for labels.
         """
-        mapped, counts = 0, np.empty(0)
-        if values is not None:
-            mapped, counts = len(values.mapped), values.live_log_counts
-        return cls._of(found, found.similarities.astype(np.float64) / temperature, mapped, counts)
+        similarities, keys = found.arrays
+        return cls(keys, similarities, weigh_keys(found, temperature, values).weights)
 
     @classmethod
     def by_words(cls, found: Neighbours) -> Self:
         """Weigh keys that were found by their words."""
-        return cls._of(found, word_logits(found.similarities), 0, np.empty(0))
-
-    @classmethod
-    def _of(cls, found: Neighbours, logits: np.ndarray, mapped: int, counts: np.ndarray) -> Self:
-        keys = np.ascontiguousarray(found.keys, dtype=np.int64)
-        weights = loops.softmax(keys, np.ascontiguousarray(logits), mapped, counts)
-        return cls(keys, np.ascontiguousarray(found.similarities, dtype=np.float32), weights)
-
-
-class Voted(NamedTuple):
-    """Votes for labels: query i gives the labels in `offsets[i]` to `offsets[i + 1]` their shares (Eq. 7)."""
-
-    offsets: Int[np.ndarray, " offset"]
-    label: Int[np.ndarray, " vote"]
-    share: Float[np.ndarray, " vote"]
+        similarities, keys = found.arrays
+        return cls(keys, similarities, weigh_keys(found.first(0), 1.0, None, found, 1.0).weights)
 
 
 class Searches(NamedTuple):
@@ -182,7 +167,7 @@ class Candidates:
 def find_candidates(
     queries: Sequence[str],
     searches: Searches,
-    voted: Voted,
+    votes: Ranking,
     values: Values,
     facts: LabelFacts,
     admits: Bool[np.ndarray, " label"] | None = None,
@@ -194,7 +179,7 @@ def find_candidates(
     Args:
         queries: The texts of the queries.
         searches: The keys that were found.
-        voted: The votes of all keys (Eq. 7).
+        votes: The votes of all keys (Eq. 7).
         values: The labels of each instance.
         facts: Properties of the labels.
         admits: Whether a label may be a candidate; None admits all labels.
@@ -208,7 +193,9 @@ def find_candidates(
         tuple(each.keys for each in found),
         tuple(each.similarities for each in found),
         tuple(each.weights for each in found),
-        *voted,
+        votes.offsets,
+        votes.label,
+        votes.score,
         values.labels,
         *values.arrays,
         np.empty(0, dtype=np.bool_) if admits is None else admits,

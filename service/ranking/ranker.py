@@ -13,12 +13,12 @@ from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.values import Values
 from recollect.service.errors import BundleError
+from recollect.service.predictor.scoring import Ranking
 from recollect.service.ranking.candidates import (
     ALL_FEATURES,
     Candidates,
     LabelFacts,
     Searches,
-    Voted,
     find_candidates,
 )
 from recollect.service.ranking.model import RankerModel
@@ -75,7 +75,7 @@ class Ranker:
         self,
         queries: Sequence[str],
         searches: Searches,
-        voted: Voted,
+        votes: Ranking,
         admits: Bool[np.ndarray, " label"] | None = None,
     ) -> RankedCandidates:
         """Find the candidates of some queries and compute their log-odds.
@@ -83,10 +83,10 @@ class Ranker:
         Args:
             queries: The texts of the queries.
             searches: The keys that the searches found for the queries.
-            voted: The votes of all keys (Eq. 7).
+            votes: The votes of all keys (Eq. 7).
             admits: Whether a label may be a candidate; None admits all labels.
         """
-        candidates = find_candidates(queries, searches, voted, self._values, self.facts, admits)
+        candidates = find_candidates(queries, searches, votes, self._values, self.facts, admits)
         features = candidates.features[:, self._columns]
         return RankedCandidates(candidates, features, self.model.logits(features))
 

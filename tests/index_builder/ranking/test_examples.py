@@ -77,7 +77,7 @@ def test_words_come_from_an_index_without_the_whole_fold(tmp_path: Path) -> None
         own = examples[examples.query == number]
         present = [row for row in range(INSTANCES) if fold[row] != fold[number]]
         index = LexicalIndex.of_texts([texts[row] for row in present], labels)
-        found = index.search([texts[number]], 50, lambda_=1)
+        found = index.search([texts[number]], lambda_=1)
         for label, best in zip(own.label.tolist(), column(own, "word_instance_similarity").tolist(), strict=True):
             votes = [
                 float(similarity)

@@ -140,13 +140,13 @@ def test_files_give_the_index_of_the_same_texts_and_number_keys_as_the_memory(tm
     write_lexical_index(tmp_path, iter(instances), iter(labels))
     opened, built = LexicalIndex.open(tmp_path, 50, 20), LexicalIndex.of_texts(instances, labels)
     queries = random_texts(5, seed=14)
-    found = opened.search([*queries, "unknown"], 8)
+    found = opened.search([*queries, "unknown"], 0.5, 8)
     similarities, keys = found.similarities, found.keys
-    np.testing.assert_array_equal(keys, built.search([*queries, "unknown"], 8).keys)
+    np.testing.assert_array_equal(keys, built.search([*queries, "unknown"], 0.5, 8).keys)
     assert (keys[-1] == -1).all()
     assert np.isneginf(similarities[-1]).all()
     assert (similarities[:-1, 1:] <= similarities[:-1, :-1]).all()
-    labels_only, instances_only = (opened.search(queries, 8, lambda_).keys for lambda_ in (0, 1))
+    labels_only, instances_only = (opened.search(queries, lambda_, 8).keys for lambda_ in (0, 1))
     assert (instances_only < 50).all()
     assert (labels_only[labels_only >= 0] >= 50).all()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recollect.service.bundle.values import Matrix, Values
+from recollect.service.predictor.scoring import Ranking
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.candidates import (
     ALL_FEATURES,
@@ -13,7 +14,6 @@ from recollect.service.ranking.candidates import (
     Found,
     LabelFacts,
     Searches,
-    Voted,
     find_candidates,
 )
 from recollect.service.ranking.names import Names
@@ -30,7 +30,7 @@ def random_found(rng: np.random.Generator, keys: int) -> Found:
     return Found.by_vectors(Neighbours(np.where(rows < 0, -np.inf, similarities).astype(np.float32), rows), 0.1)
 
 
-def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
+def random_case(seed: int, words: bool) -> tuple[Searches, Ranking, Values]:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 4, size=INSTANCES)
     labels = np.concatenate([np.sort(rng.permutation(LABELS)[:size]) for size in sizes])
@@ -39,7 +39,7 @@ def random_case(seed: int, words: bool) -> tuple[Searches, Voted, Values]:
     searches = Searches(random_found(rng, INSTANCES), random_found(rng, LABELS), rest)
     votes = LABELS // 3
     label = rng.integers(0, LABELS, size=QUERIES * votes)  # some pairs get two votes
-    return searches, Voted(np.arange(QUERIES + 1) * votes, label, rng.random(len(label))), values
+    return searches, Ranking(np.arange(QUERIES + 1) * votes, label, rng.random(len(label))), values
 
 
 def all_searches(searches: Searches) -> list[Found]:
@@ -58,10 +58,10 @@ def naive_support(found: Found, values: Values | None, query: int, label: int) -
     return rows
 
 
-def scores_of(voted: Voted) -> dict[tuple[int, int], float]:
+def scores_of(voted: Ranking) -> dict[tuple[int, int], float]:
     scores: dict[tuple[int, int], float] = {}
     voting = np.repeat(np.arange(QUERIES), np.diff(voted.offsets))
-    for query, label, share in zip(voting.tolist(), voted.label.tolist(), voted.share.tolist(), strict=True):
+    for query, label, share in zip(voting.tolist(), voted.label.tolist(), voted.score.tolist(), strict=True):
         scores[query, label] = scores.get((query, label), 0) + share
     return scores
 
@@ -137,7 +137,7 @@ def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> 
     for query in range(QUERIES):
         row, votes = slice(query, query + 1), slice(*voted.offsets[query : query + 2])
         first, second, *words = (Found(*(part[row] for part in each)) for each in all_searches(searches))
-        own = Voted(voted.offsets[:2], voted.label[votes], voted.share[votes])
+        own = Ranking(voted.offsets[:2], voted.label[votes], voted.score[votes])
         alone = find_candidates([TEXTS[query]], Searches(first, second, (words[0], words[1])), own, values, facts)
         place = slice(*block.offsets[query : query + 2])
         assert alone.label.tolist() == block.label[place].tolist()
