@@ -227,14 +227,18 @@ def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.log import prune_log
     from recollect.service.milvus.connection import Connection
     from recollect.service.milvus.removal import collections_of, unnamed
-    from recollect.service.versions.reports import reports_of, versions_in_use
+    from recollect.service.versions.reports import reports_of
 
     store = _store(settings)
     reports = reports_of(store, _redis_client(settings))
+
+    def in_use() -> set[str]:
+        return {version for seen in reports.read() for version in seen.report.open}
+
     pruned_versions, size_bytes = set[str](), 0
     collections = {} if settings.dry_run else collections_of(store)
     with contextlib.closing(Connection(settings)) if collections else contextlib.nullcontext() as milvus:
-        for version, size in store.prune(settings.keep, lambda: versions_in_use(reports), settings.dry_run):
+        for version, size in store.prune(settings.keep, in_use, settings.dry_run):
             if milvus is not None:
                 milvus.drop(*collections.get(version, []))
             print_line(f"{version}  {size:,} bytes")
@@ -252,7 +256,7 @@ def prune(settings: PruneSettings) -> None:
 
 
 def copy(settings: CopySettings) -> None:
-    from recollect.service.memory_log.log import copy_log, has_log
+    from recollect.service.memory_log.log import MEMORY, copy_log
     from recollect.service.store.store import Store
 
     store, target = _store(settings), Store(settings.to, settings.verify_key, settings.bundle_cache)
@@ -260,7 +264,7 @@ def copy(settings: CopySettings) -> None:
     store.manifest(version)  # a version that is not published is refused before anything is copied
     if settings.memory_log:  # before the version, because its replicas need the entries
         print_status(f"copied {copy_log(store, target):,} entries of the memory log")
-    elif has_log(store):
+    elif store.files.can_list and store.files.names(MEMORY):
         print_status(f"{store.name} has a live memory, which is not copied; copy it with --memory-log")
     if not store.copy(version, target):
         print_status(f"{target.name} contains the same bundle already")

@@ -299,14 +299,6 @@ def extent(store: Store) -> tuple[int, int]:
     return removed, max(removed, _read(store, commits[-1]).last) if commits else removed
 
 
-def has_log(store: Store) -> bool:
-    """Whether a store has live entries. At a plain web server, only the first one is looked for."""
-    files = store.files
-    if files.can_list:
-        return bool(files.names(MEMORY))
-    return files.read(path_of(1), MAX_COMMIT_BYTES) is not None
-
-
 def prune_log(store: Store, without: Collection[str] = (), dry_run: bool = False) -> int:
     """Remove the commits that the bundles of all versions of a store contain; return their number.
 

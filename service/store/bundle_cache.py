@@ -180,10 +180,11 @@ class BundleCache:
             keep = {version, self._store.current()}
         except StoreError:  # if the current version is unknown, no copy is removed
             return
-        copies = sorted(filter(is_version, os.listdir(self.bundles)), key=lambda name: _modified(self.bundles / name))
-        for name in copies[:-_KEPT_VERSIONS]:
-            if name not in keep:
-                shutil.rmtree(self.bundles / name, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed a damaged copy
+            copies = sorted((self.bundles / name for name in os.listdir(self.bundles)), key=os.path.getmtime)
+            for copy in [copy for copy in copies if is_version(copy.name)][:-_KEPT_VERSIONS]:
+                if copy.name not in keep:
+                    shutil.rmtree(copy, ignore_errors=True)
 
     @contextlib.contextmanager
     def _copy_lock(self, pause: Callable[[], None] | None) -> Iterator[None]:
@@ -191,7 +192,10 @@ class BundleCache:
         self.prepare()
         descriptor = os.open(self.bundles, os.O_RDONLY)
         try:
-            while not _try_lock(descriptor):
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
                 time.sleep(_LOCK_POLL_SECONDS)
                 if pause:
                     pause()
@@ -203,17 +207,3 @@ class BundleCache:
 def _is_private(path: Path) -> bool:
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _modified(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):  # another process removes it at this moment
-        return path.stat().st_mtime_ns
-    return 0
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

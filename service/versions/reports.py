@@ -151,15 +151,6 @@ def reports_of(store: Store, redis_client: RedisClient | None) -> Reports:
     return RedisReports(redis_client) if redis_client else FolderReports(store.root / "replicas")
 
 
-def versions_in_use(reports: Reports) -> set[str]:
-    """The versions that replicas have open.
-
-    Raises:
-        OSError, RedisError: If the reports cannot be read.
-    """
-    return {version for seen in reports.read() for version in seen.report.open}
-
-
 class Reporter:
     """Writes the report of this replica at once when it changes, and every second.
 
@@ -172,10 +163,8 @@ class Reporter:
 
     def __init__(self, reports: Reports, versions: OpenVersions) -> None:
         self._reports, self._versions = reports, versions
-        self._lock = threading.Lock()
-        self._generation: int | None = None
-        self._refused: int | None = None
-        self._problem: str | None = None
+        # The fields `generation`, `refused` and `problem` of the report. Threads replace the tuple as a whole.
+        self._state: tuple[int | None, int | None, str | None] = (None, None, None)
         self._left = False
         self._thread = BackgroundThread("report", self._report, _REPORT_SECONDS, "report_unwritable")
 
@@ -184,13 +173,15 @@ class Reporter:
 
     def carried_out(self, generation: int) -> None:
         """This process has opened the versions of an activation."""
-        self._change(generation, None, None)
+        self._state = generation, None, None
+        self._thread.wake()
 
     def refused(self, generation: int, problem: str) -> None:
         """This process cannot open a version of an activation."""
         if len(problem) > _MAX_REASON_CHARACTERS:
             problem = problem[:_MAX_REASON_CHARACTERS] + "..."
-        self._change(self._generation, generation, problem)
+        self._state = self._state[0], generation, problem
+        self._thread.wake()
 
     def leave(self) -> None:
         """Remove the report soon, because this process begins to stop."""
@@ -209,18 +200,11 @@ class Reporter:
         stopping.start()
         stopping.join(seconds)
 
-    def _change(self, generation: int | None, refused: int | None, problem: str | None) -> None:
-        with self._lock:
-            self._generation, self._refused, self._problem = generation, refused, problem
-        self._thread.wake()
-
     def _report(self) -> None:
         if self._left:
             self._reports.remove()
             return
-        with self._lock:
-            generation, refused, problem = self._generation, self._refused, self._problem
-            names = tuple(self._versions.names())
+        (generation, refused, problem), names = self._state, tuple(self._versions.names())
         self._reports.write(
             Report(
                 replica=replica_name(),
