@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import faiss
+import numpy as np
 
 from recollect.index_builder.build import (
     describe_bundle,
@@ -27,8 +28,7 @@ from recollect.index_builder.bundle_tables import read_field, write_bundle_table
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.live_memory.bundle_memory import BundleMemory
-from recollect.index_builder.live_memory.final_state import final_state, kept_entries
-from recollect.index_builder.live_memory.merged_memory import write_merged_memory
+from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
 from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.settings import CompactSettings
@@ -111,25 +111,26 @@ def _compact(
         if sequence == bundle.manifest.memory_sequence:
             print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
             return None
-        state, kept = final_state(memory), kept_entries(memory)
-        if not len(state.label_sets) or len(state.label_rows) + len(state.labels) == 0:
+        kept, instances, labels = kept_entries(memory), contained_instances(memory), memory.labels.present()
+        if not len(instances) or not labels.any():
             raise BuildError(
                 f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
                 "needs both, so add some first"
             )
         if kept:
             log.require_writable()  # a missing key fails here, before the work that takes minutes
-        counts = bundle.manifest.counts
+        old = bundle.manifest.counts
+        old_instances, old_labels = np.count_nonzero(instances < old.instances), np.count_nonzero(labels[: old.labels])
         print_status(
-            f"compact: entries up to {sequence:,}: {len(state.instances):,} instances and {len(state.labels):,} labels "
-            f"added, {counts.instances - len(state.rows):,} and {counts.labels - len(state.label_rows):,} removed; "
-            f"{len(kept):,} entries stay live"
+            f"compact: entries up to {sequence:,}: {len(instances) - old_instances:,} instances and "
+            f"{np.count_nonzero(labels) - old_labels:,} labels added, {old.instances - old_instances:,} and "
+            f"{old.labels - old_labels:,} removed; {len(kept):,} entries stay live"
         )
         before = current_metrics(store, settings, threads)
         out = settings.out or Path(temporary) / "merged"
         try:
             base = open_base()
-            merged = write_merged_memory(base, state, sequence, out / "memory")
+            merged = write_merged_memory(base, memory, out / "memory")
             sample = _sample(base)
             return _publish(
                 store, bundle, merged, sample, sequence, before, settings, signing, threads, live, collections

@@ -1,107 +1,112 @@
-"""Writes a memory folder with the final state of a live memory. Keys of unchanged texts are copied."""
+"""The final state of a live memory as a memory folder, and as the entries that a bundle cannot contain."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.live_memory.final_state import FinalState
-from recollect.service.files import flush, save_array, save_rows
-from recollect.service.memory.entries import PutInstance, PutLabel
+from recollect.service.files import save_array, save_rows, write_lines
+from recollect.service.memory.entries import Entry, PutCorrection, PutInstance
+from recollect.service.memory.rows import Strings
+from recollect.service.memory.snapshot import Snapshot
+from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory, write_defaults
 
 _BLOCK_ROWS = 65_536
 
 
-def write_merged_memory(memory: Memory, state: FinalState, sequence: int, folder: Path) -> Memory:
-    """Write a memory folder, and open it.
+def contained_instances(live: Snapshot) -> Int[np.ndarray, " instance"]:
+    """The present instances that a bundle can contain: those without a weight."""
+    return np.setdiff1d(np.flatnonzero(~live.instances.removed), _weighted(live))
+
+
+def kept_entries(live: Snapshot) -> list[Entry]:
+    """The entries that make the rest of a memory: instances with a weight, and corrections of present labels."""
+    entries, instances, uids = list[Entry](), live.instances, live.labels.uids
+    for number in _weighted(live):
+        labels = [uids[label] for label in live.values.gather(np.array([number]))[1].tolist()]
+        vector, weight = instances.vectors[number - instances.mapped], live.values.count(number)
+        entries.append(PutInstance(instances.uids[number], instances.texts[number], labels, vector, weight))
+    rows = live.corrections.rows
+    for row in np.flatnonzero(~rows.removed).tolist():
+        if not live.labels.removed[label := rows.numbers.item(row)]:
+            entries.append(PutCorrection(rows.uids[row], rows.texts[row], uids[label], rows.vectors[row]))
+    return entries
+
+
+def write_merged_memory(memory: Memory, live: Snapshot, folder: Path) -> Memory:
+    """Write a memory folder with the final state, without `kept_entries`, and open it. Keys of old texts are copied.
 
     Args:
-        memory: The memory before the entries.
-        state: The final state after the entries.
-        sequence: Sequence number of the last entry.
+        memory: The memory of the bundle of the snapshot.
+        live: The snapshot.
         folder: A folder that does not exist.
     """
     folder.mkdir(parents=True)
-    instances, labels = len(state.rows) + len(state.instances), len(state.label_rows) + len(state.labels)
-    new_instances, new_labels = _vectors(state.instances, memory), _vectors(state.labels, memory)
-    label_keys, dim = memory.keys[memory.plan.instances :], memory.plan.dim
-    replaced = {row: _vectors([put], memory)[0] for row, put in state.replaced_labels.items()}
-    keys = itertools.chain(
-        _blocks(memory.keys, state.rows),
-        [new_instances],
-        _blocks(label_keys, state.label_rows, replaced),
-        [new_labels],
+    instances, labels = contained_instances(live), np.flatnonzero(live.labels.present())
+    keys, dim, dtype = memory.keys, memory.plan.dim, memory.keys.dtype
+    blocks = itertools.chain(
+        _blocks(keys[: memory.plan.instances], live.instances.vectors, instances),
+        _blocks(keys[memory.plan.instances :], live.labels.rows.vectors, live.labels.row_of[labels]),
     )
-    save_rows(folder / "keys.npy", (instances + labels, dim), memory.keys.dtype, keys)
+    save_rows(folder / "keys.npy", (len(instances) + len(labels), dim), dtype, blocks)
     if memory.distilled is not None:
-        queries = itertools.chain(_blocks(memory.distilled, state.rows), [new_instances])
-        save_rows(folder / QUERY_VECTORS, (instances, dim), memory.distilled.dtype, queries)
-    save_array(folder / "value_indptr.npy", state.label_sets.indptr)
-    save_array(folder / "value_indices.npy", state.label_sets.indices)
-    save_array(folder / "filtered_pairs.npy", _filtered_pairs(memory, state))
-    _write_texts(folder / "instances.jsonl", memory, state.rows, {}, state.instances)
-    _write_texts(folder / "labels.jsonl", memory, state.label_rows, state.replaced_labels, state.labels)
-    origin = f"{memory.plan.dataset_sha256} with the entries up to {sequence}"
-    plan = dataclasses.replace(
-        memory.plan, instances=instances, labels=labels, dataset_sha256=hashlib.sha256(origin.encode()).hexdigest()
-    )
+        queries = _blocks(memory.distilled, live.instances.vectors, instances)
+        save_rows(folder / QUERY_VECTORS, (len(instances), dim), memory.distilled.dtype, queries)
+    sets = _label_sets(live, instances, labels)
+    save_array(folder / "value_indptr.npy", sets.indptr)
+    save_array(folder / "value_indices.npy", sets.indices)
+    save_array(folder / "filtered_pairs.npy", _filtered_pairs(memory, instances, labels))
+    write_lines(folder / "instances.jsonl", _texts(live.instances.uids, live.instances.texts, instances))
+    write_lines(folder / "labels.jsonl", _texts(live.labels.uids, live.labels.texts, labels))
+    origin = f"{memory.plan.dataset_sha256} with the entries up to {live.sequence}"
+    digest = hashlib.sha256(origin.encode()).hexdigest()
+    plan = dataclasses.replace(memory.plan, instances=len(instances), labels=len(labels), dataset_sha256=digest)
     write_defaults(folder, plan, memory.defaults)
     return open_memory(folder)
 
 
-def _vectors(puts: Sequence[PutInstance | PutLabel], memory: Memory) -> Float[np.ndarray, "put dim"]:
-    stacked = np.stack([put.vector for put in puts]) if puts else np.empty((0, memory.plan.dim))
-    return stacked.astype(memory.keys.dtype)
+def _weighted(live: Snapshot) -> list[int]:
+    """The present instances with a weight, which are live."""
+    numbers = np.flatnonzero(~live.instances.removed[live.instances.mapped :]) + live.instances.mapped
+    return [number for number in numbers.tolist() if live.values.count(number) != 1]
 
 
 def _blocks(
-    vectors: np.ndarray, rows: Int[np.ndarray, " row"], replaced: Mapping[int, np.ndarray] | None = None
+    old: Float[np.ndarray, "mapped dim"], new: Float[np.ndarray, "live dim"], rows: Int[np.ndarray, " row"]
 ) -> Iterator[np.ndarray]:
-    """Yield some rows, in blocks. Some of them can be replaced."""
+    """Yield some rows of old vectors, which new ones follow, in blocks."""
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
-        content = vectors[block]
-        for row, vector in (replaced or {}).items():
-            content[block == row] = vector
+        content, is_old = np.empty((len(block), old.shape[1]), old.dtype), block < len(old)
+        content[is_old], content[~is_old] = old[block[is_old]], new[block[~is_old] - len(old)]
         yield content
 
 
-def _write_texts(
-    path: Path,
-    memory: Memory,
-    rows: Int[np.ndarray, " row"],
-    replaced: Mapping[int, PutLabel],
-    puts: Sequence[PutInstance | PutLabel],
-) -> None:
-    """Write the file of uids and texts, `path`, with some rows of the file of the same name in a memory."""
-    source, is_left = memory.folder / path.name, set(rows.tolist())
-    with path.open("w", encoding="utf-8") as file:
-        entries = zip(read_field(source, "uid"), read_field(source, "text"), strict=True)
-        for row, (uid, text) in enumerate(entries):
-            if row in is_left:
-                _write_text(file, uid, replaced[row].text if row in replaced else text)
-        for put in puts:
-            _write_text(file, put.uid, put.text)
-        flush(file)
+def _label_sets(
+    live: Snapshot, instances: Int[np.ndarray, " instance"], labels: Int[np.ndarray, " label"]
+) -> LabelSets:
+    """The labels of instances, by their new positions."""
+    place, label = live.values.gather(instances)
+    ends = np.cumsum(np.bincount(place, minlength=len(instances)))
+    return LabelSets(np.append(0, ends).astype(np.int64), labels.searchsorted(label).astype(np.int32))
 
 
-def _write_text(file: IO[str], uid: str, text: str) -> None:
-    file.write(json.dumps({"uid": uid, "text": text}, ensure_ascii=False) + "\n")
+def _texts(uids: Strings, texts: Strings, rows: Int[np.ndarray, " row"]) -> Iterable[dict[str, str]]:
+    return ({"uid": uids[row], "text": texts[row]} for row in rows.tolist())
 
 
-def _filtered_pairs(memory: Memory, state: FinalState) -> Int[np.ndarray, "pair 2"]:
-    """The filtered pairs of the instances and labels that are left, by their new rows."""
-    rows, labels = np.full(memory.plan.instances, -1), np.full(memory.plan.labels, -1)
-    rows[state.rows], labels[state.label_rows] = np.arange(len(state.rows)), np.arange(len(state.label_rows))
-    pairs = np.stack([rows[memory.filtered_pairs[:, 0]], labels[memory.filtered_pairs[:, 1]]], axis=1)
-    return np.ascontiguousarray(pairs[(pairs >= 0).all(axis=1)])
+def _filtered_pairs(
+    memory: Memory, instances: Int[np.ndarray, " instance"], labels: Int[np.ndarray, " label"]
+) -> Int[np.ndarray, "pair 2"]:
+    """The filtered pairs of the old instances and labels that are left, by their new rows."""
+    pairs = memory.filtered_pairs
+    is_left = np.isin(pairs[:, 0], instances) & np.isin(pairs[:, 1], labels)
+    left = pairs[is_left]
+    return np.stack([instances.searchsorted(left[:, 0]), labels.searchsorted(left[:, 1])], axis=1)
