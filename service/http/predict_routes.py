@@ -50,8 +50,9 @@ _VERSION_PARAMETER = {
     "version",
     "schema": {"type": "string"},
 }
-# After this time, the service starts to check whether the client of a request has disconnected.
-_WATCH_AFTER_SECONDS = 0.1
+# After this time, the service starts to check whether the client of a request has disconnected. The task that checks it
+# takes 40 microseconds, so a request that is answered in a usual time, also at saturation, needs none.
+_WATCH_AFTER_SECONDS = 0.25
 # Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
 _FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
 
