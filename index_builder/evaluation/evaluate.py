@@ -159,7 +159,7 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
         )
         for memories in kinds
     ]
-    if predictor.memory.reranker is None:
+    if predictor.memory.ranker is None:
         return settings_of_score
     # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
     joint = (each for each in settings_of_score if each.memories == "joint")

@@ -181,7 +181,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 if setting.word_weight and words is not None and by_words is not None:
                     mixed = _weigh(search, setting, values, words.join(by_words, setting.lambda_))
                 scores = score_labels(mixed, setting.lambda_, values)
-                if setting.order == "probability" and predictor.memory.reranker is not None:
+                if setting.order == "probability" and predictor.memory.ranker is not None:
                     ranking = _ranker_order(predictor, texts, search, setting, keys, scores)
                 else:
                     ranking = scores.best()
@@ -236,13 +236,13 @@ def _ranker_order(
 ) -> Ranking:
     """The labels in the order of the bundle's ranker."""
     memory, top_b = predictor.memory, setting.top_b
-    assert memory.reranker is not None
+    assert memory.ranker is not None
     words = None if memory.words is None else memory.words.search_each(texts)
     votes = score_labels(keys, setting.lambda_, memory.values)
-    found = memory.reranker.find(
-        texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options(), None
+    found = memory.ranker.rank(
+        texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options().temperature
     )
-    return memory.reranker.reorder(scores, found)
+    return memory.ranker.reorder(scores, found)
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:

@@ -24,7 +24,6 @@ from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.answers import Reason
 from recollect.service.predictor.filters import AdmittedKeys
 from recollect.service.predictor.live_keys import LiveKeyIndex
-from recollect.service.predictor.reranking import Reranker
 from recollect.service.predictor.searcher import Keys, Searcher
 from recollect.service.ranking.candidates import LabelFacts
 from recollect.service.ranking.ranker import Ranker
@@ -39,7 +38,7 @@ class Memory:
         snapshot: The instances, the labels and the corrections.
         searcher: Finds the nearest keys.
         words: Finds keys by words; None without a lexical index.
-        reranker: Orders labels; None without a ranker.
+        ranker: Orders labels; None if the bundle has none.
         admitted: Finds the keys that vote for the labels that a filter admits.
         digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
@@ -47,7 +46,7 @@ class Memory:
     snapshot: Snapshot
     searcher: Searcher
     words: LexicalIndex | None
-    reranker: Reranker | None
+    ranker: Ranker | None
     admitted: AdmittedKeys
     digest: bytes = b""
 
@@ -58,14 +57,13 @@ class Memory:
         searcher = Searcher(
             _live_keys(mapped.instances, instances), _live_keys(mapped.labels, labels.rows, labels.row_of)
         )
-        reranker = None
         if ranker is not None and snapshot.names is not None:
-            reranker = Reranker(ranker.with_memory(LabelFacts(labels.counts, snapshot.names), values), values)
+            ranker = ranker.with_memory(LabelFacts(labels.counts, snapshot.names), values)
         return cls(
             snapshot=snapshot,
             searcher=searcher,
             words=snapshot.words,
-            reranker=reranker,
+            ranker=ranker,
             admitted=AdmittedKeys(snapshot.voters, searcher),
             digest=digest,
         )

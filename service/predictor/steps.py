@@ -81,9 +81,9 @@ class RankedLabels:
 
     def logit_terms(self, query: int, label: int) -> list[LogitTerm] | None:
         """The terms of the ranker's logit, the greatest first; None if the ranker did not order the labels."""
-        if self.memory.reranker is None or self.candidates is None:
+        if self.memory.ranker is None or self.candidates is None:
             return None
-        return self.memory.reranker.explain(query, label, self.candidates)
+        return self.memory.ranker.explain(query, label, self.candidates)
 
 
 def rank_labels(
@@ -105,15 +105,16 @@ def rank_labels(
         watch: Measures the stages.
     """
     values, lambda_ = memory.values, options.lambda_
-    reranker = memory.reranker if options.order == "probability" and queries is not None else None
+    ranker = memory.ranker if options.order == "probability" and queries is not None else None
     words, by_words = None, None
-    if memory.words is not None and queries is not None and (options.word_weight > 0 or reranker is not None):
+    if memory.words is not None and queries is not None and (options.word_weight > 0 or ranker is not None):
         words = memory.words.search_each(queries)
         by_words = memory.words.join(words, lambda_) if options.word_weight > 0 else None
         watch.lap("words")
 
+    admits = None if label_filter is None else label_filter.admits
     candidates = None
-    if reranker is None or queries is None:
+    if ranker is None or queries is None:
         nearest = memory.searcher.search(vectors, options.top_b, lambda_)
         watch.lap("search")
     else:
@@ -121,10 +122,8 @@ def rank_labels(
         watch.lap("search")
         # The ranker has features of its own for words.
         votes = score_labels(weigh_keys(nearest, options.temperature, values), lambda_, values)
-        candidates = reranker.find(queries, votes, instances, labels, words, options, label_filter)
+        candidates = ranker.rank(queries, votes, instances, labels, words, options.temperature, admits)
         watch.lap("rank")
-
-    admits = None if label_filter is None else label_filter.admits
 
     def score(found: Neighbours) -> tuple[WeightedKeys, Ranking]:
         weighted = weigh_keys(found, options.temperature, values, by_words, options.word_weight)
@@ -141,15 +140,12 @@ def rank_labels(
     rejected = memory.snapshot.corrections
     if rejected.rows.present:
         corrections = _correct(scores, rejected.find(vectors, scores.query, scores.label, options.temperature))
-        if reranker is not None and candidates is not None:
-            candidates = reranker.correct(candidates, rejected, vectors, options.temperature)
+        if ranker is not None and candidates is not None:
+            candidates = ranker.correct(candidates, rejected, vectors, options.temperature)
 
     # The probability of the first label depends on the second one, and an assignment on more labels.
     most = max(options.top_k + 1, MOST_ASSIGNED if options.assign else 0)
-    if reranker is None or candidates is None:
-        ranking = scores.best(most)
-    else:
-        ranking = reranker.reorder(scores, candidates, most)
+    ranking = scores.best(most) if ranker is None or candidates is None else ranker.reorder(scores, candidates, most)
     watch.lap("combine")
     return RankedLabels(ranking, memory, lambda_, weighted, corrections, candidates, label_filter is not None)
 
