@@ -24,8 +24,8 @@ Texts: TypeAlias = Sequence[str] | pa.LargeStringArray
 # the ids.
 _CHUNK_TEXTS = 8_192
 
-# Largest share of padding in a batch. Small batches may have more: a CPU could not use all its cores for less, and a GPU
-# takes longer to start its kernels than to compute the padding.
+# Largest share of padding in a batch. Small batches may have more: a CPU could not use all its cores for less, and a
+# GPU takes longer to start its kernels than to compute the padding.
 _MAX_PADDING, _SMALL_BATCH_TOKENS = 0.1, {"cpu": 128, "cuda": 16_384}
 
 
@@ -171,7 +171,8 @@ def batches_by_length(
 ) -> Iterator[Int[np.ndarray, " row"]]:
     """Split rows into batches of similar length, longest first, so that the first batch needs the most memory.
 
-    A batch ends at a limit, or before its padding would exceed a tenth of its tokens. Small batches may have more padding.
+    A batch ends at a limit, or before its padding would exceed a tenth of its tokens. Small batches may have more
+    padding.
 
     Args:
         lengths: Number of tokens of each row.
