@@ -98,9 +98,7 @@ def build_chosen_index(
 ) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose, build and write the fastest index that meets the requirements.
 
-    Families are built in the order of their expected search times, until no other family is expected to be faster than
-    the fastest index that was built. If no index meets the requirements, choose the index with the best recall among
-    the indexes within the budgets.
+    If no index meets them, choose the index with the best recall among the indexes within the budgets.
 
     Args:
         keys: The keys.
@@ -122,21 +120,21 @@ def build_chosen_index(
         BuildError: If a key is not a unit vector, or faiss rejects the kind.
     """
     measured: list[Point] = []
-    families = {kind if kind != "auto" else "Flat": 0.0}
+    families = [kind] if kind != "auto" else ["Flat"]
     if kind == "auto" and len(keys) >= _FEW_KEYS:
         measured += compare_families(keys, first_row, target, progress, unit)
         families = rank_families(measured, target, len(keys), keys.shape[1])
     built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
-    for family, milliseconds in families.items():
-        if any(_preference(point, target) <= milliseconds for point in meeting(list(built), target)):
-            break
+    for family in families:
         info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit, construction_effort)
         chosen, point, points = choose_effort(Trial.open(trial_path, info, keys, queries, target.top_b), target)
         measured += points
         built[point] = chosen
         if (best := choose_point(list(built), target)) == point:
             trial_path.replace(path)
+        if meeting([best], target):
+            break
     trial_path.unlink(missing_ok=True)
     return built[best], best, measured
 
@@ -305,23 +303,17 @@ def _refinements(info: IndexInfo) -> tuple[float, ...]:
     return _REFINEMENTS if info.refine > 1 else (1,)
 
 
-def rank_families(points: list[Point], target: Target, keys: int, dim: int) -> dict[str, float]:
+def rank_families(points: list[Point], target: Target, keys: int, dim: int) -> list[str]:
     """Rank families by the search time that their measurements on the sample predict for all keys, fastest first.
 
     Families that did not meet the requirements are left out. If no family met them, only the family with the best
     recall within the budgets is returned.
-
-    Returns:
-        The factory string of each family, and the expected search time in milliseconds.
     """
     expected = [_expected(point, keys, dim) for point in points]
     ranked = sorted(meeting(expected, target), key=lambda point: _preference(point, target)) or [
         choose_point(expected, target)
     ]
-    fastest: dict[str, float] = {}
-    for point in ranked:
-        fastest.setdefault(point.factory, point.milliseconds)
-    return fastest
+    return list(dict.fromkeys(point.factory for point in ranked))
 
 
 def choose_point(points: list[Point], target: Target) -> Point:
@@ -352,13 +344,13 @@ def _expected(point: Point, keys: int, dim: int) -> Point:
     """Predict a measurement on all keys from a measurement on the sample.
 
     The factory string gets the number of inverted lists that suits all keys. The time of an exhaustive search grows in
-    proportion to the number of keys. At equal recall, the times of graphs and inverted lists grow with the third root
-    of that number if the keys have clusters. Without clusters they grow faster, so other families are built, too.
+    proportion to the number of keys. At equal recall, the times of graphs and inverted lists grow roughly with the
+    third root of that number. This growth is left out, because it is the same factor for all of them and does not
+    change their order.
     """
     factories = dict(zip(candidate_factories(point.keys, dim), candidate_factories(keys, dim), strict=True))
     factory = factories.get(point.factory, point.factory)
-    growth = keys / point.keys
-    spent = point.milliseconds * (growth if point.effort == 0 else growth ** (1 / 3))
+    spent = point.milliseconds * (keys / point.keys if point.effort == 0 else 1)
     return point.model_copy(update={"factory": factory, "keys": keys, "milliseconds": spent})
 
 
