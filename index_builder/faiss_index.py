@@ -180,7 +180,8 @@ def _build_graph_on_gpu(
     """
     links = index.hnsw.nb_neighbors(0)
     halves = np.empty(keys.shape, dtype=np.float16)
-    _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
+    if not index.is_trained:
+        _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
     _reserve_codes(index, len(keys))
     for block in _checked_blocks(keys, first_row, progress, unit):
         halves[index.storage.ntotal :][: len(block)] = block

@@ -182,7 +182,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                     mixed = _weigh(search, setting, values, words.join(by_words, setting.lambda_))
                 scores = score_labels(mixed, setting.lambda_, values)
                 if setting.order == "probability" and predictor.memory.ranker is not None:
-                    ranking = _ranker_order(predictor, texts, search, setting, keys, scores)
+                    ranking = _ranker_order(predictor, texts, by_words, search, setting, keys, scores)
                 else:
                     ranking = scores.best()
                 ranking = _allowed(ranking, start, truth)
@@ -232,15 +232,20 @@ def _weigh(search: _CachedSearch, setting: Setting, values: Values, by_words: Ne
 
 
 def _ranker_order(
-    predictor: Predictor, texts: list[str], search: _CachedSearch, setting: Setting, keys: WeightedKeys, scores: Ranking
+    predictor: Predictor,
+    texts: list[str],
+    by_words: tuple[Neighbours, Neighbours] | None,
+    search: _CachedSearch,
+    setting: Setting,
+    keys: WeightedKeys,
+    scores: Ranking,
 ) -> Ranking:
     """The labels in the order of the bundle's ranker."""
     memory, top_b = predictor.memory, setting.top_b
     assert memory.ranker is not None
-    words = None if memory.words is None else memory.words.search_each(texts)
     votes = score_labels(keys, setting.lambda_, memory.values)
     found = memory.ranker.rank(
-        texts, votes, search.instances(top_b), search.labels(top_b), words, setting.options().temperature
+        texts, votes, search.instances(top_b), search.labels(top_b), by_words, setting.options().temperature
     )
     return memory.ranker.reorder(scores, found)
 

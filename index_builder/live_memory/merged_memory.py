@@ -22,7 +22,7 @@ _BLOCK_ROWS = 65_536
 
 
 def contained_instances(live: Snapshot) -> Int[np.ndarray, " instance"]:
-    """The present instances that a bundle can contain: those without a weight."""
+    """The instances that a bundle can contain: those that were not removed and have no weight."""
     return np.setdiff1d(np.flatnonzero(~live.instances.removed), _weighted(live))
 
 

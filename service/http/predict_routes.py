@@ -271,7 +271,6 @@ class PredictRoutes:
             TimeoutError: If the deadline passes first.
         """
         loop, future = asyncio.get_running_loop(), self.batcher.submit(asked.lease, queries, asked.options, asked.cost)
-        # Most requests are answered before this time, and need no task that watches the client.
         watch_at = min(asked.deadline, loop.time() + _WATCH_AFTER_SECONDS)
         timer = loop.call_at(watch_at, _watch, asked.request, asked.deadline, future)
         try:

@@ -32,6 +32,9 @@ from recollect.service.ranking.candidates import (
 from recollect.service.ranking.model import RankerModel
 from recollect.service.ranking.names import Names
 
+# The least factor of a correction in a logit, so that the logit is a number.
+_LEAST_FACTOR = 1e-6
+
 
 @dataclass(frozen=True)
 class RankedCandidates:
@@ -48,10 +51,6 @@ class RankedCandidates:
     features: Float[np.ndarray, "candidate feature"]
     logit: Float[np.ndarray, " candidate"]
     corrections: Float[np.ndarray, " candidate"] | None = None
-
-
-# The least factor of a correction in a logit, so that the logit is a number.
-_LEAST_FACTOR = 1e-6
 
 
 class Ranker:

@@ -188,7 +188,7 @@ class BundleCache:
 
     @contextlib.contextmanager
     def _copy_lock(self, pause: Callable[[], None] | None) -> Iterator[None]:
-        """Let one process of this machine at a time copy; the others then find the copy."""
+        """Only one process of this machine copies at a time. The others wait, and then find its copy."""
         self.prepare()
         descriptor = os.open(self.bundles, os.O_RDONLY)
         try:
