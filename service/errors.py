@@ -51,11 +51,19 @@ class RecollectError(Exception):
 
 
 class ServiceError(RecollectError):
-    pass
+    """An error of the service.
+
+    Attributes:
+        status: HTTP status of the response to a request that fails with it.
+        code: Code of the problem; None means the code of the status.
+    """
+
+    status: int = 500
+    code: str | None = None
 
 
 class BundleError(ServiceError):
-    pass
+    status, code = 409, "broken_bundle"
 
 
 class WrongAnswersError(ServiceError):
@@ -67,19 +75,20 @@ class KeyFileError(ServiceError):
 
 
 class StoreError(ServiceError):
-    pass
+    status, code = 503, "store_unreadable"
 
 
 class UnknownVersionError(StoreError):
-    pass
+    status, code = 404, "unknown_version"
 
 
 class ActivationConflictError(StoreError):
     exit_status = 1
+    status, code = 409, "conflict"
 
 
 class MemoryLogError(StoreError):
-    pass
+    code = "log_unwritable"
 
 
 class LogConflictError(MemoryLogError):
@@ -87,23 +96,23 @@ class LogConflictError(MemoryLogError):
 
 
 class ActivationRefusedError(StoreError):
-    pass
+    status, code = 409, "activation_refused"
 
 
 class QueryError(ServiceError):
-    pass
+    status = 422
 
 
 class ChangeError(ServiceError):
-    pass
+    status = 422
 
 
 class UnknownUidError(ChangeError):
-    pass
+    status, code = 404, "unknown_uid"
 
 
 class RepeatedKeyError(ChangeError):
-    pass
+    code = "idempotency_key_reused"
 
 
 class InputError(ServiceError):
@@ -132,10 +141,12 @@ class SettingsError(ServiceError):
 
 class RedisError(ServiceError):
     exit_status = 1
+    status, code = 503, "redis_down"
 
 
 class EngineError(ServiceError):
     exit_status = 1
+    status, code = 503, "engine_down"
 
 
 class InsufficientMemoryError(ServiceError):
@@ -147,10 +158,12 @@ class NotServedError(ServiceError):
 
 
 class NotReadyError(ServiceError):
-    pass
+    status = 503
 
 
 class VersionNotOpenError(ServiceError):
+    status, code = 409, "version_not_open"
+
     def __init__(self, version: str, open_versions: list[str]) -> None:
         super().__init__(
             f"X-Index-Version: expected an open version ({', '.join(open_versions)}), found {version[:80]!r}; "
@@ -160,30 +173,34 @@ class VersionNotOpenError(ServiceError):
 
 
 class DrainingError(ServiceError):
+    status, code = 503, "draining"
+
     def __init__(self) -> None:
         super().__init__("the service is stopping; send the request to another replica")
 
 
 class QueryTooLargeError(ServiceError):
-    pass
+    status, code = 413, "query_too_large"
 
 
 class OverloadError(ServiceError):
-    pass
+    status, code = 503, "overloaded"
 
 
 class SequenceError(ServiceError):
-    pass
+    status, code = 409, "sequence_unknown"
 
 
 class RateLimitError(ServiceError):
+    status = 429
+
     def __init__(self, message: str, wait_seconds: float) -> None:
         super().__init__(message)
         self.wait_seconds = wait_seconds
 
 
 class DeadlineError(ServiceError):
-    pass
+    status = 504
 
 
 @contextlib.contextmanager

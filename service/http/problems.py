@@ -12,30 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from recollect.service.errors import (
-    ActivationConflictError,
-    ActivationRefusedError,
-    BundleError,
-    ChangeError,
-    DeadlineError,
-    DrainingError,
-    EngineError,
-    LogConflictError,
-    MemoryLogError,
-    NotReadyError,
-    OverloadError,
-    QueryError,
-    QueryTooLargeError,
-    RateLimitError,
-    RedisError,
-    RepeatedKeyError,
-    SequenceError,
-    ServiceError,
-    StoreError,
-    UnknownUidError,
-    UnknownVersionError,
-    VersionNotOpenError,
-)
+from recollect.service.errors import RateLimitError, ServiceError, VersionNotOpenError
 from recollect.service.http.schemas import Problem
 
 # The default code and the title of each status.
@@ -53,30 +30,6 @@ _STATUSES = {
     503: ("not_ready", "Not ready"),
     504: ("deadline_passed", "Deadline passed"),
     507: ("memory_full", "Memory full"),
-}
-# The status and the code of each ServiceError; None stands for the status's default code.
-_SERVICE_ERRORS: dict[type[ServiceError], tuple[int, str | None]] = {
-    QueryError: (422, None),
-    ChangeError: (422, None),
-    UnknownUidError: (404, "unknown_uid"),
-    RepeatedKeyError: (422, "idempotency_key_reused"),
-    RateLimitError: (429, None),
-    NotReadyError: (503, None),
-    QueryTooLargeError: (413, "query_too_large"),
-    DrainingError: (503, "draining"),
-    OverloadError: (503, "overloaded"),
-    DeadlineError: (504, None),
-    SequenceError: (409, "sequence_unknown"),
-    UnknownVersionError: (404, "unknown_version"),
-    ActivationConflictError: (409, None),
-    BundleError: (409, "broken_bundle"),
-    ActivationRefusedError: (409, "activation_refused"),
-    VersionNotOpenError: (409, "version_not_open"),
-    StoreError: (503, "store_unreadable"),
-    MemoryLogError: (503, "log_unwritable"),
-    LogConflictError: (503, "log_unwritable"),
-    RedisError: (503, "redis_down"),
-    EngineError: (503, "engine_down"),
 }
 _RETRY_AFTER_SECONDS = "1"
 NOT_JSON = "body: expected a JSON object, sent as Content-Type: application/json"
@@ -149,10 +102,9 @@ def expected_problem(scope: Scope, error: Exception) -> Response:
     if isinstance(error, ProblemError):
         return problem_response(error.status, error.detail, error.code)
     if isinstance(error, ServiceError):
-        status, code = _SERVICE_ERRORS.get(type(error), (500, None))
         headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
         open_versions = error.open_versions if isinstance(error, VersionNotOpenError) else None
-        return problem_response(status, str(error), code, headers=headers, open_versions=open_versions)
+        return problem_response(error.status, str(error), error.code, headers=headers, open_versions=open_versions)
     if isinstance(error, RequestValidationError):
         errors = [_field_problem(each) for each in error.errors()[:_MAX_ERRORS]]
         return problem_response(422, f"{errors[0]['field']}: {errors[0]['message']}", errors=errors)
