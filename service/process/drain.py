@@ -15,15 +15,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+import uvicorn
 
 from recollect.service.telemetry.logs import flush_logs
 
 if TYPE_CHECKING:  # the parent of several workers imports this module without numerical libraries
-    from recollect.service.serving.batcher import Batcher
     from recollect.service.versions.model_manager import ModelManager
 
 log = structlog.get_logger(__name__)
@@ -33,8 +32,6 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _QUIET_SECONDS = 0.5
 # Time after the deadline until the process exits.
 _EXIT_SECONDS = 1.0
-# Maximum time to remove the report of this replica before the process exits.
-_WITHDRAW_SECONDS = 0.3
 
 
 @contextlib.contextmanager
@@ -67,43 +64,26 @@ def _ignore_stop_signals() -> None:
 
 
 class Drain:
-    """Passes requests to the application, and drains it before uvicorn stops on a signal.
+    """Drains this process on a stop signal, before uvicorn stops.
 
     A second signal ends the process at once with status 0, unless the process is a worker: a worker may receive the
     first signal twice, from a terminal and from its supervisor.
 
     Args:
-        app: The application.
         model_manager: Reports that this process is not ready.
-        batcher: Its requests are aborted at the deadline.
         seconds: Maximum time to finish the requests in progress.
     """
 
-    def __init__(self, app: ASGIApp, model_manager: ModelManager, batcher: Batcher, seconds: float) -> None:
-        self._app, self._model_manager, self._batcher, self._seconds = app, model_manager, batcher, seconds
-        self._requests: set[asyncio.Task[Any] | None] = set()
-        self._last_request = 0.0
+    def __init__(self, model_manager: ModelManager, seconds: float) -> None:
+        self._model_manager, self._seconds = model_manager, seconds
         self._draining: asyncio.Task[None] | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        self._last_request, task = asyncio.get_running_loop().time(), asyncio.current_task()
-        self._requests.add(task)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._requests.discard(task)
 
     @contextlib.contextmanager
     def on_stop_signals(self) -> Iterator[None]:
-        """Handle the stop signals on the running event loop, in place of uvicorn's handlers, which follow the drain."""
-        loop = asyncio.get_running_loop()
-        stop_server = signal.getsignal(signal.SIGTERM)
-        assert callable(stop_server)
+        """Handle the stop signals on the running event loop, in place of the handlers of uvicorn's server."""
+        loop, server = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM).__self__  # type: ignore[union-attr]
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, lambda: stop_server(signal.SIGTERM, None))
+            loop.add_signal_handler(number, self._on_signal, server)
         try:
             yield
         finally:
@@ -111,39 +91,37 @@ class Drain:
                 loop.remove_signal_handler(number)
             _ignore_stop_signals()
 
-    def _on_signal(self, stop_server: Any) -> None:
+    def _on_signal(self, server: uvicorn.Server) -> None:
         if self._draining is None:
-            self._draining = asyncio.create_task(self._drain(stop_server))
+            self._draining = asyncio.create_task(self._drain(server))
         elif multiprocessing.parent_process() is None:
             exit_at_once()
 
-    async def _drain(self, stop_server: Any) -> None:
+    async def _drain(self, server: uvicorn.Server) -> None:
         """Answer requests until no more arrive or half of the time has passed; then let uvicorn close the socket."""
-        loop = asyncio.get_running_loop()
+        loop, requests = asyncio.get_running_loop(), -1
         start = loop.time()
         log.info("draining", seconds=self._seconds)
         self._model_manager.drain()
         self._exit_after(self._seconds + _EXIT_SECONDS)
-        loop.call_at(start + self._seconds, self._abort)
-        while loop.time() < min(max(start, self._last_request) + _QUIET_SECONDS, start + self._seconds / 2):
-            await asyncio.sleep(0.02)
-        stop_server()
+        loop.call_at(start + self._seconds, self._abort, server)
+        while requests < server.server_state.total_requests and loop.time() < start + self._seconds / 2:
+            requests = server.server_state.total_requests
+            await asyncio.sleep(min(_QUIET_SECONDS, self._seconds / 2))
+        server.should_exit = True
 
-    def _abort(self) -> None:
-        """Answer the requests in progress with 503."""
-        if requests := len(self._requests):
-            log.warning("requests_aborted", requests=requests, drain_seconds=self._seconds)
-        self._batcher.abort()
-        for task in self._requests:
-            if task is not None:
-                task.cancel()  # also a request whose body has not arrived
+    def _abort(self, server: uvicorn.Server) -> None:
+        """Cancel the requests in progress, which the application answers with 503, and so their computations."""
+        if requests := server.server_state.tasks:
+            log.warning("requests_aborted", requests=len(requests), drain_seconds=self._seconds)
+        for request in requests:
+            request.cancel()  # also a request whose body has not arrived
 
     def _exit_after(self, seconds: float) -> None:
         """End this process with status 0 at a later time: nothing can end a thread that computes."""
 
         def exit_now() -> None:
             log.warning("stopped_during_work", seconds=seconds)
-            self._model_manager.withdraw(_WITHDRAW_SECONDS)
             flush_logs()
             os._exit(0)  # a normal exit would unload libraries that the threads still use
 

@@ -85,7 +85,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
             stack.enter_context(watching(batcher, model_manager.versions, metrics))
             stack.enter_context(reloading(key_files))
             stack.enter_context(_redis_announcements(redis, model_manager))
-            stack.enter_context(drain.on_stop_signals())
+            stack.enter_context(Drain(model_manager, settings.drain_seconds).on_stop_signals())
             tls = settings.tls_cert is not None
             log.info("serving", url=url(public, tls), workers=settings.workers)
             yield
@@ -94,10 +94,9 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         log.info("stopped")
 
     app = create_app(model_manager, batcher, settings, metrics, redis, api_keys, Activation(store, redis), serving)
-    drain = Drain(app, model_manager, batcher, settings.drain_seconds)
     _open_current(model_manager)
     start_listening(public)
-    return drain
+    return app
 
 
 def _open_current(model_manager: ModelManager) -> None:

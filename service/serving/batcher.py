@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
-from recollect.service.errors import DrainingError, OverloadError
+from recollect.service.errors import OverloadError
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.answers import Answer
 from recollect.service.telemetry.metrics import Metrics
@@ -137,7 +137,7 @@ class Batcher:
         self._queries_waiting = self._cost_waiting = 0
         self._joinable: dict[Hashable, _Job] = {}  # the jobs in the queue and in running batches
         self._running: list[_Batch] = []
-        self._closed = self._aborted = False
+        self._closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # notified for each job that a thread is to compute
         self._threads = [
@@ -155,17 +155,6 @@ class Batcher:
             self._work.notify_all()
         for thread in self._threads:
             thread.join()
-
-    def abort(self) -> None:
-        """Fail all requests with a DrainingError, now and from now on.
-
-        Running batches stop before their next block. Call this on the event loop.
-        """
-        with self._lock:
-            self._aborted = True
-            jobs = [*self._queue, *(job for batch in self._running for job in batch.jobs)]
-        for job in jobs:
-            job.finish(DrainingError())
 
     @property
     def threads(self) -> int:
@@ -204,7 +193,6 @@ class Batcher:
 
         Raises:
             OverloadError: If too many queries wait.
-            DrainingError: After `abort`.
         """
         # A request does not join a computation that may have begun before the last change of the memory.
         key: Hashable = (id(lease.predictor), lease.predictor.memory.sequence, options, tuple(queries))
@@ -212,8 +200,6 @@ class Batcher:
             key = object()
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._aborted:
-                raise DrainingError()
             job = self._joinable.get(key)
             if job is not None and not job.abandoned:
                 self._metrics.coalesced.inc()

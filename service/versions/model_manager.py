@@ -129,7 +129,7 @@ class ModelManager:
 
         Otherwise `activate --wait` would count this replica as killed.
         """
-        self._reporter.withdraw(seconds)
+        self._reporter.stop(seconds)
 
     def close(self) -> None:
         """Stop the background threads, and remove the report of this replica."""

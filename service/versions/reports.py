@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -188,17 +187,10 @@ class Reporter:
         self._left = True
         self._thread.wake()
 
-    def stop(self) -> None:
-        """Stop the thread, and remove the report."""
-        self._thread.stop()
-        with contextlib.suppress(OSError):
-            self._reports.remove()
-
-    def withdraw(self, seconds: float) -> None:
-        """As `stop`, but wait at most this time, because the process ends at once."""
-        stopping = threading.Thread(target=self.stop, name="report-withdraw", daemon=True)
-        stopping.start()
-        stopping.join(seconds)
+    def stop(self, seconds: float | None = None) -> None:
+        """Remove the report, and stop the thread; wait at most so many seconds."""
+        self._left = True
+        self._thread.stop(seconds)
 
     def _report(self) -> None:
         if self._left:

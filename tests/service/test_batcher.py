@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from recollect.service.errors import DrainingError
 from recollect.service.options import AnswerOptions, resolve_options
 from recollect.service.predictor.answers import Answer, Answers, ScoredLabel
 from recollect.service.predictor.predictor import Predictor
@@ -223,25 +222,5 @@ def test_batch_keeps_its_version_open_even_if_its_request_is_cancelled(start_bat
             await asyncio.sleep(0.01)
         assert old.closed
         assert old.batches == [["cancelled"]]
-
-    asyncio.run(ask())
-
-
-def test_abort_fails_waiting_and_running_requests_and_refuses_further_requests(start_batcher: Any) -> None:
-    async def ask() -> None:
-        gate, batcher = Gate(), start_batcher()
-        running = batcher.submit(gate.lease(), ["blocks"], OPTIONS, SLOW)
-        await gate.busy()
-        waiting = [batcher.submit(gate.lease(), [query], OPTIONS, SLOW) for query in ("a", "a", "b")]
-        assert (batcher.busy_threads, batcher.threads) == (1, 1)
-        batcher.abort()
-        for future in (running, *waiting):
-            with pytest.raises(DrainingError, match="send the request to another replica"):
-                await future
-        with pytest.raises(DrainingError):
-            batcher.submit(gate.lease(), ["late"], OPTIONS, SLOW)
-        gate.open.set()
-        await asyncio.to_thread(batcher.close)
-        assert (gate.batches, gate.checkpoints, batcher.busy_threads) == ([["blocks"]], 0, 0)
 
     asyncio.run(ask())

@@ -47,7 +47,6 @@ def test_client_that_does_not_send_its_request_does_not_delay_the_end(store: Pat
 
 # Program of a server whose answer to the query "slow" takes longer than the test.
 SLOW = f"""{NEVER_QUIET}
-drain._WITHDRAW_SECONDS = 60.0
 import os, time
 from pathlib import Path
 from recollect.service.predictor import predictor
