@@ -23,18 +23,18 @@ import recollect.trainer
 from tests import type_checks
 
 # Functions of these modules are called for each row or each query. Checks would take most of the time of a test. The
-# methods cannot be checked, except for two modules: they import torch's types for mypy only.
+# methods cannot be checked, except for their losses: they import torch's types for mypy only.
 _UNCHECKED = (
     "recollect.trainer.data.",
     "recollect.trainer.memory.inference",
     "recollect.trainer.memory.tune",
     "recollect.trainer.metrics",
 )
-_METHODS = ("recollect.trainer.methods.losses", "recollect.trainer.methods.scored")
+_LOSSES = "recollect.trainer.methods.losses"
 _TRAINER = [
     module.name
     for module in pkgutil.walk_packages(recollect.trainer.__path__, "recollect.trainer.")
-    if module.name in _METHODS
+    if module.name == _LOSSES
     or not (module.ispkg or module.name.startswith((*_UNCHECKED, "recollect.trainer.methods")))
 ]
 install_import_hook(

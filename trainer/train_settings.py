@@ -11,12 +11,8 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS
-from recollect.trainer.methods.infonce import InfoNceOptions
-from recollect.trainer.methods.ova import OvaOptions
 from recollect.trainer.methods.prime import PrimeOptions
-from recollect.trainer.methods.rae import RaeOptions
-from recollect.trainer.methods.softtopk import SoftTopKOptions
-from recollect.trainer.methods.unidec import UnidecOptions
+from recollect.trainer.methods.table import OvaOptions, SoftTopKOptions, UnidecOptions
 from recollect.trainer.presets.preset import find_preset
 from recollect.trainer.settings import STATIC, SharedTrainSettings
 
@@ -37,9 +33,7 @@ _ENCODER_FLAGS = {"encoder", "pooling", *_PROMPTS, "max_length", "label_max_leng
 _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "minutes"}
 
 
-class TrainSettings(
-    PrimeOptions, UnidecOptions, RaeOptions, SoftTopKOptions, InfoNceOptions, OvaOptions, SharedTrainSettings
-):
+class TrainSettings(PrimeOptions, UnidecOptions, SoftTopKOptions, OvaOptions, SharedTrainSettings):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 
     @model_validator(mode="wrap")

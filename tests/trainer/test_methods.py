@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.methods import METHODS, MethodOptions
-from recollect.trainer.methods.scored import Scored, ScoredLabels
+from recollect.trainer.methods.losses import Scored, ScoredLabels
 from tests.trainer.helpers import options
 from tests.trainer.test_losses import (
     Pool,

@@ -16,7 +16,7 @@ from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.heads.prototypes import Prototypes
 from recollect.trainer.methods import METHODS, MethodOptions, losses
-from recollect.trainer.methods.scored import Scored
+from recollect.trainer.methods.losses import Scored
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training import objective
 from recollect.trainer.training.batches import Batch, Batches

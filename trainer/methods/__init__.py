@@ -1,10 +1,21 @@
-"""The training methods, one file for each method: its pool of keys, loss, head, defaults and flags."""
+"""The training methods: the pool of keys, loss, head, defaults and flags of each one."""
 
-from recollect.trainer.methods import bce, dexml, infonce, ova, prime, rae, softtopk, supcon, unidec
+from recollect.trainer.methods import prime, table
 from recollect.trainer.methods.method import Method, MethodOptions, SymmetricOptions
 
 METHODS: dict[str, Method] = {
-    module.METHOD.name: module.METHOD for module in (rae, dexml, softtopk, prime, unidec, supcon, infonce, bce, ova)
+    method.name: method
+    for method in (
+        table.RAE,
+        table.DEXML,
+        table.SOFT_TOP_K,
+        prime.METHOD,
+        table.UNIDEC,
+        table.SUPCON,
+        table.INFONCE,
+        table.BCE,
+        table.OVA,
+    )
 }
 
 __all__ = ["METHODS", "Method", "MethodOptions", "SymmetricOptions"]

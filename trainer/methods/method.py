@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from recollect.trainer.heads.head import Head
-    from recollect.trainer.methods.scored import Scored, ScoredLabels
+    from recollect.trainer.methods.losses import Scored, ScoredLabels
 
 
 class MethodOptions(BaseModel):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from recollect.trainer.distributed import Ranks
     from recollect.trainer.heads.prototypes import Prototypes
-    from recollect.trainer.methods.scored import Scored, ScoredLabels
+    from recollect.trainer.methods.losses import Scored, ScoredLabels
 
 # Number of labels that share a free vector, at least.
 _LABELS_PER_FREE = 2

@@ -13,7 +13,7 @@ from torch import Tensor
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.tokens import Inputs
 from recollect.trainer.methods import Method, MethodOptions, SymmetricOptions
-from recollect.trainer.methods.scored import Scored, ScoredLabels
+from recollect.trainer.methods.losses import Scored, ScoredLabels
 from recollect.trainer.training.batches import Batch, Pairs
 from recollect.trainer.training.gradient_cache import Embedder, Part
 
