@@ -27,7 +27,7 @@ def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
             f"{path}: expected {dtype} of shape ({'any' if length is None else length},), "
             f"found {mapped.dtype} of shape {mapped.shape}; build the bundle again"
         )
-    return mapped.view(np.ndarray)  # a slice of a memmap takes ten times as long as a slice of a plain array
+    return mapped.view(np.ndarray)  # a slice of a plain array is faster than one of a memmap
 
 
 def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:

@@ -2,8 +2,8 @@
 
 A snapshot has the tables of the bundle, masks of the rows that were removed, and live rows. A batch of entries makes
 the next snapshot: it copies the masks and the counts that it changes, and shares all other arrays with the snapshot
-before. So a batch takes time in proportion to its own size and, at about 10 GB/s, to the size of the copied arrays: 1
-byte for each instance if one is removed, 4 bytes for each label.
+before. So a batch takes time in proportion to its own size and to the size of the copied arrays: 1 byte for each
+instance if one is removed, 4 bytes for each label.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from recollect.service.memory.rows import Column, Rows, RowTable
 from recollect.service.memory.tables import Labels, Voters
 from recollect.service.ranking.names import Names
 
-# Each live key is compared with every query: so many add about a tenth to the CPU time of a query. `docs/benchmarks.md`
-# has the figures.
+# Each live key is compared with every query: from so many on, they clearly cost CPU time. `docs/benchmarks.md` has the
+# figures.
 COMPACT_FROM = 20_000
 
 
