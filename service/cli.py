@@ -24,13 +24,12 @@ from recollect.service.console import print_line, print_status
 from recollect.service.errors import SettingsError
 from recollect.service.options import chosen_options
 from recollect.service.serve_settings import ServeSettings
-from recollect.service.settings import RedisSettings, ServiceSettings
+from recollect.service.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from recollect.service.redis_client import RedisClient
     from recollect.service.store.activations import ActivationRecord
     from recollect.service.store.store import Store
-    from recollect.service.versions.activation import Activation
+    from recollect.service.versions.reports import Reports
 
 
 def serve(settings: ServeSettings) -> int:
@@ -201,14 +200,14 @@ def extend(settings: ExtendSettings) -> None:
 
 
 def activate(settings: ActivateSettings) -> None:
-    activation = _activation(settings)
-    record = activation.activate(settings.version, settings.candidate, settings.by, settings.why)
-    _report_switch(settings, activation, record)
+    store, reports = _store(settings), _reports(settings)
+    record = store.activate(settings.version, settings.candidate, settings.by, settings.why)
+    _report_switch(settings, store, reports, record)
 
 
 def rollback(settings: RollbackSettings) -> None:
-    activation = _activation(settings)
-    _report_switch(settings, activation, activation.rollback(settings.by, settings.why))
+    store, reports = _store(settings), _reports(settings)
+    _report_switch(settings, store, reports, store.rollback(settings.by, settings.why))
 
 
 def verify(settings: VerifySettings) -> None:
@@ -227,10 +226,8 @@ def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.log import prune_log
     from recollect.service.milvus.connection import Connection
     from recollect.service.milvus.removal import collections_of, unnamed
-    from recollect.service.versions.reports import reports_of
 
-    store = _store(settings)
-    reports = reports_of(store, _redis_client(settings))
+    store, reports = _store(settings), _reports(settings)
 
     def in_use() -> set[str]:
         return {version for seen in reports.read() for version in seen.report.open}
@@ -285,23 +282,20 @@ def _store(settings: ServiceSettings) -> Store:
     return Store(settings.store, settings.verify_key, settings.bundle_cache)
 
 
-def _redis_client(settings: RedisSettings) -> RedisClient | None:
+def _reports(settings: SwitchSettings | PruneSettings) -> Reports:
     from recollect.service.redis_client import RedisClient
+    from recollect.service.versions.reports import reports_of
 
-    return RedisClient.of(settings)
-
-
-def _activation(settings: SwitchSettings) -> Activation:
-    from recollect.service.versions.activation import Activation
-
-    return Activation(_store(settings), _redis_client(settings))
+    return reports_of(_store(settings), RedisClient.of(settings))
 
 
-def _report_switch(settings: SwitchSettings, activation: Activation, record: ActivationRecord) -> None:
+def _report_switch(settings: SwitchSettings, store: Store, reports: Reports, record: ActivationRecord) -> None:
     if settings.wait:
+        from recollect.service.versions.activation import wait_for_replicas
+
         if "://" in str(settings.store) and settings.redis_url is None and settings.replicas is None:
             print_status("without --redis-url, only the replicas of this machine are seen; use --redis-url")
-        for report in activation.wait(record, settings.wait_seconds, settings.replicas):
+        for report in wait_for_replicas(store, reports, record, settings.wait_seconds, settings.replicas):
             candidate = f", and has {record.candidate} open" if record.candidate else ""
             print_status(f"{report.replica} serves {report.version}{candidate}")
     print_line(record.candidate or record.version)

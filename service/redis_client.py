@@ -39,8 +39,6 @@ _BACKOFF_SECONDS = 1.0
 # Time after a refusal during which Redis counts as down. Replicas write their reports every second, so the state of a
 # Redis that refuses writes does not change between two refusals.
 _REFUSED_SECONDS = 5.0
-# Minimum time between two messages that are handled: a flood of messages must not keep the replicas busy.
-_MESSAGE_SECONDS = 0.1
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
 # connections is limited.
 _MAX_CONCURRENT_CALLS = 50
@@ -156,19 +154,6 @@ class RedisClient:
                 raise self._record_failure(self._requests, error) from error
         self._record_success(self._requests)
         return answer
-
-    def listen(self, channel: str, on_message: Callable[[], None], stopped: Callable[[], bool]) -> None:
-        """Call `on_message` in this thread for every message, until `stopped` returns true; reconnect when needed."""
-        while not stopped():
-            try:
-                with self._sync_client.pubsub(ignore_subscribe_messages=True) as subscription:
-                    subscription.subscribe(channel)
-                    while not stopped():
-                        if subscription.get_message(timeout=_BACKOFF_SECONDS) is not None:
-                            on_message()
-                            time.sleep(_MESSAGE_SECONDS)
-            except (redis.RedisError, OSError, ValueError):  # ValueError: the client was closed during the call
-                time.sleep(_BACKOFF_SECONDS)  # `execute` logs this failure
 
     async def close(self) -> None:
         self._sync_client.close()

@@ -160,8 +160,8 @@ class RedisSettings(ServiceSettings):
 
     redis_url: SecretStr | None = Field(
         None,
-        description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share "
-        "announcements of activations, their reports, cached answers and rate limits (default: replicas share nothing)",
+        description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share their "
+        "reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
 

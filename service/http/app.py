@@ -30,7 +30,6 @@ from recollect.service.serving.batcher import Batcher
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import open_tracer
-from recollect.service.versions.activation import Activation
 from recollect.service.versions.model_manager import ModelManager
 
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
@@ -45,10 +44,10 @@ def create_app(
     batcher: Batcher,
     settings: ServeSettings,
     metrics: Metrics,
-    redis: RedisClient | None = None,
-    api_keys: ReloadedFile[ApiKeys] | None = None,
-    activation: Activation | None = None,
-    serving: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    redis: RedisClient | None,
+    api_keys: ReloadedFile[ApiKeys] | None,
+    operations: VersionRoutes,
+    serving: Callable[[], contextlib.AbstractAsyncContextManager[None]],
 ) -> ASGIApp:
     """Compose the application, which starts and closes the batcher, and closes the model manager when it ends.
 
@@ -59,7 +58,7 @@ def create_app(
         metrics: Counts and times.
         redis: The Redis that the replicas share, if there is one.
         api_keys: The API keys; None if requests need none.
-        activation: Changes the versions of the store. With API keys too, the application has routes that do this.
+        operations: The routes that change the versions of the store; only API keys may use them.
         serving: The context in which the application answers.
     """
     tracer = open_tracer()
@@ -97,8 +96,8 @@ def create_app(
     LabelRoutes(versions, rate_limits).register(app.router)
     memory_routes = MemoryRoutes(versions, rate_limits, changes, settings.writable, settings.delta_keys)
     memory_routes.register(app.router)
-    if api_keys is not None and activation is not None:
-        VersionRoutes(activation).register(app.router)
+    if api_keys is not None:
+        operations.register(app.router)
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:

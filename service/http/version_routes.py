@@ -16,8 +16,8 @@ from recollect.service.errors import BundleError, RedisError, StoreError
 from recollect.service.http.api_keys import ApiKey
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.store.activations import ActivationRecord
-from recollect.service.versions.activation import Activation
-from recollect.service.versions.reports import Report
+from recollect.service.store.store import Store
+from recollect.service.versions.reports import Report, Reports
 
 Why = Annotated[str, Query(max_length=1000, description="reason, for the log")]
 
@@ -49,9 +49,15 @@ class Versions(Activated):
 
 @dataclass(frozen=True)
 class VersionRoutes:
-    """The handlers of the paths `/versions`. They are not async: on a thread, because a store can be slow."""
+    """The handlers of the paths `/versions`. They are not async: on a thread, because a store can be slow.
 
-    activation: Activation
+    Attributes:
+        store: The store, whose versions they change.
+        reports: The reports of its replicas.
+    """
+
+    store: Store
+    reports: Reports
 
     def register(self, router: APIRouter) -> None:
         router.add_api_route("/versions", self.versions, responses=documented(401, 403, 503))
@@ -64,26 +70,26 @@ class VersionRoutes:
         _require_operator(request)
         problem, record, replicas = None, None, list[Report]()
         try:
-            record = self.activation.store.activation()
-            replicas = [seen.report for seen in self.activation.reports.read() if seen.fresh]
+            record = self.store.activation()
+            replicas = [seen.report for seen in self.reports.read() if seen.fresh]
         except (StoreError, RedisError, OSError) as error:
             problem = str(error)
-        rows = [self._row(version) for version in self.activation.store.versions()]
+        rows = [self._row(version) for version in self.store.versions()]
         return Versions(**_facts(record), versions=rows, replicas=replicas, problem=problem)
 
     def activate(self, version: str, request: Request, candidate: bool = False, why: Why = "") -> Activated:
         """Make a version current, or let replicas open it beside the current version as the candidate."""
         by = _require_operator(request)
-        return Activated(**_facts(self.activation.activate(version, candidate, by, why)))
+        return Activated(**_facts(self.store.activate(version, candidate, by, why)))
 
     def rollback(self, request: Request, why: Why = "") -> Activated:
         """Remove the candidate; without a candidate, make the previous version current again."""
         by = _require_operator(request)
-        return Activated(**_facts(self.activation.rollback(by, why)))
+        return Activated(**_facts(self.store.rollback(by, why)))
 
     def _row(self, version: str) -> VersionRow:
         try:
-            manifest = self.activation.store.manifest(version)
+            manifest = self.store.manifest(version)
         except (BundleError, StoreError) as error:
             return VersionRow(version=version, problem=str(error))
         return VersionRow(version=version, created=manifest.created, size_bytes=manifest.size_bytes)

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import structlog
 from starlette.concurrency import run_in_threadpool
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from recollect.service.addresses import start_listening, url
 from recollect.service.http.api_keys import read_api_keys
 from recollect.service.http.app import create_app
+from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.process.drain import Drain, exit_at_once
 from recollect.service.process.liveness import watching
 from recollect.service.redis_client import RedisClient
@@ -26,7 +27,6 @@ from recollect.service.store.store import Store
 from recollect.service.telemetry.logs import count_dropped_lines
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.threads import ThreadBudget
-from recollect.service.versions.activation import Activation, activation_channel
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import reports_of
@@ -67,9 +67,10 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         metrics,
         settings.hang_seconds,
     )
+    reports = reports_of(store, redis)
     model_manager = ModelManager(
         Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, settings, metrics.engine),
-        reports_of(store, redis),
+        reports,
         metrics,
         settings.poll_seconds,
     )
@@ -84,7 +85,6 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(batcher, model_manager.versions, metrics))
             stack.enter_context(reloading(key_files))
-            stack.enter_context(_redis_announcements(redis, model_manager))
             stack.enter_context(Drain(model_manager, settings.drain_seconds).on_stop_signals())
             tls = settings.tls_cert is not None
             log.info("serving", url=url(public, tls), workers=settings.workers)
@@ -93,7 +93,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
                 await redis.close()
         log.info("stopped")
 
-    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys, Activation(store, redis), serving)
+    app = create_app(model_manager, batcher, settings, metrics, redis, api_keys, VersionRoutes(store, reports), serving)
     _open_current(model_manager)
     start_listening(public)
     return app
@@ -131,19 +131,3 @@ def _exempt_from_garbage_collection() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-@contextlib.contextmanager
-def _redis_announcements(redis: RedisClient | None, model_manager: ModelManager) -> Iterator[None]:
-    """Read the activation record when Redis announces an activation."""
-    if redis is None:
-        yield
-        return
-    stopped = threading.Event()
-    arguments = (activation_channel(redis), model_manager.wake, stopped.is_set)
-    thread = threading.Thread(target=redis.listen, args=arguments, name="redis-listener", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()

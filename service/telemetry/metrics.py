@@ -7,11 +7,10 @@ request for `/metrics` combines all files.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Literal, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.mmap_dict import MmapedDict
 
 from recollect.service.memory_use import process_memory
 from recollect.service.settings import SHARED_METRICS
@@ -32,8 +30,6 @@ Combination = Literal["livesum", "livemin", "livemax"]
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STAGE_SECONDS = (0.0001, 0.0002, 0.0005, *_SECONDS[:-2])
 _SWAP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-# Takes the place of the process id in the names of the files of exited workers.
-_EXITED = "exited"
 # How a request ends that a version has tried to answer.
 Outcome = Literal["answered", "deadline", "failed"]
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
@@ -178,12 +174,10 @@ class Metrics:
         """Return all metrics in Prometheus's text format."""
         if not self._shared:
             return generate_latest(self._registry)
-        folder = Path(os.environ[SHARED_METRICS])
-        with _folder_lock(folder):  # another worker may merge files at the same time
-            _merge_exited_workers(folder)
-            registry = CollectorRegistry()
-            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            return generate_latest(registry)
+        _forget_exited_workers(Path(os.environ[SHARED_METRICS]))
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
     def swapped(self, seconds: float) -> None:
         self._swaps.labels("swapped").inc()
@@ -230,29 +224,15 @@ class Metrics:
             self.redis_errors.inc()
 
 
-def _merge_exited_workers(folder: Path) -> None:
-    """Add the counts of exited workers into one file for each kind of metric, and remove the files of these workers."""
-    for path in folder.glob("*_*.db"):
-        kind, _, process = path.stem.rpartition("_")
-        if process == _EXITED or _is_running(int(process)):
-            continue
-        if not kind.startswith("gauge"):
-            merged = MmapedDict(str(path.with_stem(f"{kind}_{_EXITED}")))  # type: ignore[no-untyped-call]
-            for key, value, timestamp, _ in MmapedDict.read_all_values_from_file(path):  # type: ignore[no-untyped-call]
-                before, _ = merged.read_value(key)  # type: ignore[no-untyped-call]
-                merged.write_value(key, before + value, timestamp)  # type: ignore[no-untyped-call]
-            merged.close()  # type: ignore[no-untyped-call]
-        path.unlink()
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the number belongs to a process of another user now
-        return False
-    return True
+def _forget_exited_workers(folder: Path) -> None:
+    """Remove the gauges of the workers that do not run any more. Their counters and histograms stay."""
+    for path in folder.glob("gauge_*.db"):
+        process = int(path.stem.rpartition("_")[2])
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, PermissionError):  # PermissionError: another user's process has the number now
+            with contextlib.suppress(FileNotFoundError):  # another worker has removed it
+                multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,14 +262,3 @@ class EngineMetrics:
             self.seconds.labels(method).observe(seconds)
         else:
             self.errors.labels(method, reason).inc()
-
-
-@contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of this machine; first wait until no other process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Activation: change the current version or the candidate, and wait until every replica has carried out the change."""
+"""Waits until every replica has carried out an activation."""
 
 from __future__ import annotations
 
@@ -6,103 +6,59 @@ import contextlib
 import time
 
 from recollect.service.errors import NotServedError, RedisError, StoreError
-from recollect.service.redis_client import RedisClient
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
-from recollect.service.versions.reports import Report, Reports, Seen, reports_of
+from recollect.service.versions.reports import Report, Reports, Seen
 
 _POLL_SECONDS = 0.1
 # If no replica reports for this time, `wait` concludes that no replica is running.
 _NO_REPLICA_SECONDS = 3.0
 
 
-def activation_channel(redis_client: RedisClient) -> str:
-    """The channel in Redis on which each activation sends a message, so that replicas read their store at once."""
-    return redis_client.key("activation")
-
-
-class Activation:
-    """Changes the versions of a store that replicas serve, and reads the reports of the replicas.
+def wait_for_replicas(
+    store: Store, reports: Reports, record: ActivationRecord, seconds: float, replicas: int | None = None
+) -> list[Report]:
+    """Wait until every replica has carried out an activation, and return the reports.
 
     Args:
         store: The store of the replicas.
-        redis_client: The client of the Redis server that the replicas share, or None.
-
-    Attributes:
-        store: The store.
         reports: The reports of the replicas.
+        record: The record that the activation wrote.
+        seconds: Maximum time to wait.
+        replicas: Number of replicas that must carry it out. None means all replicas that report.
+
+    Raises:
+        NotServedError: If a replica refuses a version, stops to report, or does not open the versions in time, or
+            if there is another activation; names the replicas and the reasons.
+        OSError, RedisError: If the reports cannot be read until the time is over.
     """
+    start, progress = time.monotonic(), _Progress(record, replicas)
+    while True:
+        waited, error = time.monotonic() - start, None
+        try:
+            progress.update(reports.read())
+        except (OSError, RedisError) as failure:
+            error = failure
+        if error is None and progress.complete:
+            return progress.done
+        _require_last(store, record)
+        none_runs = not progress.expected and replicas is None
+        if progress.failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
+            raise error or NotServedError(progress.describe())
+        time.sleep(_POLL_SECONDS)
 
-    def __init__(self, store: Store, redis_client: RedisClient | None) -> None:
-        self.store, self._redis = store, redis_client
-        self.reports: Reports = reports_of(store, redis_client)
 
-    def activate(self, version: str, candidate: bool = False, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Make a version current, or let replicas open it beside the current one as the candidate.
-
-        Raises:
-            StoreError: If the store does not contain the version.
-            ActivationRefusedError: If there is no current version beside which a candidate can be opened.
-            BundleError: If the manifest of the version is broken.
-        """
-        return self._announced(self.store.activate(version, candidate, by, why))
-
-    def rollback(self, by: str | None = None, why: str = "") -> ActivationRecord:
-        """Remove the candidate, or make the version current that was current before; see `Store.rollback`.
-
-        Raises:
-            ActivationRefusedError: If there is neither a candidate nor a previous version.
-        """
-        return self._announced(self.store.rollback(by, why))
-
-    def wait(self, record: ActivationRecord, seconds: float, replicas: int | None = None) -> list[Report]:
-        """Wait until every replica has carried out an activation, and return the reports.
-
-        Args:
-            record: The record that the activation wrote.
-            seconds: Maximum time to wait.
-            replicas: Number of replicas that must carry it out. None means all replicas that report.
-
-        Raises:
-            NotServedError: If a replica refuses a version, stops to report, or does not open the versions in time, or
-                if there is another activation; names the replicas and the reasons.
-            OSError, RedisError: If the reports cannot be read until the time is over.
-        """
-        start, progress = time.monotonic(), _Progress(record, replicas)
-        while True:
-            waited, error = time.monotonic() - start, None
-            try:
-                progress.update(self.reports.read())
-            except (OSError, RedisError) as failure:
-                error = failure
-            if error is None and progress.complete:
-                return progress.done
-            self._require_last(record)
-            none_runs = not progress.expected and replicas is None
-            if progress.failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
-                raise error or NotServedError(progress.describe())
-            time.sleep(_POLL_SECONDS)
-
-    def _require_last(self, record: ActivationRecord) -> None:
-        last = None
-        with contextlib.suppress(StoreError, OSError):  # the next check tries again
-            last = self.store.activation()
-        if last is not None and last.generation > record.generation:
-            raise NotServedError(
-                f"{record.version} is not current any more: {last.by} made {last.version} current "
-                f"(generation {last.generation}); see `recollect log`"
-                if last.version != record.version
-                else f"{last.by} changed the candidate meanwhile (generation {last.generation}); see `recollect log`"
-            )
-
-    def _announced(self, record: ActivationRecord) -> ActivationRecord:
-        """Send a message to the replicas. Without Redis, they find the record when they next read the store."""
-        redis_client = self._redis
-        if redis_client is not None:
-            channel = activation_channel(redis_client)
-            with contextlib.suppress(RedisError):
-                redis_client.execute(lambda client: client.publish(channel, record.generation))
-        return record
+def _require_last(store: Store, record: ActivationRecord) -> None:
+    last = None
+    with contextlib.suppress(StoreError, OSError):  # the next check tries again
+        last = store.activation()
+    if last is not None and last.generation > record.generation:
+        raise NotServedError(
+            f"{record.version} is not current any more: {last.by} made {last.version} current "
+            f"(generation {last.generation}); see `recollect log`"
+            if last.version != record.version
+            else f"{last.by} changed the candidate meanwhile (generation {last.generation}); see `recollect log`"
+        )
 
 
 class _Progress:

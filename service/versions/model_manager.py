@@ -50,7 +50,7 @@ class ModelManager:
         opener: Opens versions.
         reports: The reports of all replicas.
         metrics: Records the swaps, and the live memory of the current version.
-        poll_seconds: Seconds between two checks of the activation record; `wake` starts a check at once.
+        poll_seconds: Seconds between two checks of the activation record.
 
     Attributes:
         versions: The open versions, from which requests take leases.
@@ -107,10 +107,6 @@ class ModelManager:
         self._load = load
         for thread in (self._reader, self._swapper, self._log_reader):
             thread.start()
-
-    def wake(self) -> None:
-        """Read the activation record now."""
-        self._reader.wake()
 
     def follow_log(self) -> None:
         """Read the log of the live memory now."""

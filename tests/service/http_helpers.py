@@ -19,11 +19,26 @@ import numpy as np
 
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.bundle.strings import write_table
+from recollect.service.redis_client import RedisClient
+from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
+from recollect.service.versions.activation import wait_for_replicas
+from recollect.service.versions.reports import Report, reports_of
 from tests import forked
 
 # Tests wait at most this long.
 PATIENCE_SECONDS = 240
+
+
+class Activation:
+    """Activates versions of a store, and waits for its replicas."""
+
+    def __init__(self, store: Store, redis_client: RedisClient | None) -> None:
+        self._store, self.reports = store, reports_of(store, redis_client)
+        self.activate, self.rollback = store.activate, store.rollback
+
+    def wait(self, record: ActivationRecord, seconds: float, replicas: int | None = None) -> list[Report]:
+        return wait_for_replicas(self._store, self.reports, record, seconds, replicas)
 
 
 class Server:

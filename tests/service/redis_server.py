@@ -21,7 +21,7 @@ from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 
 PASSWORD = "correct-horse-battery"
 
-# With this setting, a replica reads the store only at its start and after an announcement in Redis.
+# With this setting, a replica reads the store only at its start.
 NEVER_POLLS = ("--poll-seconds", "600")
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")

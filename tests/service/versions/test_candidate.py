@@ -11,8 +11,15 @@ import pytest
 
 from recollect.service.errors import NotServedError
 from recollect.service.store.store import Store
-from recollect.service.versions.activation import Activation
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, answers_with, flip_bit, serving
+from tests.service.http_helpers import (
+    PATIENCE_SECONDS,
+    Activation,
+    Server,
+    add_version,
+    answers_with,
+    flip_bit,
+    serving,
+)
 from tests.service.http_helpers import with_changed_files as changed_files
 from tests.service.light_stores import TOP_K, until_serves
 from tests.service.redis_server import until

@@ -16,11 +16,10 @@ from recollect.service.memory.changes import NewLabel, added
 from recollect.service.predictor.changing import change
 from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.versions.activation import Activation
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import reports_of
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, answers_with, serving
+from tests.service.http_helpers import PATIENCE_SECONDS, Activation, Server, add_version, answers_with, serving
 from tests.service.light_stores import until_serves
 from tests.service.redis_server import until
 
