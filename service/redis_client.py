@@ -9,10 +9,10 @@ Whoever may write to Redis can change cached answers. An ACL of Redis decides wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import redis
@@ -29,11 +29,8 @@ log = structlog.get_logger(__name__)
 
 # Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
-# A request waits for Redis in so many parts, and at most for this time if the event loop is busy; see `_within`.
-_WAIT_PARTS, _LONGEST_REQUEST_SECONDS = 10, 5.0
-# The weight of a part that ends late. With 0, every request would wait for the longest time if Redis is down while the
-# event loop is busy.
-_LATE_PART = 0.25
+# The socket timeout of a request's call. It is long, because `_within` ends the call earlier.
+_SOCKET_SECONDS = 5.0
 # Time after a failure during which requests make no Redis calls.
 _BACKOFF_SECONDS = 1.0
 # Time after a refusal during which Redis counts as down. Replicas write their reports every second, so the state of a
@@ -44,22 +41,6 @@ _REFUSED_SECONDS = 5.0
 _MAX_CONCURRENT_CALLS = 50
 
 
-@dataclass
-class _Health:
-    """Why a Redis call failed.
-
-    Requests and background threads each have their own state, and so have refused commands: Redis can answer reads
-    while it refuses writes.
-
-    Attributes:
-        problem: The reason; empty if the last call succeeded.
-        until: Until then, requests make no calls, or for refused commands, the problem stays.
-    """
-
-    problem: str = ""
-    until: float = 0.0
-
-
 class RedisClient:
     """A Redis server and a prefix of all keys; usable on the event loop and in threads.
 
@@ -68,6 +49,9 @@ class RedisClient:
             contain a password.
         prefix: Prefix of every Redis key.
         metrics: Records whether Redis answers.
+
+    Attributes:
+        problem: The reason why Redis is not used at the moment; empty while Redis answers.
     """
 
     def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
@@ -77,15 +61,14 @@ class RedisClient:
         self._prefix, self._metrics = prefix, metrics
         try:
             self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
-            self._async_client: Any = redis.asyncio.Redis.from_url(
-                url, **options, **_timeouts(_LONGEST_REQUEST_SECONDS)
-            )
+            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_SOCKET_SECONDS))
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
                 "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
-        self._background, self._requests, self._refusals = _Health(), _Health(), _Health()
+        self.problem = ""
+        self._problem_until = self._skip_until = 0.0
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
         self._set_metric(True)
 
@@ -95,11 +78,6 @@ class RedisClient:
         if settings.redis_url is None:
             return None
         return cls(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
-
-    @property
-    def problem(self) -> str:
-        """The reason why Redis is not used at the moment; empty while Redis answers."""
-        return self._requests.problem or self._background.problem or self._refusals.problem
 
     def key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
@@ -120,22 +98,11 @@ class RedisClient:
     def execute(self, command: Callable[[Any], Any]) -> Any:
         """Run a Redis command in a background thread.
 
-        If the command is as fast as a request needs, requests use Redis again too.
-
         Raises:
             RedisError: If Redis does not answer or refuses the command.
         """
-        start = time.monotonic()
-        try:
-            answer = command(self._sync_client)
-        except redis.ResponseError as error:
-            raise self._record_failure(self._refusals, error) from error
-        except (redis.RedisError, OSError) as error:
-            raise self._record_failure(self._background, error) from error
-        self._record_success(self._background)
-        if time.monotonic() - start < _REQUEST_SECONDS:
-            self._record_success(self._requests)
-        return answer
+        with self._recorded():
+            return command(self._sync_client)
 
     async def execute_async(self, command: Callable[[Any], Any]) -> Any:
         """Run a Redis command for a request; for one second after a failure, skip the command.
@@ -143,52 +110,41 @@ class RedisClient:
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
         """
-        self._require_no_recent_failure()
         async with self._call_slots:
-            self._require_no_recent_failure()  # again, because a call may have failed during the wait for a slot
-            try:
-                answer = await _within(_REQUEST_SECONDS, command(self._async_client))
-            except redis.ResponseError as error:
-                raise self._record_failure(self._refusals, error) from error
-            except (redis.RedisError, OSError) as error:
-                raise self._record_failure(self._requests, error) from error
-        self._record_success(self._requests)
-        return answer
+            if time.monotonic() < self._skip_until:
+                raise RedisError(self.problem)
+            with self._recorded():
+                return await _within(_REQUEST_SECONDS, command(self._async_client))
 
     async def close(self) -> None:
         self._sync_client.close()
         await self._async_client.aclose()
 
-    def _require_no_recent_failure(self) -> None:
-        """Skip a Redis call of a request for one second after a failure.
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record whether a call fails. Only a call that is as fast as a request needs shows that Redis answers."""
+        start = time.monotonic()
+        try:
+            yield
+        except redis.ResponseError as error:  # the message of Redis can quote the command, so it is not repeated
+            raise self._failed(f"Redis refuses a command: {type(error).__name__}", _REFUSED_SECONDS) from error
+        except (redis.RedisError, OSError) as error:
+            self._skip_until = time.monotonic() + _BACKOFF_SECONDS
+            raise self._failed(f"Redis does not answer: {_reason(error)}", 0.0) from error
+        if time.monotonic() - start < _REQUEST_SECONDS:
+            self._skip_until = 0.0
+            if self.problem and self._problem_until < time.monotonic():
+                self.problem = ""
+                log.info("redis_up")
+                self._set_metric(True)
 
-        Raises:
-            RedisError: If a call failed less than a second ago.
-        """
-        if time.monotonic() < self._requests.until:
-            raise RedisError(self._requests.problem)
-
-    def _record_failure(self, health: _Health, error: Exception) -> RedisError:
-        had_problem = bool(self.problem)
-        if health is self._refusals:  # the message of Redis can quote the command, so it is not repeated
-            health.problem = f"Redis refuses a command: {type(error).__name__}"
-            health.until = time.monotonic() + _REFUSED_SECONDS
-        else:
-            health.problem = f"Redis does not answer: {_reason(error)}"
-            health.until = time.monotonic() + _BACKOFF_SECONDS
-        if not had_problem:
-            log.error("redis_down", error=health.problem)
+    def _failed(self, problem: str, seconds: float) -> RedisError:
+        """Record a problem, which stays for so many seconds."""
+        if not self.problem:
+            log.error("redis_down", error=problem)
+        self.problem, self._problem_until = problem, max(self._problem_until, time.monotonic() + seconds)
         self._set_metric(False)
-        return RedisError(health.problem)
-
-    def _record_success(self, health: _Health) -> None:
-        had_problem = bool(self.problem)
-        health.problem, health.until = "", 0.0
-        if self._refusals.until < time.monotonic():
-            self._refusals.problem = ""
-        if had_problem and not self.problem:
-            log.info("redis_up")
-            self._set_metric(True)
+        return RedisError(problem)
 
     def _set_metric(self, answers: bool) -> None:
         if self._metrics:
@@ -196,22 +152,20 @@ class RedisClient:
 
 
 async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
-    """Wait for an answer of Redis for so many seconds, or longer while the event loop is busy.
+    """Wait for an answer of Redis for so many seconds.
 
-    The wait consists of short parts. A part that ends late counts as a quarter: the loop was busy, and has perhaps not
-    yet read the answer that arrived in the meantime. One timeout for the whole wait would declare a healthy Redis down.
+    The wait has a second, short part: if the event loop was busy, the answer may have arrived in the meantime, but was
+    not read yet.
 
     Raises:
         TimeoutError: If Redis does not answer in time.
     """
-    call, loop = asyncio.ensure_future(answer), asyncio.get_running_loop()
-    part, latest, waited = seconds / _WAIT_PARTS, loop.time() + _LONGEST_REQUEST_SECONDS, 0.0
+    call = asyncio.ensure_future(answer)
     try:
-        while waited < _WAIT_PARTS and (start := loop.time()) < latest:
+        for part in (seconds, seconds / 10):
             await asyncio.wait([call], timeout=part)
             if call.done():
                 return call.result()
-            waited += 1 if loop.time() - start < 1.5 * part else _LATE_PART
         raise TimeoutError
     finally:
         if not call.done():
