@@ -13,14 +13,14 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import unquote_plus
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from recollect.service.errors import ChangeError, QueryError
 from recollect.service.http.json_route import invalid, parse_body
-from recollect.service.http.memory_routes import MAX_MEMBERS, MAX_ROWS, MemoryRoutes
+from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
 from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.problems import ProblemError
 from recollect.service.memory.changes import (
@@ -129,7 +129,7 @@ class AnnifRoutes:
     async def suggest(self, project_id: str, request: Request) -> dict[str, Any]:
         """Suggest subjects for the document in a form."""
         _require_project(project_id)
-        form = _validate(SuggestForm, _fields(await request.body(), self.max_query_bytes))
+        form = _validate(SuggestForm, await asyncio.to_thread(_fields, await request.body()))
         (suggestions,) = await self._suggest([form.text], form, request)
         return {"results": suggestions}
 
@@ -148,7 +148,7 @@ class AnnifRoutes:
         """Make each document an instance of the memory. All of them are written, or none."""
         _require_project(project_id)
         self.memory.require_write(request)
-        documents = (await asyncio.to_thread(parse_body, IndexedDocuments, await request.body(), MAX_MEMBERS)).root
+        documents = (await asyncio.to_thread(parse_body, IndexedDocuments, await request.body())).root
         texts = {self._shorten(each.text): each.subjects for each in documents}  # of equal texts, the last one counts
         learned = {text: subjects for text, subjects in texts.items() if subjects and _has_words(text)}
 
@@ -233,18 +233,16 @@ def _require_project(project_id: str) -> None:
         raise ProblemError(404, f"project {project_id[:80]!r}: expected {PROJECT!r}, the only project")
 
 
-def _fields(body: bytes, max_bytes: int) -> dict[str, str]:
-    """The known fields of a form. Only the beginning of a long value is decoded: at least its first `max_bytes` bytes.
+def _fields(body: bytes) -> dict[str, str]:
+    """The fields of a form.
 
     Raises:
         ProblemError: If there are too many fields.
     """
-    pairs = body.decode(errors="replace").split("&", _MAX_FIELDS)
-    if len(pairs) > _MAX_FIELDS:
-        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more")
-    encoded = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
-    most = 3 * max_bytes + 2  # a byte has at most three characters, and the last ones may be a part of a byte
-    return {name: unquote_plus(encoded[name][:most]) for name in SuggestForm.model_fields if name in encoded}
+    try:
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more") from None
 
 
 def _validate(model: type[Any], fields: dict[str, str]) -> Any:

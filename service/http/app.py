@@ -15,7 +15,7 @@ from recollect.service.http.annif import AnnifRoutes
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
 from recollect.service.http.memory_routes import ChangeThreads, MemoryRoutes
-from recollect.service.http.middleware import Admission, RequestContext
+from recollect.service.http.middleware import Gateway
 from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.status_routes import StatusRoutes
@@ -35,8 +35,6 @@ from recollect.service.versions.model_manager import ModelManager
 _DESCRIPTION = "The few right labels out of millions, from a memory that needs no retraining."
 # Response headers that a web page of another origin may read.
 _EXPOSED_HEADERS = ["X-Request-Id", "X-Index-Version", "Server-Timing", "Retry-After"]
-# The beginnings of the paths of the documentation.
-_DOCS_PATHS = ("/openapi.json", "/docs", "/redoc")
 
 
 def create_app(
@@ -110,23 +108,16 @@ def create_app(
     _document(app, guarded=api_keys is not None)
 
     # A request passes through these layers from the last one to the first one.
-    routed: ASGIApp = Admission(app, settings.max_body_bytes, api_keys, _paths_with_key(settings))
+    layers: ASGIApp = Gateway(app, versions, metrics, settings, api_keys)
     if settings.origins:
-        routed = CORSMiddleware(
-            routed,
+        layers = CORSMiddleware(
+            layers,
             settings.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
-    answered = RequestContext(routed, versions, metrics, settings.access_log)
-    return tracer.around(answered) if tracer is not None else answered
-
-
-def _paths_with_key(settings: ServeSettings) -> tuple[str, ...]:
-    """The paths that need an API key only because of a setting."""
-    docs = _DOCS_PATHS if settings.docs == "key" else ()
-    return (*docs, "/metrics") if settings.metrics == "key" else docs
+    return tracer.around(layers) if tracer is not None else layers
 
 
 def _document(app: FastAPI, guarded: bool) -> None:

@@ -47,8 +47,6 @@ from recollect.service.versions.open_versions import OpenVersions
 log = structlog.get_logger(__name__)
 
 MAX_ROWS = 1_000
-# Maximum number of lists, objects and fields in the body of a change.
-MAX_MEMBERS = 36_000
 # Maximum number of new keys of a change, with the labels that it creates.
 _MAX_KEYS = 2 * MAX_ROWS
 # Number of threads that change the memory, and maximum number of changes that run or wait for a thread.
@@ -150,7 +148,7 @@ class ChangeRoute(JsonRoute):
     """A route whose body may be long: the checks of 1,000 texts would block the event loop for too long."""
 
     async def parse(self, model: type[_Model], body: bytes) -> _Model:
-        return await asyncio.to_thread(parse_body, model, body, MAX_MEMBERS)
+        return await asyncio.to_thread(parse_body, model, body)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The two middleware layers around every request, and CORS between them.
-
-The outer one adds headers, counts, logs, and answers unexpected errors. The inner one checks API key and body, and
-passes the request to its route.
-"""
+"""The layer around every request: checks API key and body, adds headers, counts and logs."""
 
 from __future__ import annotations
 
@@ -14,15 +10,16 @@ import time
 import structlog
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from recollect.service.errors import DrainingError
 from recollect.service.http.api_keys import ApiKey, ApiKeys
 from recollect.service.http.json_route import JsonRoute, header
 from recollect.service.http.predict_routes import VERSION_HEADER
-from recollect.service.http.problems import expected_problem, failure, problem_response
+from recollect.service.http.problems import ProblemError, expected_problem, failure, problem_response
 from recollect.service.options import CONTROL_CHARACTERS
 from recollect.service.reloaded_file import ReloadedFile
+from recollect.service.serve_settings import ServeSettings
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -48,19 +45,43 @@ _FAMILIES = (
     ("/v1/projects", "/v1/projects"),
 )
 
+# The beginnings of the paths of the documentation.
+_DOCS_PATHS = ("/openapi.json", "/docs", "/redoc")
 # Beginnings of paths that need an API key, if keys are configured: their answers reveal training data, or they change
 # the versions.
 _GUARDED = ("/predict", "/labels", "/version", "/playground/bundle", "/memory", "/feedback", "/v1/")
 
 
-class RequestContext:
-    """Adds `X-Request-Id` and `X-Index-Version` to every response.
+class Gateway:
+    """Passes a request to its route, and adds `X-Request-Id` and `X-Index-Version` to the response.
 
-    Counts and logs requests, and answers 500 to unexpected errors.
+    Before that:
+
+    - 401 for a request without a known API key, if its path needs one; otherwise the key is `scope["api_key"]`.
+    - 415 for a compressed body, and 413 for a body over the limit, whether or not the request declares its length.
+    - `HEAD` becomes `GET`; uvicorn sends the answer's headers without its body.
+
+    Args:
+        app: The application; `JsonRoute`s get their `POST` requests directly.
+        versions: The open versions.
+        metrics: Counts the requests.
+        settings: The limit of a body, the paths that need a key, and whether to log requests.
+        keys: The known API keys, whose file may change at any time; None if requests need none.
     """
 
-    def __init__(self, app: ASGIApp, versions: OpenVersions, metrics: Metrics, access_log: bool) -> None:
-        self._app, self._versions, self._metrics, self._access_log = app, versions, metrics, access_log
+    def __init__(
+        self,
+        app: FastAPI,
+        versions: OpenVersions,
+        metrics: Metrics,
+        settings: ServeSettings,
+        keys: ReloadedFile[ApiKeys] | None,
+    ) -> None:
+        self._app, self._versions, self._metrics, self._keys = app, versions, metrics, keys
+        self._max_body_bytes, self._access_log = settings.max_body_bytes, settings.access_log
+        docs = _DOCS_PATHS if settings.docs == "key" else ()
+        self._guarded = (*_GUARDED, *docs, *(("/metrics",) if settings.metrics == "key" else ()))
+        self._json_routes = {route.path: route for route in app.routes if isinstance(route, JsonRoute)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,8 +94,6 @@ class RequestContext:
             request_id = f"{random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)  # every request is a task with its own context
         status = 0
-        # A pattern of a route ends before a newline, so `a%0A` would mean `a`. No path and no uid has such characters.
-        app = problem_response(404, "nothing is here") if _CONTROL_CHARACTERS.search(scope["path"]) else self._app
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -89,7 +108,7 @@ class RequestContext:
             await send(message)
 
         try:
-            await app(scope, receive, send_with_headers)
+            await self._answer(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
         except asyncio.CancelledError:  # uvicorn cancels the requests that are left at the end of the drain
@@ -104,6 +123,65 @@ class RequestContext:
         finally:
             if status:  # status 0: the client disconnected before the response started
                 self._record(scope, status, time.perf_counter() - start)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, and pass it to its route."""
+        try:
+            self._check(scope)
+            body = await self._read(receive)
+            pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def replay() -> Message:
+                return pending.pop() if pending else await receive()
+
+            route = self._json_routes.get(scope["path"]) if scope["method"] == "POST" else None
+            if route is None:  # the scope of uvicorn keeps the method `HEAD`
+                await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, replay, send)
+                return
+            response = await route.answer(Request(scope, replay), body)
+        except Exception as error:
+            response = expected_problem(scope, error)
+        await response(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse a request by its path and its headers.
+
+        Raises:
+            ProblemError: With the response.
+        """
+        # A pattern of a route ends before a newline, so `a%0A` would mean `a`. No path and no uid has such characters.
+        if _CONTROL_CHARACTERS.search(scope["path"]):
+            raise ProblemError(404, "nothing is here")
+        if self._keys is not None and scope["path"].startswith(self._guarded) and scope["method"] != "OPTIONS":
+            scope["api_key"] = self._keys.content.find(_secret(scope))
+            if scope["api_key"] is None:
+                detail = "expected a known API key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, found none"
+                raise ProblemError(401, detail, headers={"WWW-Authenticate": "Bearer"})
+        if _is_encoded(scope):
+            detail = "expected a body without Content-Encoding, found one; send the body uncompressed"
+            raise ProblemError(415, detail, headers={"Accept-Encoding": "identity"})
+
+    async def _read(self, receive: Receive) -> bytes:
+        """Read the body.
+
+        Raises:
+            ClientDisconnect: If the client disconnects before its end.
+            ProblemError: If the body is larger than the limit.
+        """
+        chunks: list[bytes] = []
+        size, most = 0, self._max_body_bytes
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            size += len(message.get("body", b""))
+            if size <= most:
+                chunks.append(message.get("body", b""))
+            if size > _MAX_DISCARDED_BYTES or not message.get("more_body", False):
+                break
+        if size > most:
+            raise ProblemError(413, f"the body exceeds {most:,} bytes; send shorter or fewer texts at a time")
+        return b"".join(chunks)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count a request in the metrics, and log it if the access log is on."""
@@ -124,88 +202,6 @@ class RequestContext:
 
 def _family(path: str) -> str:
     return next((label for beginning, label in _FAMILIES if path.startswith(beginning)), "other")
-
-
-class Admission:
-    """Checks a request before a route gets it, and reads its body.
-
-    - 401 for a request without a known API key, if its path needs one; otherwise the key is `scope["api_key"]`.
-    - 415 for a compressed body, and 413 for a body over the limit, whether or not the request declares its length.
-    - `HEAD` becomes `GET`; uvicorn sends the answer's headers without its body.
-
-    Args:
-        app: The application; `JsonRoute`s get their `POST` requests directly.
-        max_body_bytes: Maximum size of a body.
-        keys: The known API keys, whose file may change at any time; None if requests need none.
-        paths: Paths, or beginnings of paths, that need a key in addition to the paths that reveal training data.
-    """
-
-    def __init__(
-        self,
-        app: FastAPI,
-        max_body_bytes: int,
-        keys: ReloadedFile[ApiKeys] | None,
-        paths: tuple[str, ...],
-    ) -> None:
-        self._app, self._max_body_bytes = app, max_body_bytes
-        self._keys, self._paths = keys, (*_GUARDED, *paths)
-        self._json_routes = {route.path: route for route in app.routes if isinstance(route, JsonRoute)}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if self._keys is not None and scope["path"].startswith(self._paths) and scope["method"] != "OPTIONS":
-            scope["api_key"] = self._keys.content.find(_secret(scope))
-            if scope["api_key"] is None:
-                detail = "expected a known API key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, found none"
-                response = problem_response(401, detail, headers={"WWW-Authenticate": "Bearer"})
-                await response(scope, receive, send)
-                return
-        if _is_encoded(scope):
-            detail = "expected a body without Content-Encoding, found one; send the body uncompressed"
-            response = problem_response(415, detail, headers={"Accept-Encoding": "identity"})
-            await response(scope, receive, send)
-            return
-        body = await self._read(receive)
-        if body is None:
-            detail = f"the body exceeds {self._max_body_bytes:,} bytes; send shorter or fewer texts at a time"
-            await problem_response(413, detail)(scope, receive, send)
-            return
-        pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return pending.pop() if pending else await receive()
-
-        route = self._json_routes.get(scope["path"]) if scope["method"] == "POST" else None
-        if route is None:  # the scope of uvicorn keeps the method `HEAD`
-            await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, replay, send)
-            return
-        try:
-            response = await route.answer(Request(scope, replay), body)
-        except Exception as error:
-            response = expected_problem(scope, error)
-        await response(scope, receive, send)
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """Read the body; return None if it is larger than the limit.
-
-        Raises:
-            ClientDisconnect: If the client disconnects before its end.
-        """
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            size += len(message.get("body", b""))
-            if size <= self._max_body_bytes:
-                chunks.append(message.get("body", b""))
-            else:
-                chunks.clear()
-            if not message.get("more_body", False) or size > _MAX_DISCARDED_BYTES:
-                return b"".join(chunks) if size <= self._max_body_bytes else None
 
 
 def _is_encoded(scope: Scope) -> bool:

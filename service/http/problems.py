@@ -44,9 +44,11 @@ _LIST_ERRORS = ("list_type", "too_long")
 class ProblemError(Exception):
     """An error that a route raises; `code` defaults to the status's code."""
 
-    def __init__(self, status: int, detail: str, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.code = status, detail, code
+        self.status, self.detail, self.code, self.headers = status, detail, code, headers
 
 
 def problem_response(
@@ -84,7 +86,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error with a problem. `RequestContext` logs the unexpected errors."""
+    """Answer every error with a problem. `Gateway` logs the unexpected errors."""
 
     async def respond(request: Request, error: Exception) -> Response:
         return expected_problem(request.scope, error)
@@ -100,7 +102,7 @@ def install(app: FastAPI) -> None:
 def expected_problem(scope: Scope, error: Exception) -> Response:
     """The response to an expected error. Other errors are raised again."""
     if isinstance(error, ProblemError):
-        return problem_response(error.status, error.detail, error.code)
+        return problem_response(error.status, error.detail, error.code, headers=error.headers)
     if isinstance(error, ServiceError):
         headers = {"Retry-After": str(math.ceil(error.wait_seconds))} if isinstance(error, RateLimitError) else None
         open_versions = error.open_versions if isinstance(error, VersionNotOpenError) else None
