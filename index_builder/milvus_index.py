@@ -17,8 +17,7 @@ from recollect.service.bundle.manifest import Engine, Indexes, IndexInfo, Point
 from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import EngineError
 from recollect.service.milvus.collection import ROW, VECTOR, KeyCollection
-from recollect.service.milvus.connection import Connection
-from recollect.service.milvus.removal import PREFIX
+from recollect.service.milvus.connection import PREFIX, Connection
 from recollect.trainer.memory.memory import Memory
 
 # Least time limit of the calls of a build. They write, load and search more than the calls of a query.

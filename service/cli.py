@@ -224,8 +224,7 @@ def verify(settings: VerifySettings) -> None:
 
 def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.log import prune_log
-    from recollect.service.milvus.connection import Connection
-    from recollect.service.milvus.removal import collections_of, unnamed
+    from recollect.service.milvus.connection import Connection, collections_of, unnamed
 
     store, reports = _store(settings), _reports(settings)
 

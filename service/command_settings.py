@@ -78,20 +78,22 @@ class LogSettings(ServiceSettings):
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
-class MemorySettings(ServiceSettings):
+class _PositionalStore(ServiceSettings):
+    store: CliPositionalArg[Location] = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
+
+
+class MemorySettings(_PositionalStore):
     """Show the live memory of a store: the entries that were added since the current version was built."""
 
-    store: CliPositionalArg[Location] = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON")
 
 
-class ExtendSettings(ServiceSettings):
+class ExtendSettings(_PositionalStore):
     """Add instances and labels to the live memory of a store, and remove some, without a server.
 
     All lines are checked before anything is written. The texts are encoded with the encoder of the current version.
     """
 
-    store: CliPositionalArg[Location] = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
     add: Path | None = Field(
         None,
         description='File of JSON lines: instances {"uid", "text", "labels", "weight"?} and labels {"uid", "text"}; '
@@ -145,12 +147,9 @@ class VerifySettings(ServiceSettings):
     )
 
 
-class ExportSettings(ServiceSettings):
+class ExportSettings(_PositionalStore):
     """Write the memory of a version, with its live entries, as a dataset folder, which `recollect train` reads."""
 
-    store: CliPositionalArg[Location] = Field(
-        description="Bundle store: a folder, or a URL such as s3://bucket/store", repr=False
-    )
     out: Path = Field(description="Dataset folder to write; must be absent or empty")
     version: str = Field("current", description="Version to export")
 

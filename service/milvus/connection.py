@@ -7,16 +7,19 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
 
-from recollect.service.errors import EngineError, SettingsError
+from recollect.service.errors import BundleError, EngineError, SettingsError, StoreError
 from recollect.service.settings import EngineSettings
+from recollect.service.store.store import Store
 
 log = structlog.get_logger(__name__)
 
+# The names of all collections that builds create begin with this.
+PREFIX = "recollect_"
 # Gets each call: its method, its seconds, and the kind of its failure; None if Milvus answered.
 Observer = Callable[[str, float, str | None], None]
 
@@ -153,3 +156,19 @@ def _reason(error: BaseException) -> str:
     error = error.__cause__ or error
     found = error.details() if hasattr(error, "details") else getattr(error, "message", None)
     return str(found or error).partition("\n")[0][:500] or repr(error)
+
+
+def collections_of(store: Store) -> dict[str, list[str]]:
+    """The collections of each version whose keys are in Milvus."""
+    found: dict[str, list[str]] = {}
+    for version in store.versions():
+        with contextlib.suppress(StoreError, BundleError):  # a broken version is removed without its collections
+            if (engine := store.manifest(version).engine) is not None:
+                found[version] = [engine.instances, engine.labels]
+    return found
+
+
+def unnamed(connection: Connection, named: Collection[list[str]]) -> list[str]:
+    """The collections of no version. An interrupted or present build, or another store, has them."""
+    found: set[str] = {name for name in connection.call("list_collections") if name.startswith(PREFIX)}
+    return sorted(found.difference(*named))

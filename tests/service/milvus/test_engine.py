@@ -14,8 +14,7 @@ import pytest
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, EngineError, SettingsError, StoreError
-from recollect.service.milvus.connection import Connection
-from recollect.service.milvus.removal import collections_of, unnamed
+from recollect.service.milvus.connection import Connection, collections_of, unnamed
 from recollect.service.model import Model
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.store import Store
