@@ -12,19 +12,7 @@ from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Share, Temperature, TopB
 from recollect.service.settings import Device, EngineSettings, Location, Settings
-from recollect.trainer.settings import (
-    EmptyTexts,
-    LabelLanguage,
-    Layout,
-    Listed,
-    MethodName,
-    Metric,
-    NotEmpty,
-    Propensity,
-    TextFields,
-    TrainingInputs,
-    UnknownLabels,
-)
+from recollect.trainer.settings import DatasetSettings, Listed, MethodName, Metric, NotEmpty, Propensity, TrainingInputs
 
 Lexical = Literal["on", "off", "auto"]
 
@@ -210,10 +198,9 @@ class RankSettings(Settings):
     threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
 
 
-class EvaluateSettings(Settings):
+class EvaluateSettings(DatasetSettings):
     """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
-    dataset: CliPositionalArg[Path] = Field(description="dataset folder")
     store: Location = Field(description="bundle store: a folder, or a URL such as s3://bucket/store")
     bundle_cache: Path | None = Field(
         None, description="folder that caches bundles of a store at a URL; default: ~/.cache/recollect"
@@ -223,11 +210,6 @@ class EvaluateSettings(Settings):
         None,
         description="Ed25519 public keys (PEM), one of which must verify the bundle's signature; default: no check",
     )
-    format: Layout = "auto"
-    text_fields: TextFields = []
-    empty_texts: EmptyTexts = "refuse"
-    label_language: LabelLanguage = None
-    unknown_labels: UnknownLabels = "refuse"
     lambda_: Annotated[list[Share], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )

@@ -2,7 +2,6 @@
 
 run/   training.json   the recipe, and whether the training is finished
        metrics.jsonl   loss, speed and validation scores over time
-       report.html     the same as charts, after training
        tensorboard/    the same, if TensorBoard is installed
        checkpoint/     the best encoder so far
        state/          during training: the state for `--resume`
@@ -75,7 +74,7 @@ class RunFolder:
         self.state, self.frozen, self.tokens = path / "state", path / "frozen", path / "tokens"
         self.query_encoder = path / "query_encoder"
         self._training = path / "training.json"
-        logs = (path / "metrics.jsonl", path / "report.html", path / "tensorboard")
+        logs = (path / "metrics.jsonl", path / "tensorboard")
         self._distillation = self.query_encoder / "distillation.json"
         self._run_paths = (
             self.checkpoint,

@@ -30,6 +30,8 @@ Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+EmptyTexts = Literal["refuse", "drop", "keep"]
+UnknownLabels = Literal["refuse", "drop"]
 MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
 CentroidKind = Literal["instances", "ema"]
@@ -46,34 +48,6 @@ STATIC = "static"
 VALIDATE_LAMBDA = (0.05, 0.1, 0.2, 0.4, 0.7)
 
 # Settings that several verbs share.
-Layout = Annotated[
-    Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet", "annif"],
-    Field(description="layout of the dataset; auto: recognised from the folder's files"),
-]
-TextFields = Annotated[
-    list[str],
-    *Listed,
-    Field(
-        description="fields that form a text: title,content (xmc) or prefLabel,altLabel,notation (annif, for labels)"
-    ),
-]
-LabelLanguage = Annotated[
-    str | None, Field(description="language of the label texts in a SKOS vocabulary; unset: its only language")
-]
-UnknownLabels = Annotated[
-    Literal["refuse", "drop"],
-    Field(description="names of labels that the dataset lacks: refuse them, or drop them"),
-]
-EmptyTexts = Annotated[
-    Literal["refuse", "drop", "keep"],
-    Field(
-        description="empty texts of labels, instances and queries: refuse the dataset, drop their rows, or keep them"
-    ),
-]
-QueryEncoder = Annotated[
-    Literal["same", "static"],
-    Field(description="encoder of queries: same: the run's encoder; static: token vectors distilled from it"),
-]
 Pooling = Annotated[
     str,
     AfterValidator(_check_pooling),
@@ -112,16 +86,33 @@ class PresetsSettings(Settings):
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 
-class TrainingInputs(Settings):
-    """The dataset, the encoder and the length of a training: the flags that `train` and `compare` share."""
+class DatasetSettings(Settings):
+    """A dataset folder, and how it is read: the flags of every verb that reads one."""
 
     dataset: CliPositionalArg[Path] = Field(description="dataset folder")
+    format: Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet", "annif"] = Field(
+        "auto", description="layout of the dataset; auto: recognised from the folder's files"
+    )
+    text_fields: Annotated[list[str], *Listed] = Field(
+        [],
+        description="fields that form a text: title,content (xmc) or prefLabel,altLabel,notation (annif, for labels)",
+    )
+    empty_texts: EmptyTexts = Field(
+        "refuse",
+        description="empty texts of labels, instances and queries: refuse the dataset, drop their rows, or keep them",
+    )
+    label_language: str | None = Field(
+        None, description="language of the label texts in a SKOS vocabulary; unset: its only language"
+    )
+    unknown_labels: UnknownLabels = Field(
+        "refuse", description="names of labels that the dataset lacks: refuse them, or drop them"
+    )
+
+
+class TrainingInputs(DatasetSettings):
+    """The dataset, the encoder and the length of a training: the flags that `train` and `compare` share."""
+
     out: Path = Field(description="run folder to write")
-    format: Layout = "auto"
-    text_fields: TextFields = []
-    empty_texts: EmptyTexts = "refuse"
-    label_language: LabelLanguage = None
-    unknown_labels: UnknownLabels = "refuse"
     encoder: str = Field(
         "minilm",
         description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged; "
@@ -195,7 +186,9 @@ class SharedTrainSettings(TrainingInputs):
         le=1,
         description="factor on batch, epochs and steps of --preset; below 1, a static encoder reads short texts",
     )
-    query_encoder: QueryEncoder = "same"
+    query_encoder: Literal["same", "static"] = Field(
+        "same", description="encoder of queries: same: the run's encoder; static: token vectors distilled from it"
+    )
     lora: int = Field(
         0, ge=0, description="rank of LoRA matrices, which alone are trained (needs the extra `lora`); 0: all weights"
     )

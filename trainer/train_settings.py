@@ -14,20 +14,10 @@ from recollect.trainer.methods import METHODS
 from recollect.trainer.methods.prime import PrimeOptions
 from recollect.trainer.methods.table import OvaOptions, SoftTopKOptions, UnidecOptions
 from recollect.trainer.presets.preset import find_preset
-from recollect.trainer.settings import STATIC, SharedTrainSettings
+from recollect.trainer.settings import STATIC, DatasetSettings, SharedTrainSettings
 
 # Flags that `--best` passes on; it sets all others itself.
-_DATASET_FLAGS = {
-    "dataset",
-    "format",
-    "text_fields",
-    "empty_texts",
-    "label_language",
-    "unknown_labels",
-    "propensity",
-    "validation_fraction",
-    "seed",
-}
+_DATASET_FLAGS = {*DatasetSettings.model_fields, "propensity", "validation_fraction", "seed"}
 _PROMPTS = ("query_prompt", "label_prompt")
 _ENCODER_FLAGS = {"encoder", "pooling", *_PROMPTS, "max_length", "label_max_length", "device", "precision", "key_dtype"}
 _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "minutes"}
@@ -102,11 +92,6 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
                 yield f"{_flag(name)}: expected an encoder with a transformer, found --encoder {STATIC}; omit the flag"
     if settings.static_from == STATIC:
         yield f"--static-from {STATIC}: expected a pretrained encoder, found no name of one; name one, such as minilm"
-    if settings.query_encoder == STATIC and settings.encoder == STATIC:
-        yield (
-            f"--query-encoder {STATIC}: expected an encoder with a transformer, found --encoder {STATIC}, which is as "
-            "fast already; omit the flag"
-        )
     if "label_key_alpha" in given and settings.label_keys == "text":
         yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_best(settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,11 @@ from jaxtyping import Bool
 
 from recollect.service.options import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
-from recollect.trainer.data.formats.fields import TextRule, UnknownLabels, print_note
+from recollect.trainer.data.formats.fields import TextRule, print_note
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
 from recollect.trainer.data.split import Entries, Split, SplitName
 from recollect.trainer.errors import DatasetError
-
-EmptyTexts = Literal["refuse", "drop", "keep"]
+from recollect.trainer.settings import DatasetSettings, EmptyTexts, UnknownLabels
 
 
 @runtime_checkable
@@ -102,25 +101,7 @@ class Dataset:
         return split
 
 
-@runtime_checkable
-class DatasetFlags(Protocol):
-    """Settings that name a dataset folder and state how it is read: the flags of every verb that reads one."""
-
-    @property
-    def dataset(self) -> Path: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def text_fields(self) -> Sequence[str]: ...
-    @property
-    def empty_texts(self) -> EmptyTexts: ...
-    @property
-    def label_language(self) -> str | None: ...
-    @property
-    def unknown_labels(self) -> UnknownLabels: ...
-
-
-def open_named(settings: DatasetFlags, note: Callable[[str], None] = print_note) -> Dataset:
+def open_named(settings: DatasetSettings, note: Callable[[str], None] = print_note) -> Dataset:
     """Open the dataset that settings name; see `open_dataset`."""
     return open_dataset(
         settings.dataset,

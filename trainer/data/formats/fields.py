@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from recollect.service.options import integer_as_uid
 from recollect.trainer.errors import DatasetError
-
-UnknownLabels = Literal["refuse", "drop"]
+from recollect.trainer.settings import UnknownLabels
 
 EMPTY = "the text is empty; add words, or choose --empty-texts drop or keep"
 
