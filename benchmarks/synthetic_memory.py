@@ -10,7 +10,6 @@ start at the instance's own cluster.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.service.files import save_array
+from recollect.service.files import save_array, write_lines
 from recollect.trainer.data.split import no_pairs
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, write_defaults
 
@@ -83,8 +82,11 @@ class SyntheticMemory:
         save_array(folder / "value_indptr.npy", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
         save_array(folder / "value_indices.npy", np.concatenate(values).astype(np.int32))
         save_array(folder / "filtered_pairs.npy", no_pairs())
-        _write_texts(folder / "instances.jsonl", "instance", plan.instances)
-        _write_texts(folder / "labels.jsonl", "label", plan.labels)
+        for part, rows in (("instance", plan.instances), ("label", plan.labels)):
+            text = f"The text of {part} {{}}, as long as a title"
+            write_lines(
+                folder / f"{part}s.jsonl", ({"uid": f"{part}-{row}", "text": text.format(row)} for row in range(rows))
+            )
         write_defaults(folder, plan, DEFAULTS)
 
     def queries(self, rows: int) -> Float[np.ndarray, "row dim"]:
@@ -140,10 +142,3 @@ class SyntheticMemory:
         labels = np.minimum(first + place, self.labels - 1)
         pairs = np.unique(rows * np.int64(self.labels) + labels)
         return np.bincount(pairs // self.labels, minlength=len(clusters)), pairs % self.labels
-
-
-def _write_texts(path: Path, part: str, rows: int) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row in range(rows):
-            record = {"uid": f"{part}-{row}", "text": f"The text of {part} {row}, as long as a title"}
-            file.write(json.dumps(record) + "\n")

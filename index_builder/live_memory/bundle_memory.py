@@ -9,7 +9,6 @@ compared with the vectors of their texts.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import Manifest, Precision
 from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status, progress_bar
-from recollect.service.files import flush, save_array, save_rows
+from recollect.service.files import save_array, save_rows, write_lines
 from recollect.service.milvus.collection import KeyCollection, open_searcher
 from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.encoder import QueryEncoder
@@ -136,7 +135,8 @@ class BundleMemory:
         for part in self._parts:
             source = "read from the index" if part.read else "encoded again, because the index stores no exact keys"
             print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
-            _write_texts(folder / f"{part.name}s.jsonl", part)
+            texts = ({"uid": part.uids[row], "text": part.texts[row]} for row in range(len(part.texts)))
+            write_lines(folder / f"{part.name}s.jsonl", texts)
         bundle, plan = self._bundle, _plan(self._bundle.manifest)
         blocks = (block for part in self._parts for block in part.keys(self._encoder))
         save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks)
@@ -182,10 +182,3 @@ def _plan(manifest: Manifest) -> MemoryPlan:
         encoder_sha256=manifest.files["encoder.onnx"].sha256,
         dataset_sha256=manifest.files["value_indices.npy"].sha256,
     )
-
-
-def _write_texts(path: Path, part: _Part) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row in range(len(part.texts)):
-            file.write(json.dumps({"uid": part.uids[row], "text": part.texts[row]}, ensure_ascii=False) + "\n")
-        flush(file)

@@ -12,11 +12,12 @@ import itertools
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.service.files import write_lines
 from recollect.trainer.errors import DatasetError
 
 # A line for each sentence: its text, its labels and its split, train or test. The first sentence of a docstring is
@@ -52,7 +53,7 @@ def write_sample(folder: Path, left_out: Collection[str] = ()) -> SampleCounts:
         incoming = Path(temporary, folder.name)
         incoming.mkdir()
         for name, records in splits.items():
-            _write_lines(incoming / f"{name}.jsonl", records)
+            write_lines(incoming / f"{name}.jsonl", records)
         if folder.exists():
             folder.rmdir()
         incoming.rename(folder)
@@ -96,8 +97,3 @@ def _label_text(name: str) -> str:
     """The words of a name, then the name: `pathlib.Path.is_dir` becomes "is dir (pathlib.Path.is_dir)"."""
     last = name.rpartition(".")[2]
     return name if last == name else f"{last.replace('_', ' ')} ({name})"
-
-
-def _write_lines(path: Path, records: Iterable[_Record]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from recollect.service.console import progress_bar
-from recollect.service.files import flush, save_array, write_json
+from recollect.service.files import flush, save_array, write_json, write_lines
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.keys import KeySource
@@ -74,8 +73,8 @@ def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instanc
     done = _count_finished_keys(folder, plan)
     if done == 0:
         _write_progress(folder, plan, 0)
-        _write_entries(folder / "labels.jsonl", labels)
-        _write_entries(folder / "instances.jsonl", instances.entries)
+        write_lines(folder / "labels.jsonl", _records(labels))
+        write_lines(folder / "instances.jsonl", _records(instances.entries))
         save_array(folder / "value_indptr.npy", instances.labels.indptr)
         save_array(folder / "value_indices.npy", instances.labels.indices)
         save_array(folder / "filtered_pairs.npy", np.ascontiguousarray(instances.filtered_pairs))
@@ -99,13 +98,9 @@ def _write_progress(folder: Path, plan: MemoryPlan, keys_done: int) -> None:
     write_json(folder / "progress.json", header(plan) | {"keys_done": keys_done})
 
 
-def _write_entries(path: Path, entries: Entries) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for start in range(0, len(entries), _CHUNK_TEXTS):
-            batch = pa.table({"uid": entries.uids, "text": entries.texts}).slice(start, _CHUNK_TEXTS)
-            for record in batch.to_pylist():
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        flush(file)
+def _records(entries: Entries) -> Iterator[dict[str, str]]:
+    for batch in pa.table({"uid": entries.uids, "text": entries.texts}).to_batches(_CHUNK_TEXTS):
+        yield from batch.to_pylist()
 
 
 def _chunks(plan: MemoryPlan, done: int, rows: int) -> Iterator[tuple[int, int]]:
