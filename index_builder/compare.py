@@ -46,7 +46,7 @@ from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.metrics import SEGMENTS
+from recollect.trainer.metrics import SEGMENTS, PairedGain
 from recollect.trainer.train_settings import TrainSettings
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
@@ -325,10 +325,10 @@ def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None
         only one query.
     """
     differences = np.round(first - second, 10)  # the means over seeds have rounding errors
-    mean, queries = float(differences.mean()), len(differences)
+    mean, error = PairedGain.of(np.zeros_like(differences), differences)
+    queries = len(differences)
     if queries == 1:
         return {"difference": mean, "p": None}
-    error = differences.std(ddof=1) / math.sqrt(queries)
     p = 2 * float(student.sf(abs(mean) / error, queries - 1)) if error else float(mean == 0)
     return {"difference": mean, "p": p}
 

@@ -11,22 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
 
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
-from recollect.index_builder.ranking.gains import is_certain
 from recollect.index_builder.settings import Lexical
 from recollect.service.bundle.files import LEXICAL_FILES
-from recollect.service.bundle.values import Matrix, Values
 from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import Memory
-from recollect.trainer.metrics import hits, ndcg_at
+from recollect.trainer.metrics import PairedGain, hits, ndcg_at
 
 _WEIGHTS = (0.05, 0.1, 0.25, 0.5)
 _QUERIES, _SEED = 1_000, 0
@@ -53,7 +50,7 @@ class Gain:
 
     @property
     def certain(self) -> bool:
-        return is_certain(self.after - self.before, self.error)
+        return PairedGain(self.after - self.before, self.error).exceeds(errors=2)
 
     def __str__(self) -> str:
         return (
@@ -109,7 +106,7 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     Raises:
         TrainingError: If no instance has a label.
     """
-    values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
+    values = memory.values
     lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
     rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
     if trained_on:
@@ -128,10 +125,6 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
             hit = hits(best[:, :_DEPTH], truth[block])
             score[block] = ndcg_at(hit, np.diff(truth[block].indptr), _DEPTH)
     chosen = max(_WEIGHTS, key=lambda weight: (scores[weight].mean(), -weight))
-    return _gain(chosen, scores[0.0], scores[chosen])
-
-
-def _gain(weight: float, before: Float[np.ndarray, " query"], after: Float[np.ndarray, " query"]) -> Gain:
-    differences = after - before
-    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else np.inf
-    return Gain(weight, 100 * float(before.mean()), 100 * float(after.mean()), 100 * error, len(differences))
+    before, after = 100 * scores[0.0], 100 * scores[chosen]
+    error = PairedGain.of(before, after).error
+    return Gain(chosen, float(before.mean()), float(after.mean()), error, len(rows))

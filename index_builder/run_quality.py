@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.index_builder.evaluation.measured import report
 from recollect.service.console import progress_bar, with_progress
 from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.split import Split
@@ -20,7 +21,7 @@ from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.search import nearest
-from recollect.trainer.metrics import propensity_weights, query_scores, report
+from recollect.trainer.metrics import propensity_weights, query_scores
 from recollect.trainer.run_folder import RunFolder
 
 # Number of labels to predict for each query, for R@100.

@@ -21,7 +21,6 @@ from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
 from recollect.service.bundle.bundle import open_bundle
 from recollect.service.bundle.manifest import Check, Point, Precision
-from recollect.service.bundle.values import Matrix, Values
 from recollect.service.model import open_model
 from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from recollect.service.predictor.predictor import Predictor
@@ -188,7 +187,7 @@ def format_checks(checks: list[Check]) -> Iterator[str]:
 
 def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     """Choose some texts as golden queries, and answer them by exact search over the memory with the default options."""
-    values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
+    values = memory.values
     chosen = evenly_spaced_rows(len(sample.texts), _GOLDEN_QUERIES)
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
     defaults = memory.defaults

@@ -1,14 +1,16 @@
 """Ranking metrics of extreme classification, as the papers define them.
 
 `precision_at`, `recall_at` and `ndcg_at` return one fraction for each query, because a paired t-test needs a value for
-each query. `query_scores` chooses a metric by its name, and `report` returns the means of all metrics, both in percent.
+each query. `query_scores` chooses a metric by its name.
 
 Common arguments: `predictions` holds distinct label positions, best first, and -1 after the last. `truth` is a sparse
 query x label matrix; every non-zero is a true label. `hit` marks the true labels among the predictions.
 """
 
+from __future__ import annotations
+
 import math
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -183,68 +185,26 @@ def query_scores(
     return 100 * scores
 
 
-def macro_f1_at(
-    predictions: Int[np.ndarray, "query top_k"],
-    truth: csr_matrix | csr_array,
-    label_counts: Int[np.ndarray, " label"],
-    k: int = 5,
-) -> dict[str, float | None]:
-    """F1@k of each label over the top k of all queries, averaged over the labels of each segment.
+class PairedGain(NamedTuple):
+    """How much better some scores are than others of the same queries.
 
-    The F1 of a label that is neither true nor predicted is 0.
-
-    Returns:
-        A fraction for each of `SEGMENTS`; None for a segment without labels.
-
-    Raises:
-        ValueError: In the cases of `hits`, or if `label_counts` does not have one entry for each label of `truth`.
+    Attributes:
+        mean: The mean difference.
+        error: Standard error of the mean; infinite for a single query.
     """
-    truth = _to_sets(truth)
-    n_labels = truth.shape[1]
-    if label_counts.shape != (n_labels,):
-        raise ValueError(f"label_counts: expected shape ({n_labels},), found {label_counts.shape}")
-    top = predictions[:, :k]
-    true_positives = np.bincount(top[hits(top, truth)], minlength=n_labels)
-    predicted = np.bincount(top[top >= 0], minlength=n_labels)
-    actual = np.bincount(truth.indices, minlength=n_labels)
-    # 2 TP / (2 TP + FP + FN), since predicted = TP + FP and actual = TP + FN.
-    f1 = 2 * true_positives / np.maximum(predicted + actual, 1)
-    means: dict[str, float | None] = {}
-    for segment, (more_than, at_most) in SEGMENTS.items():
-        members = (label_counts > more_than) & (label_counts <= at_most)
-        means[segment] = float(f1[members].mean()) if members.any() else None
-    return means
 
+    mean: float
+    error: float
 
-def report(
-    predictions: Int[np.ndarray, "query top_k"],
-    truth: csr_matrix | csr_array,
-    label_counts: Int[np.ndarray, " label"],
-    instances: int,
-    propensity: tuple[float, float] = PROPENSITY,
-) -> dict[str, float | None]:
-    """All metrics in percent, in the order in which tables print them.
+    @classmethod
+    def of(cls, before: Float[np.ndarray, " query"], after: Float[np.ndarray, " query"]) -> PairedGain:
+        gains = after - before
+        error = float(gains.std(ddof=1) / math.sqrt(len(gains))) if len(gains) > 1 else math.inf
+        return cls(float(gains.mean()), error)
 
-    Args:
-        predictions: Label positions. R@100 needs 100 for each query; missing predictions count as wrong.
-        truth: True labels of each query.
-        label_counts: Number of training instances of each label.
-        instances: Number of training instances.
-        propensity: A and B of `propensity_weights`.
-
-    Returns:
-        A percentage for each metric; None for the F1 of a segment without labels.
-
-    Raises:
-        ValueError: If there is no query, or if the shapes of the arguments disagree.
-    """
-    truth = _to_sets(truth)
-    if truth.shape[0] == 0:
-        raise ValueError("truth: expected at least 1 query, found none")
-    weights = propensity_weights(label_counts, instances, *propensity)
-    means = {name: float(query_scores(name, predictions, truth, weights).mean()) for name in METRICS}
-    f1 = macro_f1_at(predictions, truth, label_counts, k=5)
-    return means | {f"F1@5 {segment}": None if mean is None else 100 * mean for segment, mean in f1.items()}
+    def exceeds(self, errors: float) -> bool:
+        """Whether the gain is more than this number of standard errors, so that it is not noise."""
+        return self.mean > max(0.0, errors * self.error)
 
 
 def _to_sets(truth: csr_matrix | csr_array) -> csr_array:

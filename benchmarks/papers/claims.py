@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 import recollect
+from recollect.index_builder.evaluation.measured import report
 from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.memory.search import nearest
-from recollect.trainer.metrics import report
 from recollect.trainer.static.model import StaticModel
 
 ROOT = Path(__file__).parents[2]

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure
+from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure, report
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.console import print_status
 from recollect.service.model import open_model
 from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.dataset import open_dataset, open_named
-from recollect.trainer.metrics import report
 
 # Lambdas of the chart, with more values near 0, where the quality of most memories changes fastest.
 _LAMBDAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -20,7 +20,9 @@ from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import (
     METRICS,
+    PROPENSITY,
     SEGMENTS,
+    hits,
     ndcg_at,
     precision_at,
     propensity_gains,
@@ -45,7 +47,7 @@ def ranking_statistics(
     instances: int,
     propensity: tuple[float, float],
 ) -> list[Statistics]:
-    """The metrics of `recollect.trainer.metrics.report`, in percent.
+    """The metrics of a ranking, in percent. The truth has sorted and distinct labels.
 
     Args:
         predictions: Label positions, best first; -1 pads short lists.
@@ -63,17 +65,40 @@ def ranking_statistics(
         means(precisions | {f"nDCG@{k}": 100 * ndcg_at(hit, sizes, k) for k in (3, 5)}),
         ratios({name: (100 * gained, ideal) for name, (gained, ideal) in gains.items()}),
         means({f"R@{k}": 100 * recall_at(hit, sizes, k) for k in (10, 100)}),
-        _macro_f1(predictions[:, :_DEPTH], hit[:, :_DEPTH], truth, label_counts),
+        macro_f1(predictions, hit, truth, label_counts),
     ]
 
 
-def _macro_f1(
+def report(
+    predictions: Int[np.ndarray, "query top_k"],
+    truth: sparse.csr_matrix,
+    label_counts: Int[np.ndarray, " label"],
+    instances: int,
+    propensity: tuple[float, float] = PROPENSITY,
+) -> dict[str, float | None]:
+    """All metrics of a ranking in percent; None for the F1 of a segment without labels.
+
+    The arguments are those of `ranking_statistics`. R@100 needs 100 predictions for each query.
+    """
+    hit, once = hits(predictions, truth), np.ones((1, truth.shape[0]))
+    found: dict[str, float | None] = dict.fromkeys(RANKING_METRICS)
+    for each in ranking_statistics(predictions, hit, truth, label_counts, instances, propensity):
+        found |= zip(each.names, each.values(once)[0].tolist(), strict=True)
+    return found
+
+
+def macro_f1(
     predictions: Int[np.ndarray, "query top_k"],
     hit: Bool[np.ndarray, "query top_k"],
     truth: sparse.csr_matrix,
     label_counts: Int[np.ndarray, " label"],
+    k: int = _DEPTH,
 ) -> Statistics:
-    """The F1 of each label, averaged over the labels of each frequency segment that has labels."""
+    """F1@k of each label over the top k of all queries, averaged over the labels of each segment that has labels.
+
+    The F1 of a label that is neither true nor predicted is 0.
+    """
+    predictions, hit = predictions[:, :k], hit[:, :k]
     members = {name: (label_counts > more) & (label_counts <= most) for name, (more, most) in SEGMENTS.items()}
     members = {name: inside for name, inside in members.items() if inside.any()}
     # A label that is neither true nor predicted has the F1 0 in every resample.
@@ -96,7 +121,7 @@ def _macro_f1(
         return np.asarray(100 * f1 @ shares)
 
     terms = sparse.hstack([counted(hit), counted(predictions >= 0) + true], format="csr")
-    return Statistics([f"F1@{_DEPTH} {name}" for name in members], terms, finish)
+    return Statistics([f"F1@{k} {name}" for name in members], terms, finish)
 
 
 def probability_statistics(judged: JudgedProbabilities) -> list[Statistics]:

@@ -27,6 +27,7 @@ from recollect.index_builder.build import (
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
+from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.live_memory.bundle_memory import BundleMemory
 from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
 from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
@@ -171,9 +172,7 @@ def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
 def _sample(memory: Memory) -> Sample:
     """Texts of instances, and their vectors as queries."""
     rows = evenly_spaced_rows(memory.plan.instances, _SAMPLE_TEXTS)
-    wanted = set(rows.tolist())
-    texts = [text for row, text in enumerate(read_field(memory.folder / "instances.jsonl", "text")) if row in wanted]
-    return Sample(texts, memory.queries(rows))
+    return Sample(texts_of(memory, rows), memory.queries(rows))
 
 
 def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: Path) -> None:

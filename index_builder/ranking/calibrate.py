@@ -22,7 +22,6 @@ from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.evaluation.probabilities import brier, reliability
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
 from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
-from recollect.service.bundle.values import Matrix, Values
 from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.predictor.scoring import score_labels, weigh_keys
@@ -234,7 +233,7 @@ def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight:
 
 
 def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
-    values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
+    values = memory.values
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
     label, logit = [], []

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.service.bundle.values import Matrix, Values
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.postings import invert
 from recollect.service.lexical.word_index import WordIndex
@@ -66,7 +65,7 @@ class CandidateSource:
         self.features = ALL_FEATURES if with_words else FEATURES
         self._postings = invert(self.texts) if with_words else None
         self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
-        self._values = Values(Matrix(memory.value_indptr, memory.value_indices), memory.plan.labels)
+        self._values = memory.values
 
     def find(
         self, texts: Sequence[str], vectors: Float[np.ndarray, "query dim"], absent: Int[np.ndarray, " absent"]

@@ -6,6 +6,7 @@ it has for all other queries. A memory that lacks the whole fold treats true and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ _PARAMETERS = {
 _TREES = 100
 # Minimum number of examples in a leaf: one in 1,000 of all examples, but at least 20, and never more than 500.
 _EXAMPLES_PER_LEAF, _LEAST_IN_LEAF, _MOST_IN_LEAF = 1_000, 20, 500
+# The fields of `Examples` with a row for each candidate.
+_COLUMNS = ("query", "label", "score", "features", "true")
 
 
 @dataclass(frozen=True)
@@ -61,26 +64,13 @@ class Examples:
 
     def __getitem__(self, candidates: Bool[np.ndarray, " candidate"] | Int[np.ndarray, " chosen"]) -> Examples:
         """Some of the candidates, in the given order."""
-        return Examples(
-            self.query[candidates],
-            self.label[candidates],
-            self.score[candidates],
-            self.features[candidates],
-            self.names,
-            self.true[candidates],
-        )
+        return dataclasses.replace(self, **{name: getattr(self, name)[candidates] for name in _COLUMNS})
 
     @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
         """Join examples of the same features."""
-        return cls(
-            np.concatenate([part.query for part in parts]),
-            np.concatenate([part.label for part in parts]),
-            np.concatenate([part.score for part in parts]),
-            np.concatenate([part.features for part in parts]),
-            parts[0].names,
-            np.concatenate([part.true for part in parts]),
-        )
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return dataclasses.replace(parts[0], **joined)
 
 
 class ExampleSource:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
 from recollect.index_builder.evaluation.predictions import best_rows, pick
-from recollect.trainer.metrics import SEGMENTS, hits, propensity_weights, query_scores
+from recollect.trainer.metrics import SEGMENTS, PairedGain, hits, propensity_weights, query_scores
 
 METRICS = ("P@1", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@10", "R@100")
 _SEGMENT_DEPTH = 5
-# The queries are divided into blocks; the gains of the blocks give the standard error of the gain.
-_BLOCKS = 10
-_STANDARD_ERRORS = 2
-
-
-def is_certain(gain: float, standard_error: float) -> bool:
-    """Whether a gain is at least two standard errors, so that it is not noise."""
-    return gain > max(0.0, _STANDARD_ERRORS * standard_error)
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Gain:
     @property
     def certain(self) -> bool:
         """Whether the ranker gains at least two standard errors."""
-        return is_certain(self.ranker - self.votes, self.error)
+        return PairedGain(self.ranker - self.votes, self.error).exceeds(errors=2)
 
 
 class Judge:
@@ -68,33 +59,22 @@ class Judge:
 
     def gain(self, name: str, votes: Int[np.ndarray, "query 100"], ranker: Int[np.ndarray, "query 100"]) -> Gain:
         """Compare two rankings by one metric, such as nDCG@5, or by the recall at 5 of a segment of `SEGMENTS`."""
-        block = np.arange(len(votes)) % _BLOCKS
-        differences = [
-            self._measure(name, ranker, block == number) - self._measure(name, votes, block == number)
-            for number in np.unique(block)
-        ]
-        everything = np.ones(len(votes), dtype=bool)
-        error = float(np.std(differences, ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else np.inf
-        return Gain(name, self._measure(name, votes, everything), self._measure(name, ranker, everything), error)
+        before, after = self._scores(name, votes), self._scores(name, ranker)
+        return Gain(name, float(before.mean()), float(after.mean()), PairedGain.of(before, after).error)
 
     def segments(self) -> list[str]:
         """The segments of labels that have true labels."""
         counts = self._counts[self._truth.indices]
         return [name for name, (more, most) in SEGMENTS.items() if ((counts > more) & (counts <= most)).any()]
 
-    def _measure(self, name: str, labels: Int[np.ndarray, "query 100"], queries: np.ndarray) -> float:
-        labels, truth = labels[queries], self._truth[queries]
-        if name in SEGMENTS:
-            return 100 * self._segment_recall(name, labels, truth)
-        return float(query_scores(name, labels, truth, self._weights).mean())
-
-    def _segment_recall(self, name: str, labels: Int[np.ndarray, "query 100"], truth: sparse.csr_matrix) -> float:
-        """The share of the true labels of a segment that are among the best 5."""
+    def _scores(self, name: str, labels: Int[np.ndarray, "query 100"]) -> Float[np.ndarray, " query"]:
+        """Score each query, so that the mean of the scores is the measure in percent."""
+        if name not in SEGMENTS:
+            return query_scores(name, labels, self._truth, self._weights)
         more, most = SEGMENTS[name]
-        inside = (self._counts > more) & (self._counts <= most)
-        best = labels[:, :_SEGMENT_DEPTH]
-        found = hits(best, truth) & inside[best]
-        return float(found.sum() / max(1, inside[truth.indices].sum()))
+        inside, best = (self._counts > more) & (self._counts <= most), labels[:, :_SEGMENT_DEPTH]
+        found = (hits(best, self._truth) & inside[best]).sum(axis=1)
+        return np.asarray(100 * found / max(1, inside[self._truth.indices].sum()) * len(labels))
 
 
 def format_gains(gains: list[Gain], segments: list[Gain]) -> list[str]:
@@ -106,10 +86,6 @@ def format_gains(gains: list[Gain], segments: list[Gain]) -> list[str]:
         f"{name:24}  {each.votes:7.2f}  {each.ranker:7.2f}  {each.ranker - each.votes:+7.2f}  {each.error:6.2f}"
         for name, each in rows
     ]
-
-
-def gain_as_json(gain: Gain) -> dict[str, Any]:
-    return {"name": gain.name, "votes": gain.votes, "ranker": gain.ranker, "error": gain.error}
 
 
 def best_candidates(

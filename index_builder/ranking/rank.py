@@ -18,7 +18,7 @@ from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.ranking.artefact import write_ranker
 from recollect.index_builder.ranking.calibrate import HeldOut
 from recollect.index_builder.ranking.fit import ExampleSource, cross_fitted_logits, fit_ranker
-from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains, gain_as_json
+from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
 from recollect.service.console import print_status
 from recollect.service.threads import threads_or_cores
@@ -61,8 +61,8 @@ class Ranking:
             "queries": self.queries,
             "trained_on": self.trained_on,
             "seconds": self.seconds,
-            "gains": [gain_as_json(gain) for gain in self.gains],
-            "recall@5_by_frequency": [gain_as_json(gain) for gain in self.segments],
+            "gains": [vars(gain) for gain in self.gains],
+            "recall@5_by_frequency": [vars(gain) for gain in self.segments],
         }
 
 

@@ -15,12 +15,12 @@ from scipy.stats import ttest_rel
 
 import recollect
 from recollect.index_builder.compare import paired_test, run_recollect
+from recollect.index_builder.evaluation.measured import report
 from recollect.index_builder.run_quality import Queries, measure
 from recollect.index_builder.settings import METHODS
 from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
-from recollect.trainer.metrics import report
 from recollect.trainer.run_folder import RunFolder
 from tests import forked
 from tests.conftest import made_once, write_topics

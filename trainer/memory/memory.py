@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
+from recollect.service.bundle.values import Matrix, Values
 from recollect.service.files import write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
 from recollect.trainer.encoding.encoder import Encoder
@@ -103,6 +104,11 @@ class Memory:
     def label_sets(self) -> LabelSets:
         """The labels of each instance, the rows of the relevance matrix Y."""
         return LabelSets(self.value_indptr, self.value_indices)
+
+    @property
+    def values(self) -> Values:
+        """The values of all keys, as the service scores them."""
+        return Values(Matrix(self.value_indptr, self.value_indices), self.plan.labels)
 
     @property
     def relevance(self) -> sparse.csr_matrix:

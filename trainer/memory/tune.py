@@ -25,7 +25,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
-from recollect.trainer.metrics import propensity_weights, query_scores
+from recollect.trainer.metrics import PairedGain, propensity_weights, query_scores
 from recollect.trainer.settings import TuneSettings
 
 
@@ -126,16 +126,10 @@ def tune(settings: TuneSettings) -> Tuning:
     # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.
     trials = sorted(measured, key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
     before = next(t for t in trials if (*previous, memory.defaults["label_key_alpha"]) == _setting(t))
-    best = next((trial for trial in trials if _is_better(measured[trial], measured[before])), before)
+    best = next((t for t in trials if PairedGain.of(measured[before], measured[t]).exceeds(errors=1)), before)
     tuning = Tuning(settings.metric, len(rows), trained_on, before, best, trials)
     _save(memory, tuning)
     return tuning
-
-
-def _is_better(scores: Float[np.ndarray, " query"], before: Float[np.ndarray, " query"]) -> bool:
-    """Whether the mean gain is larger than its standard error, paired over the queries."""
-    gains = scores - before
-    return bool(gains.sum() > 0 and len(gains) > 1 and gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
 def _temperatures(settings: TuneSettings, memory: Memory) -> list[float]:
