@@ -1,24 +1,15 @@
-"""Fit the ranker's trees with LightGBM to examples: the candidates that a memory without their whole fold finds.
-
-A memory that lacks only the query itself would reveal the labels of the query: each of them has one instance fewer than
-it has for all other queries. A memory that lacks the whole fold treats true and other labels alike.
-"""
+"""Fit the ranker's trees with LightGBM to examples, and export them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lightgbm
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from recollect.index_builder.ranking.candidate_source import Block, CandidateSource
-from recollect.service.console import progress_bar
+from recollect.index_builder.ranking.examples import Examples
 from recollect.service.ranking.model import RankerFile, RankerModel, Tree
-from recollect.trainer.memory.memory import Memory
 
 # A logistic loss, because the trees' sum must be a logit. Small and regularised trees: with 31 leaves and no
 # regularisation, nDCG@5 on library abstracts is 2.2 points lower, and lower than that of a logistic regression.
@@ -38,88 +29,6 @@ _PARAMETERS = {
 _TREES = 100
 # Minimum number of examples in a leaf: one in 1,000 of all examples, but at least 20, and never more than 500.
 _EXAMPLES_PER_LEAF, _LEAST_IN_LEAF, _MOST_IN_LEAF = 1_000, 20, 500
-# The fields of `Examples` with a row for each candidate.
-_COLUMNS = ("query", "label", "score", "features", "true")
-
-
-@dataclass(frozen=True)
-class Examples:
-    """The candidates of some queries: all of them are examples, not only the labels with the most votes.
-
-    Attributes:
-        query: The number of each candidate's query, in rising order.
-        label: The label of each candidate.
-        score: The votes for each candidate.
-        features: The features of each candidate, in the order of `names`.
-        names: Names of the features.
-        true: Whether each candidate is a true label of its query.
-    """
-
-    query: Int[np.ndarray, " candidate"]
-    label: Int[np.ndarray, " candidate"]
-    score: Float[np.ndarray, " candidate"]
-    features: Float[np.ndarray, "candidate feature"]
-    names: tuple[str, ...]
-    true: Bool[np.ndarray, " candidate"]
-
-    def __getitem__(self, candidates: Bool[np.ndarray, " candidate"] | Int[np.ndarray, " chosen"]) -> Examples:
-        """Some of the candidates, in the given order."""
-        return dataclasses.replace(self, **{name: getattr(self, name)[candidates] for name in _COLUMNS})
-
-    @classmethod
-    def join(cls, parts: Sequence[Examples]) -> Examples:
-        """Join examples of the same features."""
-        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        return dataclasses.replace(parts[0], **joined)
-
-
-class ExampleSource:
-    """Computes examples from a memory.
-
-    Args:
-        memory: The memory.
-        with_words: Whether the features of a lexical index are computed.
-    """
-
-    def __init__(self, memory: Memory, with_words: bool) -> None:
-        self._memory, self._source = memory, CandidateSource(memory, with_words)
-        self._truth = memory.relevance
-        self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
-
-    def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
-        """Compute the examples of instances, each from a memory without all instances of its fold.
-
-        Args:
-            rows: The instances, in rising order.
-            fold: The fold of each of these instances.
-        """
-        parts = []
-        with progress_bar(len(rows), "query", "features") as bar:
-            for number in np.unique(fold):
-                queries = np.flatnonzero(fold == number)
-                absent = rows[queries]
-                vectors = self._memory.queries(absent)
-                texts = [self._source.texts[row] for row in absent.tolist()]
-                for block in self._source.find(texts, vectors, absent):
-                    numbers = queries[block.first : block.first + block.queries]
-                    parts.append(self._examples(block, numbers, rows[numbers]))
-                    bar.update(block.queries)
-        joined = Examples.join(parts)
-        return joined[np.argsort(joined.query, kind="stable")]
-
-    def _examples(self, block: Block, numbers: Int[np.ndarray, " query"], rows: Int[np.ndarray, " query"]) -> Examples:
-        """The examples of a block, whose queries have these numbers and these rows."""
-        candidates = block.candidates
-        pairs = candidates.query, candidates.label
-        examples = Examples(
-            query=numbers[candidates.query],
-            label=candidates.label,
-            score=candidates.features[:, 0].astype(np.float64),
-            features=candidates.features[:, : len(self._source.features)],
-            names=self._source.features,
-            true=np.asarray(self._truth[rows][pairs]).ravel() > 0,
-        )
-        return examples[np.asarray(self._filtered[rows][pairs]).ravel() == 0]
 
 
 def fit_ranker(examples: Examples, threads: int) -> RankerFile:

@@ -17,7 +17,8 @@ from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.ranking.artefact import write_ranker
 from recollect.index_builder.ranking.calibrate import HeldOut
-from recollect.index_builder.ranking.fit import ExampleSource, cross_fitted_logits, fit_ranker
+from recollect.index_builder.ranking.examples import ExampleSource
+from recollect.index_builder.ranking.fit import cross_fitted_logits, fit_ranker
 from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
 from recollect.service.console import print_status

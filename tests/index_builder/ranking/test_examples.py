@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.index_builder.ranking.fit import Examples, ExampleSource
+from recollect.index_builder.ranking.examples import Examples, ExampleSource
 from recollect.service.lexical.index import LexicalIndex
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory, open_memory, write_defaults

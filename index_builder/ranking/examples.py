@@ -1,0 +1,145 @@
+"""Examples for the ranker: the candidates of instances, each found in a memory without the whole fold of the instance.
+
+A memory that lacks only the query itself would reveal the labels of the query: each of them has one instance fewer than
+it has for all other queries. A memory that lacks the whole fold treats true and other labels alike. Candidates and
+features are computed from a memory as the service computes them from a bundle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from recollect.index_builder.bundle_tables import read_field
+from recollect.service.console import progress_bar
+from recollect.service.lexical.index import LexicalIndex
+from recollect.service.lexical.postings import invert
+from recollect.service.lexical.word_index import WordIndex
+from recollect.service.predictor.scoring import score_labels, weigh_keys
+from recollect.service.predictor.searcher import Neighbours, join_parts
+from recollect.service.ranking.candidates import ALL_FEATURES, FEATURES, LabelFacts, Searches, find_candidates
+from recollect.service.ranking.names import Names
+from recollect.trainer.memory.label_keys import LabelKeys
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.memory.search import nearest, nearest_among
+
+# Number of queries whose features are computed together.
+_BLOCK_QUERIES = 64
+# The fields of `Examples` with a row for each candidate.
+_COLUMNS = ("query", "label", "score", "features", "true")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The candidates of some queries: all of them are examples, not only the labels with the most votes.
+
+    Attributes:
+        query: The number of each candidate's query, in rising order.
+        label: The label of each candidate.
+        score: The votes for each candidate.
+        features: The features of each candidate, in the order of `names`.
+        names: Names of the features.
+        true: Whether each candidate is a true label of its query.
+    """
+
+    query: Int[np.ndarray, " candidate"]
+    label: Int[np.ndarray, " candidate"]
+    score: Float[np.ndarray, " candidate"]
+    features: Float[np.ndarray, "candidate feature"]
+    names: tuple[str, ...]
+    true: Bool[np.ndarray, " candidate"]
+
+    def __getitem__(self, candidates: Bool[np.ndarray, " candidate"] | Int[np.ndarray, " chosen"]) -> Examples:
+        """Some of the candidates, in the given order."""
+        return dataclasses.replace(self, **{name: getattr(self, name)[candidates] for name in _COLUMNS})
+
+    @classmethod
+    def join(cls, parts: Sequence[Examples]) -> Examples:
+        """Join examples of the same features."""
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return dataclasses.replace(parts[0], **joined)
+
+
+class ExampleSource:
+    """Computes examples from a memory.
+
+    Args:
+        memory: The memory.
+        with_words: Whether the features of a lexical index are computed.
+    """
+
+    def __init__(self, memory: Memory, with_words: bool) -> None:
+        self._memory, self._features = memory, ALL_FEATURES if with_words else FEATURES
+        self._texts = list(read_field(memory.folder / "instances.jsonl", "text"))
+        labels = list(read_field(memory.folder / "labels.jsonl", "text"))
+        self._names = Names.of(labels)
+        self._postings = invert(self._texts) if with_words else None
+        self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
+        self._values, self._truth = memory.values, memory.relevance
+        self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
+
+    def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
+        """Compute the examples of instances, each from a memory without all instances of its fold.
+
+        Args:
+            rows: The instances, in rising order.
+            fold: The fold of each of these instances.
+        """
+        parts = []
+        with progress_bar(len(rows), "query", "features") as bar:
+            for number in np.unique(fold):
+                queries = np.flatnonzero(fold == number)
+                for block, examples in self._of_fold(rows[queries]):
+                    parts.append(dataclasses.replace(examples, query=queries[block][examples.query]))
+                    bar.update(len(queries[block]))
+        joined = Examples.join(parts)
+        return joined[np.argsort(joined.query, kind="stable")]
+
+    def _of_fold(self, absent: Int[np.ndarray, " query"]) -> Iterator[tuple[slice, Examples]]:
+        """Yield the examples of blocks of instances, whose queries are numbered from 0 in each block.
+
+        The memory lacks all these instances: neither their keys, nor their share in label keys, counts or words.
+        """
+        memory, defaults, values = self._memory, self._memory.defaults, self._values
+        top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
+        present = np.ones(memory.plan.instances, dtype=bool)
+        present[absent] = False
+        label_sets = memory.label_sets.where(present)
+        facts = LabelFacts(np.bincount(label_sets.indices, minlength=memory.plan.labels), self._names)
+        words, vectors = self._words_without(absent), memory.queries(absent)
+        text_keys = memory.keys[memory.plan.instances :]
+        label_keys = LabelKeys(text_keys, memory.instance_keys, label_sets, defaults["label_key_alpha"]).filled()
+        all_instances = nearest_among(vectors, memory.instance_keys, np.flatnonzero(present), top_b)
+        all_labels = nearest(vectors, label_keys, top_b)
+        for first in range(0, len(absent), _BLOCK_QUERIES):
+            block = slice(first, first + _BLOCK_QUERIES)
+            rows = absent[block]
+            texts = [self._texts[row] for row in rows.tolist()]
+            instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
+            nearest_keys = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
+            votes = score_labels(weigh_keys(nearest_keys, temperature, values), lambda_, values)
+            by_words = None if words is None else words.search_each(texts)
+            searches = Searches.of(instances, labels, by_words, temperature, values)
+            candidates = find_candidates(texts, searches, votes, values, facts)
+            pairs = candidates.query, candidates.label
+            examples = Examples(
+                query=candidates.query,
+                label=candidates.label,
+                score=candidates.features[:, 0].astype(np.float64),
+                features=candidates.features[:, : len(self._features)],
+                names=self._features,
+                true=np.asarray(self._truth[rows][pairs]).ravel() > 0,
+            )
+            yield block, examples[np.asarray(self._filtered[rows][pairs]).ravel() == 0]
+
+    def _words_without(self, absent: Int[np.ndarray, " absent"]) -> LexicalIndex | None:
+        if self._postings is None or self._label_words is None:
+            return None
+        rows = absent.tolist()
+        instances = WordIndex(self._postings, len(self._texts)).remove(rows, [self._texts[row] for row in rows])
+        return LexicalIndex(instances, self._label_words)
