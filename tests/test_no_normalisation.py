@@ -208,7 +208,6 @@ def test_exported_encoder_of_lower_precision_keeps_lengths(trained: Trained, tmp
         ({"epochs": 0}, "--no-normalise: expected --train full, .* found --epochs 0"),
         ({"method": "prime"}, "--no-normalise: expected a method without a head, .* found --method prime"),
         ({"method": "supcon"}, "--no-normalise: expected random batches, .* found --method supcon"),
-        ({"label_keys": "enriched"}, "--no-normalise: expected --label-keys text, found --label-keys enriched"),
         ({"query_encoder": "static"}, "--no-normalise: expected --query-encoder same, .* --query-encoder static"),
     ],
 )

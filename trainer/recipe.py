@@ -64,7 +64,6 @@ class Recipe:
         mine_search: `exact` or `approximate`.
         positives: Number of true labels drawn for a query; 0: all true labels.
         label_inputs: Input of an adapter for a label: `text` or `enriched`.
-        label_key_alpha: Weight of the instances in the label keys that validation searches.
         precision: `fp32`, `tf32` or `bf16`.
         micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
@@ -97,7 +96,6 @@ class Recipe:
     positives: int
     validation_fraction: float
     label_inputs: str
-    label_key_alpha: float
     precision: str
     seed: int
     micro_batch: int = 0
@@ -200,7 +198,6 @@ class Recipe:
             mine_search=_mine_search(instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
             label_inputs=(settings.label_inputs or method.label_inputs) if train != "full" else "text",
-            label_key_alpha=settings.alpha,
             precision=_precision(settings.precision, device),
             ranks=ranks,
             device=device,

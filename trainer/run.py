@@ -273,7 +273,6 @@ def _validation(run: Run, recipe: Recipe, held_out: np.ndarray) -> Validation:
         held_out,
         instances.labels,
         labels,
-        run.settings.alpha,
         run.encoder.device,
         instances.filtered,
         lambdas=recipe.validate_lambda,

@@ -123,7 +123,6 @@ class Run:
             self.instances,
             source,
             self.ranks,
-            self.settings.alpha,
             DEFAULTS["temperature"] if plan.encoder["normalised"] else self.settings.tau(None),
         )
         rate = computed / (time.monotonic() - start)

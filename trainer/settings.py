@@ -272,10 +272,6 @@ class SharedTrainSettings(TrainingInputs):
         None,
         description="input of an adapter for a label: text vector (prime), or mixed with the mean of its instances",
     )
-    label_keys: Literal["text", "enriched"] = Field(
-        "text", description="key of a label: its text vector, or mixed with the mean of its instances"
-    )
-    label_key_alpha: float = Field(0.5, ge=0, le=1, description="weight of the instances in enriched label keys")
     key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(
         None,
@@ -304,11 +300,6 @@ class SharedTrainSettings(TrainingInputs):
     def tau(self, default: float | None) -> float:
         """Tau of the loss, given the method's default; 1 without normalisation and for a method without tau."""
         return self.temperature or (default if self.normalise else None) or 1.0
-
-    @property
-    def alpha(self) -> float:
-        """Weight of the instances in label keys."""
-        return self.label_key_alpha if self.label_keys == "enriched" else 0.0
 
 
 class TuneSettings(Settings):

@@ -92,8 +92,6 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
                 yield f"{_flag(name)}: expected an encoder with a transformer, found --encoder {STATIC}; omit the flag"
     if settings.static_from == STATIC:
         yield f"--static-from {STATIC}: expected a pretrained encoder, found no name of one; name one, such as minilm"
-    if "label_key_alpha" in given and settings.label_keys == "text":
-        yield "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text"
     yield from _contradictions_with_best(settings)
     yield from _contradictions_with_method(settings)
     if not settings.normalise:
@@ -134,11 +132,6 @@ def _contradictions_without_normalisation(settings: TrainSettings) -> Iterator[s
     if settings.clusters or (settings.clusters is None and method.clusters != "none"):
         found = f"--method {settings.method}" if settings.clusters is None else f"--clusters {settings.clusters}"
         yield f"{flag}: expected random batches, because clusters need unit vectors, found {found}; add --clusters 0"
-    if settings.label_keys == "enriched":
-        yield (
-            f"{flag}: expected --label-keys text, found --label-keys enriched; omit the flag, and choose the weight "
-            "with `recollect tune` afterwards"
-        )
     if settings.query_encoder == STATIC:
         yield f"{flag}: expected --query-encoder same, which keeps lengths, found --query-encoder {STATIC}"
 

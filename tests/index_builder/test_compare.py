@@ -31,7 +31,7 @@ FILTER = "0 0\n0 1\n3 2\n6 4\n"
 # Flags for 14 training steps: there are 28 instances, and at most one of them is held out.
 SMALL_TRAINING = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]
 RUN_RECOLLECT = "recollect.index_builder.compare.run_recollect"
-VARIANT = '[near]\nmethod = "infonce"\nlabel_keys = "enriched"\nbatch_size = 7\nlearning_rate = {}\n'
+VARIANT = '[near]\nmethod = "infonce"\nlabel_inputs = "text"\nbatch_size = 7\nlearning_rate = {}\n'
 
 
 class Output(NamedTuple):

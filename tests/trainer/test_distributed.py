@@ -124,17 +124,15 @@ def mined_negatives(ranks: Ranks) -> dict[str, Any]:
     return {"held": len(mined.labels.own), "drawn": drawn}
 
 
-def validation(ranks: Ranks) -> dict[float, list[float]]:
-    """Return the validation scores with text keys and with enriched keys, for many and for few queries and labels."""
-    given, scores = shared_arrays(), dict[float, list[float]]()
-    for alpha in (0.0, 0.5):
-        for instances, labels, queries in ((100, 30, 40), (7, 2, 2), (100, 30, 1)):
-            sets = label_sets([{row % labels} for row in range(instances)])
-            keys = Keys(Sharded.of(given["vectors"][:instances], ranks), given["labels"][:labels])
-            none = label_sets([set()] * instances)
-            held_out = np.isin(np.arange(instances), np.random.default_rng(1).permutation(instances)[:queries])
-            score = Validation(held_out, sets, labels, alpha, "cpu", none).score(keys)
-            scores.setdefault(alpha, []).append(score)
+def validation(ranks: Ranks) -> list[float]:
+    """Return the validation scores for many and for few queries and labels."""
+    given, scores = shared_arrays(), []
+    for instances, labels, queries in ((100, 30, 40), (7, 2, 2), (100, 30, 1)):
+        sets = label_sets([{row % labels} for row in range(instances)])
+        keys = Keys(Sharded.of(given["vectors"][:instances], ranks), given["labels"][:labels])
+        none = label_sets([set()] * instances)
+        held_out = np.isin(np.arange(instances), np.random.default_rng(1).permutation(instances)[:queries])
+        scores.append(Validation(held_out, sets, labels, "cpu", none).score(keys))
     return scores
 
 
@@ -225,12 +223,11 @@ def test_each_rank_holds_mined_negatives_of_its_share_and_draws_those_of_a_singl
     np.testing.assert_array_equal(*expected["drawn"])
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_validation_score_over_ranks_equals_the_score_of_a_single_process(group: Group, alpha: float) -> None:
-    expected = alone("validation")[alpha]
+def test_validation_score_over_ranks_equals_the_score_of_a_single_process(group: Group) -> None:
+    expected = alone("validation")
     assert max(expected) > 10
     for found in group.found("validation"):
-        np.testing.assert_allclose(found[alpha], expected, rtol=1e-9)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_losses_over_a_pool_split_between_ranks_equal_those_of_a_single_process(group: Group) -> None:

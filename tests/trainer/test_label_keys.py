@@ -13,7 +13,7 @@ from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.keys import EncodedTexts
 from recollect.trainer.memory import label_keys
 from recollect.trainer.memory.label_keys import LabelInputs, LabelKeys
-from recollect.trainer.memory.memory import Memory, MemoryPlan, open_memory
+from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
 from recollect.trainer.memory.memory_writer import write_memory
 from tests.trainer.helpers import label_sets, random_units
 
@@ -86,7 +86,8 @@ class TestLabelKeysOfAMemory:
         split = dataset.read_split("train")
         plan = MemoryPlan.of(dataset.labels, split, tiny_encoder, "0" * 64, "float32")
         source = EncodedTexts(tiny_encoder, dataset.labels, split.entries, ALONE)
-        write_memory(tmp_path / "memory", plan, dataset.labels, split, source, ALONE, label_key_alpha=0.25)
+        write_memory(tmp_path / "memory", plan, dataset.labels, split, source, ALONE)
+        write_defaults(tmp_path / "memory", plan, DEFAULTS | {"label_key_alpha": 0.25})
         return open_memory(tmp_path / "memory")
 
     @pytest.mark.parametrize("alpha", [None, 0.5])

@@ -53,10 +53,10 @@ class Writer:
         source = EncodedTexts(self.encoder, self.dataset.labels, self.instances.entries, ALONE)
         return self.write_from(source, folder, **changes)
 
-    def write_from(self, source: KeySource, folder: Path, label_key_alpha: float = 0.0, **changes: Any) -> int:
+    def write_from(self, source: KeySource, folder: Path, **changes: Any) -> int:
         self.encoded, self._chunks = [], 0
         plan, labels = self.plan(**changes), self.dataset.labels
-        return write_memory(folder, plan, labels, self.instances, source, ALONE, label_key_alpha)
+        return write_memory(folder, plan, labels, self.instances, source, ALONE)
 
     def write_until(self, chunk: int, folder: Path) -> None:
         """Write the memory until the encoder gets this chunk (counted from 0), and then interrupt the writing."""

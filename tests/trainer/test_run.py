@@ -73,13 +73,6 @@ def test_run_without_epochs_writes_the_pretrained_encoder_and_its_memory(
     assert encoder_digest(encoder) == encoder_digest(load(tiny_bert.folder)) == memory.plan.encoder_sha256
 
 
-def test_memory_stores_the_alpha_of_label_keys_that_the_flags_give(train: Train, run_folder: Path) -> None:
-    assert train("--label-keys", "enriched", "--label-key-alpha", 0.25).status == 0
-    memory = open_memory(run_folder / "memory")
-    assert memory.defaults == DEFAULTS | {"label_key_alpha": 0.25}
-    np.testing.assert_array_equal(memory.label_keys(0.0)[:], memory.keys[14:])
-
-
 def test_second_run_with_the_same_settings_encodes_no_text(
     train: Train, run_folder: Path, refuse_to_encode: Callable[[], None]
 ) -> None:

@@ -369,7 +369,7 @@ def test_positives_are_drawn_with_the_propensities_of_the_dataset() -> None:
     sets = label_sets([{0}, {0, 1}, {0, 2}, {0}, {1}, {0}])
     held_out, nothing = np.array([False] * 5 + [True]), sets.where(np.zeros(6, dtype=bool))
     queries, labels = (TokenTable(np.zeros(n, np.int32), np.arange(n + 1), 0) for n in (6, 3))
-    validation = Validation(held_out, sets, 3, 0.0, "cpu", nothing)
+    validation = Validation(held_out, sets, 3, "cpu", nothing)
     task = loop.Task(VectorDualEncoder(4), queries, labels, sets, nothing, validation, save_best=lambda: None)
     for propensity in ((0.55, 1.5), (0.6, 2.6)):
         found = loop._label_weights(task, recipe(method="prime", propensity=propensity))

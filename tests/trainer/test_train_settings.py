@@ -27,10 +27,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"method": "rae", "head_learning_rate": 1e-3},
         "--head-learning-rate: expected a method with a head, found --method rae; omit the flag",
     ),
-    "label key alpha with text label keys": (
-        {"label_key_alpha": 0.5},
-        "--label-key-alpha: expected --label-keys enriched, which uses this weight, found --label-keys text",
-    ),
     "mine every with a method over all labels": (
         {"mine_every": 10, "method": "dexml"},
         "--mine-every: expected hard negatives to mine, found --method dexml, which uses none; omit the flag, or set "
@@ -76,7 +72,6 @@ def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], compl
         {},
         {"epochs": 0, "overwrite": True},
         {"vectors": "zero/memory"},
-        {"label_keys": "enriched", "label_key_alpha": 0.3},
         {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20},
         {"method": "supcon", "cluster_from": 2, "cluster_every": 1, "symmetric": False},
         {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},

@@ -30,7 +30,6 @@ def write_memory(
     instances: Split,
     source: KeySource,
     ranks: Ranks,
-    label_key_alpha: float = 0.0,
     temperature: float = DEFAULTS["temperature"],
 ) -> int:
     """Write the memory of a dataset, or finish the memory of an interrupted run.
@@ -42,7 +41,6 @@ def write_memory(
         instances: The training texts and their labels.
         source: Computes the keys.
         ranks: The processes that compute keys. Rank 0 writes the files.
-        label_key_alpha: Default weight of the instances in label keys.
         temperature: Default tau of the answers.
 
     Returns:
@@ -61,7 +59,7 @@ def write_memory(
                 flush(file)
                 _write_progress(folder, plan, stop)
     if ranks.first:
-        write_defaults(folder, plan, DEFAULTS | {"label_key_alpha": label_key_alpha, "temperature": temperature})
+        write_defaults(folder, plan, DEFAULTS | {"temperature": temperature})
         (folder / "progress.json").unlink()
     computed: int = ranks.broadcast_object(plan.keys - done)  # the other ranks wait until all files are written
     return computed

@@ -11,7 +11,6 @@ from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.memory.inference import InferenceSetting, predict
-from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.memory.memory import DEFAULTS
 from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among
 from recollect.trainer.metrics import hits, ndcg_at
@@ -41,7 +40,6 @@ class Validation:
         held_out: The instances that are queries. They take no part in training, and are not in the memory.
         label_sets: The labels of each instance.
         labels: Number of labels.
-        alpha: Weight of the instances in label keys; 0: text alone.
         device: Where to search.
         filtered: The labels that are removed from the predictions for each instance.
         temperatures: Values of tau, of which the best counts.
@@ -51,7 +49,6 @@ class Validation:
     held_out: Bool[np.ndarray, " instance"]
     label_sets: LabelSets
     labels: int
-    alpha: float
     device: str
     filtered: LabelSets
     temperatures: tuple[float, ...] = (0.03, 0.05, 0.1)
@@ -88,9 +85,5 @@ class Validation:
     def _nearest_labels(self, queries: Float[np.ndarray, "query dim"], keys: Keys) -> Neighbours:
         ranks = keys.instances.ranks
         first, last = ranks.bounds(self.labels)
-        own = keys.labels[first:last]
-        if self.alpha:
-            voting = self.label_sets.where(~self.held_out).to_csr(self.labels)
-            own = mix(own, keys.instances.label_sums(voting)[first:last], self.alpha)
-        near, rows = nearest(queries, own, _TOP_B, self.device)
+        near, rows = nearest(queries, keys.labels[first:last], _TOP_B, self.device)
         return Neighbours(*merge_nearest(near, rows + first, min(_TOP_B, self.labels), ranks, self.device))
