@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
 from recollect.index_builder.evaluation.measured import report
 from recollect.service.console import progress_bar, with_progress
@@ -120,16 +121,12 @@ def measure(path: Path, queries: Queries, device: str) -> Quality:
     label_keys_alone = InferenceSetting(0.0, 1.0, DEPTH + most_filtered)  # tau does not change the order of labels
 
     def plain(vectors: Vectors) -> Metrics:
-        return metrics(_best_labels(vectors, memory, label_keys_alone, 0.0, queries, device))
+        return metrics(best_labels(vectors, memory, label_keys_alone, 0.0, queries.filtered, device))
 
-    views = {}
     head = load_checkpoint(run.checkpoint, device).model.head
-    for view, part in (head.key_views() if head else {}).items():
-        alone = np.zeros_like(vectors)  # inner products with the keys are then those of this view
-        alone[:, part] = vectors[:, part]
-        views[view] = plain(alone)["nDCG@5"]
+    views = {view: plain(alone(vectors, part))["nDCG@5"] for view, part in (head.key_views() if head else {}).items()}
     setting = InferenceSetting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]))
-    best = _best_labels(vectors, memory, setting, defaults["label_key_alpha"], queries, device)
+    best = best_labels(vectors, memory, setting, defaults["label_key_alpha"], queries.filtered, device)
     weights = propensity_weights(label_counts, memory.plan.instances, *queries.propensity)
     return Quality(
         answering=dict(defaults),
@@ -141,17 +138,29 @@ def measure(path: Path, queries: Queries, device: str) -> Quality:
     )
 
 
-def _best_labels(
-    vectors: Vectors, memory: Memory, setting: InferenceSetting, alpha: float, queries: Queries, device: str
+def alone(vectors: Vectors, part: slice) -> Vectors:
+    """Vectors whose inner products with the keys are those of one view of the keys."""
+    one_view = np.zeros_like(vectors)
+    one_view[:, part] = vectors[:, part]
+    return one_view
+
+
+def best_labels(
+    vectors: Vectors,
+    memory: Memory,
+    setting: InferenceSetting,
+    alpha: float,
+    filtered: sparse.csr_matrix,
+    device: str = "cpu",
 ) -> Int[np.ndarray, "query 100"]:
     """The best labels of each query with a setting and label keys of weight alpha; -1 pads short lists."""
     values, label_keys = memory.label_sets.to_csr(memory.plan.labels), memory.label_keys(alpha).filled()
     instance_keys = memory.instance_keys if setting.lambda_ else memory.instance_keys[:0]
     best = []
-    for start in with_progress(range(0, len(queries), _BLOCK_QUERIES), "block", "measure"):
+    for start in with_progress(range(0, len(vectors), _BLOCK_QUERIES), "block", "measure"):
         rows = slice(start, start + _BLOCK_QUERIES)
         instances, labels = (
             Neighbours(*nearest(vectors[rows], keys, setting.top_b, device)) for keys in (instance_keys, label_keys)
         )
-        best += [found for _, found in predict(instances, labels, values, [setting], DEPTH, queries.filtered[rows])]
+        best += [found for _, found in predict(instances, labels, values, [setting], DEPTH, filtered[rows])]
     return np.concatenate(best)

@@ -32,7 +32,7 @@ from recollect.trainer.memory.tune import tune
 from recollect.trainer.methods import METHODS
 from recollect.trainer.presets.preset import find_preset
 from recollect.trainer.recipe import Recipe
-from recollect.trainer.run_folder import RunFolder, TrainingResult
+from recollect.trainer.run_folder import RunFolder
 from recollect.trainer.run_memory import Run
 from recollect.trainer.settings import STATIC, TuneSettings
 from recollect.trainer.static.pretrained import make_static
@@ -292,8 +292,14 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     progress = train(task, recipe, run.folder.path, machine, watch)
     if run.ranks.first:
-        peaks = peak_memory_bytes(), trainable, peak_gpu_memory_bytes()
-        run.folder.write_training(recipe, TrainingResult(progress, *peaks, dict(watch.seconds)))
+        measured = {
+            "seconds": progress.seconds,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "trainable_parameters": trainable,
+        }
+        if gpu_bytes := peak_gpu_memory_bytes():
+            measured["peak_gpu_memory_bytes"] = gpu_bytes
+        run.folder.write_training(recipe, progress, measured, dict(watch.seconds))
     progress = run.ranks.broadcast_object(progress)  # the other ranks wait until the file is written
     best = "" if progress.best is None else f", validation nDCG@5 {progress.best:.2f}"
     run.report(f"train: best after {progress.best_step:,} of {progress.step:,} steps{best}")

@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,32 +36,6 @@ from recollect.trainer.training.training_state import Progress
 from recollect.trainer.training.validation import hold_out
 
 _FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """The result of a finished training.
-
-    Attributes:
-        progress: Final progress.
-        peak_memory_bytes: Peak memory of the process.
-        trainable_parameters: Number of parameters with gradients.
-        peak_gpu_memory_bytes: Peak of the memory that the process allocated on its GPU; 0 on a CPU.
-        activities: Seconds of each activity.
-    """
-
-    progress: Progress
-    peak_memory_bytes: int
-    trainable_parameters: int
-    peak_gpu_memory_bytes: int = 0
-    activities: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def measurements(self) -> dict[str, float]:
-        return {
-            "seconds": self.progress.seconds,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "trainable_parameters": self.trainable_parameters,
-        } | ({"peak_gpu_memory_bytes": self.peak_gpu_memory_bytes} if self.peak_gpu_memory_bytes else {})
 
 
 class RunFolder:
@@ -134,7 +107,7 @@ class RunFolder:
                     "or replace it with --overwrite"
                 )
             self._check_origin()
-            self.write_training(recipe, None)
+            self.write_training(recipe)
             return True
         if differs := recipe.differences(saved["recipe"], trained=saved["done"]):
             raise TrainingError(
@@ -236,17 +209,30 @@ class RunFolder:
         saved = self.training()
         return saved is not None and bool(saved["done"])
 
-    def write_training(self, recipe: Recipe, result: TrainingResult | None) -> None:
-        """Write `training.json`: without a result for an unfinished training, with it for a finished one."""
+    def write_training(
+        self,
+        recipe: Recipe,
+        progress: Progress | None = None,
+        measured: dict[str, float] | None = None,
+        activities: dict[str, float] | None = None,
+    ) -> None:
+        """Write `training.json`.
+
+        Args:
+            recipe: The recipe.
+            progress: Final progress; None for an unfinished training.
+            measured: Cost of a finished training.
+            activities: Seconds of each activity.
+        """
         write_json(
             self._training,
             {
                 "format_version": _FORMAT_VERSION,
                 "recipe": recipe.as_json(),
-                "done": result is not None,
-                "progress": result and dataclasses.asdict(result.progress),
-                "measured": result and result.measurements(),
-                "activities": result and result.activities,
+                "done": progress is not None,
+                "progress": progress and dataclasses.asdict(progress),
+                "measured": measured,
+                "activities": activities,
             },
         )
 

@@ -26,12 +26,11 @@ import torch
 
 import recollect
 from recollect.index_builder.evaluation.measured import report
-from recollect.service.predictor.searcher import Neighbours
+from recollect.index_builder.run_quality import alone, best_labels
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
-from recollect.trainer.memory.inference import InferenceSetting, predict
+from recollect.trainer.memory.inference import InferenceSetting
 from recollect.trainer.memory.memory import open_memory
-from recollect.trainer.memory.search import nearest
 from recollect.trainer.static.model import StaticModel
 
 ROOT = Path(__file__).parents[2]
@@ -215,18 +214,13 @@ def _rank(run: Path, dataset: Path, lambda_: float, top_b: int, view: str | None
     """All metrics of a run on the test texts, by exact search for its nearest keys."""
     test = open_dataset(dataset).read_split("test")
     encoder, memory = load_checkpoint(run / "checkpoint", "cpu"), open_memory(run / "memory")
-    head = encoder.model.head
-    part = head.key_views()[view] if head and view else slice(None)
-    vectors = encoder.encode(test.entries.texts.to_pylist(), encoder.config.max_length, lambda done: None)[:, part]
-    instances, labels = (
-        Neighbours(*nearest(vectors, keys[:, part], top_b))
-        for keys in (memory.instance_keys, memory.label_keys(0.0).filled())
-    )
-    values = memory.label_sets.to_csr(memory.plan.labels)
+    vectors, head = encoder.encode(test.entries.texts.to_pylist(), encoder.config.max_length), encoder.model.head
+    if head and view:
+        vectors = alone(vectors, head.key_views()[view])
+    truth, filtered = (sets.to_csr(memory.plan.labels) for sets in (test.labels, test.filtered))
     setting = InferenceSetting(lambda_, memory.defaults["temperature"], top_b)
-    ((_, found),) = predict(instances, labels, values, [setting], 100)
-    counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
-    return report(found, test.labels.to_csr(memory.plan.labels), counts, memory.plan.instances)
+    found = best_labels(vectors, memory, setting, 0.0, filtered)
+    return report(found, truth, memory.label_counts, memory.plan.instances)
 
 
 def read(path: Path) -> list[Entry]:

@@ -20,7 +20,7 @@ from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.memory import DEFAULTS, open_memory
 from recollect.trainer.recipe import Recipe
-from recollect.trainer.run_folder import RunFolder, TrainingResult
+from recollect.trainer.run_folder import RunFolder
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.training_state import Progress
 from tests.trainer.conftest import load
@@ -278,9 +278,6 @@ def test_run_with_training_does_not_replace_a_memory_that_was_written_without_tr
     assert files(run_folder) == before
 
 
-RESULT = TrainingResult(Progress(step=8), peak_memory_bytes=3_000, trainable_parameters=70)
-
-
 class TestRunFolder:
     @pytest.fixture
     def folder(self, run_folder: Path) -> RunFolder:
@@ -304,7 +301,7 @@ class TestRunFolder:
         folder.begin_training(recipe, resume=False, overwrite=False)
         with pytest.raises(TrainingError, match="found one that differs in micro_batch, ranks, device; continue with"):
             folder.begin_training(other_device, resume=True, overwrite=False)
-        folder.write_training(recipe, RESULT)
+        folder.write_training(recipe, Progress(step=8))
         assert not folder.begin_training(other_device, resume=False, overwrite=False)
 
     @pytest.mark.parametrize("content", ["{", '{"format_version": 2, "recipe": {"seed": 0}}'])
