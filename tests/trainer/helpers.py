@@ -60,7 +60,7 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
     make = METHODS[method].head
     if make is None:
         return None
-    own = {"bank": max(1, labels // 4), "centroids": "instances"} if method == "prime" else {}
+    own = {"bank": max(1, labels // 4)} if method == "prime" else {}
     head = make(dim, labels, options(method, **own))
     if values is None:
         values = label_sets([1 + row % (labels - 1)] for row in range(3 * labels)).to_csr(labels)

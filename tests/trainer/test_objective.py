@@ -14,7 +14,6 @@ from recollect.trainer.data.split import LabelSets
 from recollect.trainer.distributed import ALONE, Ranks
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
-from recollect.trainer.heads.prototypes import Prototypes
 from recollect.trainer.methods import METHODS, MethodOptions, losses
 from recollect.trainer.methods.losses import Scored
 from recollect.trainer.sharded import Sharded
@@ -77,9 +76,6 @@ class Problem:
         model = copy.deepcopy(self.model)
         if model.table is not None:
             model.table.divide(ranks)
-        elif model.head is not None:
-            whole = model.head.training_arrays()
-            model.head.load_training_arrays({name: Sharded.of(array.own, ranks) for name, array in whole.items()})
         return self.objective(model, ranks, cache).backward(batch), model
 
     def objective(self, model: VectorDualEncoder, ranks: Ranks = ALONE, cache: bool = True) -> Objective:
@@ -89,11 +85,6 @@ class Problem:
     def directly(self, batch: Batch) -> tuple[float, Tensor]:
         """Compute loss and gradient with dense matrices from the relevance matrix and the drawn positives."""
         model = copy.deepcopy(self.model)
-        if isinstance(model.head, Prototypes):
-            assert model.head.centroids is not None
-            others = self.relevance.copy()
-            others[batch.rows] = False  # prototypes must not include the queries of the batch
-            model.head.centroids.start(model.head.centroids.followed, sparse.csr_matrix(others.astype(np.float32)))
         pool = torch.from_numpy(batch.pool)
         queries = model.views(self.queries.vectors[batch.rows])
         keys = model.views(self.labels.vectors[pool], "labels", pool)

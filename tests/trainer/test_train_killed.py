@@ -58,8 +58,6 @@ KINDS: dict[str, list[object]] = {
         "full",
         "--method",
         "prime",
-        "--centroids",
-        "instances",
         "--cluster-from",
         0,
         "--tune",
@@ -238,14 +236,12 @@ def assert_same(one: Path, two: Path) -> None:
             torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=0)
 
 
-# Each rank stores vectors of its share of the instances (prime), or of the labels with their moments (ova).
+# With ova, each rank stores its share of the labels' vectors and their moments.
 @pytest.mark.parametrize(
     "method",
     [
         [
             "prime",
-            "--centroids",
-            "instances",
             "--hard-negatives",
             2,
             "--cluster-from",

@@ -48,10 +48,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prototype": "free", "method": "prime"},
         "--prototype free: expected a part that differs between labels of a cluster, found none; add text or centroid",
     ),
-    "kind of centroids without centroids in prototypes": (
-        {"prototype": "text,free", "centroids": "ema", "method": "prime"},
-        "--centroids: expected centroids in prototypes, found --prototype text,free; omit the flag",
-    ),
     "cluster from with a method without clusters": (
         {"cluster_from": 0},
         "--cluster-from: expected clustered batches, found --method rae, which uses none; omit the flag, or set "
@@ -75,7 +71,7 @@ def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], compl
         {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20},
         {"method": "supcon", "cluster_from": 2, "cluster_every": 1, "symmetric": False},
         {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},
-        {"method": "prime", "centroids": "ema", "triplets": "sum", "text_loss": False, "regulariser_weight": 0},
+        {"method": "prime", "triplets": "sum", "text_loss": False, "regulariser_weight": 0},
         {"method": "unidec", "train": "full", "head_learning_rate": 2e-4, "table_learning_rate": 1e-3},
         {"method": "infonce", "hard_negatives": "all", "embedding_dropout": 0.1, "warmup": 100, "clip_norm": 0},
     ],

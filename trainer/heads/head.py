@@ -85,20 +85,8 @@ class Head(nn.Module, abc.ABC):
             seed: Seed of all random draws.
         """
 
-    def leave_out(self, batch: Batch) -> None:  # noqa: B027
-        """Leave the batch's queries out of the instances of their labels, until `follow` ends the step."""
-
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
         """Update the head with the vectors of the batch's queries, at the end of a step."""
-
-    def training_arrays(self) -> dict[str, Sharded]:
-        """Return the arrays, by file name, that training needs to resume in addition to the weights."""
-        return {} if self.table is None else self.table.arrays()
-
-    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:
-        """Restore the arrays that `training_arrays` returned."""
-        if self.table is not None:
-            self.table.load_arrays(arrays)
 
     def lookups(self) -> list[nn.Parameter]:
         """Return the tables with one vector for each label or cluster.

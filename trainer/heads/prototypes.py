@@ -17,19 +17,56 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from recollect.trainer.heads.centroids import Centroids, MomentumCentroids
 from recollect.trainer.heads.head import Head
 from recollect.trainer.randomness import Purpose, generator
-from recollect.trainer.settings import CentroidKind, PrototypeToken
+from recollect.trainer.settings import PrototypeToken
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.batches import Batch
 from recollect.trainer.training.clustering import balanced_clusters
 
-_CENTROIDS: dict[CentroidKind, type[Centroids | MomentumCentroids]] = {
-    "instances": Centroids,
-    "ema": MomentumCentroids,
-}
 _FEED_FORWARD, _DROPOUT = 1_024, 0.1
+# Weight of a centroid's old vector.
+_MOMENTUM = 0.95
+
+
+class Centroids(nn.Module):
+    """A vector for each label, moved towards the label's queries with momentum (PRIME, Eq. 4).
+
+        c_l <- .95 c_l + .05 m_l,    m_l = mean vector of the batch's queries for which l was drawn as a positive
+
+    A centroid starts as the unit mean of the label's instances. A rare label moves slowly.
+
+    Args:
+        labels: Number of labels.
+        dim: Size of a vector.
+    """
+
+    def __init__(self, labels: int, dim: int) -> None:
+        super().__init__()
+        self.vectors: Tensor
+        self.known: Tensor
+        self.register_buffer("vectors", torch.zeros(labels, dim))
+        self.register_buffer("known", torch.zeros(labels, dtype=torch.bool))
+
+    def forward(self, rows: Int[Tensor, " row"], texts: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
+        """Return unit vectors. A label without instances gets its text vector."""
+        return torch.where(self.known[rows][:, None], nn.functional.normalize(self.vectors[rows], dim=-1), texts)
+
+    def start(self, instances: Sharded, values: sparse.csr_matrix) -> None:
+        """Initialise the vectors from instance vectors and their labels. `values` has no labels for held-out ones."""
+        sums = torch.from_numpy(instances.label_sums(values))
+        self.vectors.copy_(nn.functional.normalize(sums, dim=-1))
+        self.known.copy_(torch.from_numpy(np.bincount(values.indices, minlength=len(self.known)) > 0))
+
+    def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
+        """Move the centroids of the labels that were drawn as positives."""
+        drawn, place, counts = np.unique(batch.positives.key, return_inverse=True, return_counts=True)
+        shares = (1 / counts[place]).astype(np.float32)
+        mean = sparse.csr_matrix((shares, (place, batch.positives.query)), shape=(len(drawn), len(batch.rows)))
+        # numpy adds in the same order on every rank
+        means, labels = torch.from_numpy(mean @ queries.cpu().numpy()), torch.from_numpy(batch.pool[drawn])
+        labels = labels.to(self.vectors.device)
+        self.vectors[labels] = _MOMENTUM * self.vectors[labels] + (1 - _MOMENTUM) * means.to(labels.device)
 
 
 class Prototypes(Head):
@@ -40,7 +77,6 @@ class Prototypes(Head):
         labels: Number of labels.
         tokens: The parts of a prototype: `text`, `free` and `centroid`, or some of them.
         bank: Number of free vectors. 0 if `free` is not among the tokens.
-        centroids: Kind of centroids, `instances` or `ema`.
     """
 
     kind: ClassVar[str] = "prototypes"
@@ -52,10 +88,9 @@ class Prototypes(Head):
         labels: int,
         tokens: Sequence[PrototypeToken],
         bank: int,
-        centroids: CentroidKind = "instances",
     ) -> None:
         super().__init__(dim)
-        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank, "centroids": centroids}
+        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
         self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
         for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # a prototype starts as the mean of its parts
             nn.init.zeros_(last.weight)
@@ -63,8 +98,7 @@ class Prototypes(Head):
         self.free = nn.Parameter(torch.zeros(bank, dim))
         self.cluster: Tensor
         self.register_buffer("cluster", torch.zeros(labels if bank else 0, dtype=torch.int64))
-        kind = _CENTROIDS[centroids]
-        self.centroids = kind(labels, dim) if "centroid" in tokens else None
+        self.centroids = Centroids(labels, dim) if "centroid" in tokens else None
 
     @property
     def key_dim(self) -> int:
@@ -107,20 +141,9 @@ class Prototypes(Head):
                 self.cluster.copy_(torch.from_numpy(cluster))
                 self.free.copy_(nn.functional.normalize(torch.from_numpy(means), dim=-1))
 
-    def leave_out(self, batch: Batch) -> None:
-        if self.centroids is not None:
-            self.centroids.leave_out(batch)
-
     def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
         if self.centroids is not None:
             self.centroids.follow(batch, queries)
-
-    def training_arrays(self) -> dict[str, Sharded]:
-        return {} if self.centroids is None else self.centroids.training_arrays()
-
-    def load_training_arrays(self, arrays: dict[str, Sharded]) -> None:
-        if self.centroids is not None:
-            self.centroids.load_training_arrays(arrays)
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.free]

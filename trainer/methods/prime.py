@@ -11,7 +11,7 @@ from pydantic_settings import CliImplicitFlag
 
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods.method import Method, SymmetricOptions
-from recollect.trainer.settings import CentroidKind, Listed, NotEmpty, Positive, PrototypeToken, TripletKind
+from recollect.trainer.settings import Listed, NotEmpty, Positive, PrototypeToken, TripletKind
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -39,11 +39,6 @@ class PrimeOptions(SymmetricOptions):
     margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
         (0.1, 0.3),
         description="prime: lower and upper bound of the triplet margin; equal bounds give a constant margin",
-    )
-    centroids: CentroidKind = Field(
-        "ema",
-        description="prime: momentum mean of a label's instances as in the paper (ema), or their mean without the "
-        "batch's queries (instances)",
     )
     triplets: TripletKind = Field(
         "weighted",
@@ -74,8 +69,6 @@ class PrimeOptions(SymmetricOptions):
             )
         if "bank" in self.model_fields_set and "free" not in tokens:
             yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; omit the flag"
-        if "centroids" in self.model_fields_set and "centroid" not in tokens:
-            yield f"--centroids: expected centroids in prototypes, found --prototype {','.join(tokens)}; omit the flag"
         if "regulariser" in self.model_fields_set and not self.regulariser_weight:
             yield "--regulariser: expected --regulariser-weight above 0, found 0; omit one of them"
         if low > high:
@@ -126,7 +119,7 @@ def _triplets(
 def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
     from recollect.trainer.heads.prototypes import Prototypes
 
-    return Prototypes(dim, labels, options.prototype, options.bank or 0, options.centroids)
+    return Prototypes(dim, labels, options.prototype, options.bank or 0)
 
 
 METHOD = Method(

@@ -60,8 +60,6 @@ class Objective:
         else:
             pool = model.table.find_own(batch.pool)
         head, step = model.head, _Step(self, batch, pool)
-        if head is not None:
-            head.leave_out(batch)
         loss = self.embedder.backward(parts, step.backward)
         tables = [] if head is None else head.label_tables()
         self.ranks.all_reduce_gradients(model, tables, batch.pool)

@@ -8,7 +8,7 @@ A run that is killed at any moment resumes from the saved state, with the result
                            random.safetensors    random states of each rank
                            negatives.npy         mined labels
                            clusters.npy          cluster of each instance
-                           head-*.npy            arrays of a head, besides its weights, or its table of label vectors
+                           table-*.npy           a head's table of label vectors, and its moments
 
 The step number is the whole state of the sampler (`trainer.training.batches`). Step and seconds determine the learning
 rate (`Recipe.rate`).
@@ -37,7 +37,7 @@ from recollect.trainer.randomness import random_state, restore_random_state
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.negatives import HardNegatives
 
-_HEAD = "head-"
+_TABLE = "table-"
 
 
 @dataclass
@@ -112,8 +112,8 @@ def save_state(folder: Path, progress: Progress, learner: Learner, ranks: Ranks)
 
 def _shared_arrays(learner: Learner) -> dict[str, Sharded]:
     """Return the arrays, by file name, of which each rank holds a share."""
-    head = {} if learner.model.head is None else learner.model.head.training_arrays()
-    arrays = {f"{_HEAD}{name}": array for name, array in head.items()}
+    table = {} if learner.model.table is None else learner.model.table.arrays()
+    arrays = {f"{_TABLE}{name}": array for name, array in table.items()}
     return arrays if learner.negatives is None else arrays | {"negatives": learner.negatives.labels}
 
 
@@ -138,13 +138,10 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
             {name: states[ranks.rank] for name, states in load_file(newest / "random.safetensors").items()}
         )
         learner.clusters, negatives = _load_array(newest / "clusters.npy"), newest / "negatives.npy"
-        if learner.model.head is not None:
-            learner.model.head.load_training_arrays(
-                {
-                    path.stem.removeprefix(_HEAD): _load_share(path, ranks, learner.device)
-                    for path in newest.glob(f"{_HEAD}*.npy")
-                }
-            )
+        if learner.model.table is not None:
+            paths = newest.glob(f"{_TABLE}*.npy")
+            shares = {path.stem.removeprefix(_TABLE): _load_share(path, ranks, learner.device) for path in paths}
+            learner.model.table.load_arrays(shares)
         mined = negatives.is_file()
         learner.negatives = HardNegatives(_load_share(negatives, ranks, learner.device)) if mined else None
     except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
