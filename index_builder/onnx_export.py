@@ -58,13 +58,13 @@ class _Table(PreTrainedModel, TextVectors):  # type: ignore[no-untyped-call]
 
     rows: Tensor
     scales: Tensor | None
-    positions: Tensor | None
+    positions: Tensor
 
     def __init__(
         self,
         config: PretrainedConfig,
         rows: Tensor,
-        positions: Float[Tensor, " position"] | None,
+        positions: Float[Tensor, " position"],
         scales: Float[Tensor, "token 1"] | None = None,
     ) -> None:
         super().__init__(config)
@@ -75,9 +75,7 @@ class _Table(PreTrainedModel, TextVectors):  # type: ignore[no-untyped-call]
     def forward(
         self, input_ids: Int[Tensor, "batch token"], attention_mask: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch dim"]:
-        factors = attention_mask.float()
-        if self.positions is not None:
-            factors = factors * at_positions(self.positions, input_ids)
+        factors = attention_mask.float() * at_positions(self.positions, input_ids)
         if self.scales is not None:
             factors = factors * nn.functional.embedding(input_ids, self.scales).squeeze(-1)
         vectors = nn.functional.embedding(input_ids, self.rows).float()
@@ -89,8 +87,7 @@ def with_table(model: UnitVectorModel, precision: Precision) -> UnitVectorModel:
     """A static model with a finished table in this precision. It has the same adapter and head."""
     assert isinstance(model.transformer, StaticModel)
     static, config = model.transformer, model.transformer.config
-    rows, positions = static.folded(), static.position_weights()
-    positions = None if positions is None else positions.detach()
+    rows, positions = static.folded(), static.position_weights().detach()
     match precision:
         case "fp32":
             table = _Table(config, rows, positions)

@@ -11,7 +11,7 @@ from pydantic_settings import CliImplicitFlag, CliPositionalArg
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Share, Temperature, TopB
-from recollect.service.settings import Device, EngineSettings, Location, Settings
+from recollect.service.settings import Device, EngineSettings, Location, ServiceSettings, Settings
 from recollect.trainer.settings import DatasetSettings, Listed, MethodName, Metric, NotEmpty, Propensity, TrainingInputs
 
 Lexical = Literal["on", "off", "auto"]
@@ -160,7 +160,7 @@ class PushSettings(Settings):
     dry_run: CliImplicitFlag[bool] = Field(False, description="print the model card, and upload nothing")
 
 
-class CompactSettings(PublishSettings):
+class CompactSettings(PublishSettings, ServiceSettings):
     """Publish a bundle with the live memory of a store: the current version's memory, and all live entries.
 
     Entries that are written meanwhile stay live. The last line of the output is the version.
@@ -176,10 +176,6 @@ class CompactSettings(PublishSettings):
         None,
         description="folder for the new memory, which the next compaction can use as --run; must be absent; default: "
         "a temporary folder",
-    )
-    verify_key: Path | None = Field(
-        None,
-        description="Ed25519 public keys (PEM), one of which must verify the bundle's signature; default: no check",
     )
 
 
@@ -198,18 +194,10 @@ class RankSettings(Settings):
     threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
 
 
-class EvaluateSettings(DatasetSettings):
+class EvaluateSettings(DatasetSettings, ServiceSettings):
     """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
-    store: Location = Field(description="bundle store: a folder, or a URL such as s3://bucket/store")
-    bundle_cache: Path | None = Field(
-        None, description="folder that caches bundles of a store at a URL; default: ~/.cache/recollect"
-    )
     version: str = Field("current", description="version to measure")
-    verify_key: Path | None = Field(
-        None,
-        description="Ed25519 public keys (PEM), one of which must verify the bundle's signature; default: no check",
-    )
     lambda_: Annotated[list[Share], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
     )

@@ -27,7 +27,6 @@ def model() -> StaticModel:
     """A model with random vectors, weights and projection, and with three positions that weigh 1, 4 and 2."""
     torch.manual_seed(7)
     made = StaticModel.of(torch.randn(TOKENS, DIM), torch.rand(TOKENS), positions=3)
-    assert made.positions is not None
     made.positions.data = torch.tensor([1.0, 4.0, 2.0]).log() / model_file._POSITION_RATE
     torch.nn.init.normal_(made.projection.weight)
     return made

@@ -30,11 +30,11 @@ _POSITION_RATE = 100.0
 
 
 class StaticConfig(PretrainedConfig):
-    """The sizes of a static model, as stored in `config.json`. Older models have no weights of positions."""
+    """The sizes of a static model, as stored in `config.json`."""
 
     model_type = "recollect_static"
 
-    def __init__(self, vocab_size: int = 1, hidden_size: int = 1, positions: int = 0, **others: Any) -> None:
+    def __init__(self, vocab_size: int = 1, hidden_size: int = 1, positions: int = 1, **others: Any) -> None:
         self.vocab_size, self.hidden_size, self.positions = vocab_size, hidden_size, positions
         super().__init__(**others)  # type: ignore[no-untyped-call]
 
@@ -58,7 +58,7 @@ class StaticModel(PreTrainedModel, TextVectors):
         super().__init__(config)
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.weights = nn.Parameter(torch.ones(config.vocab_size))
-        self.positions = nn.Parameter(torch.zeros(config.positions)) if config.positions else None
+        self.positions = nn.Parameter(torch.zeros(config.positions))
         self.projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]
 
@@ -82,9 +82,7 @@ class StaticModel(PreTrainedModel, TextVectors):
         """The weighted sum of each text's token vectors, projected. Padding costs no look-up."""
         present = attention_mask.bool()
         ids, lengths = input_ids[present], present.sum(dim=1)
-        weights = self.weights[ids]
-        if (of_positions := self.position_weights()) is not None:
-            weights = weights * at_positions(of_positions, input_ids)[present]
+        weights = self.weights[ids] * at_positions(self.position_weights(), input_ids)[present]
         weights = nn.functional.dropout(weights, _TOKEN_DROPOUT, self.training)
         sums = nn.functional.embedding_bag(
             ids, self.tokens.weight, lengths.cumsum(0) - lengths, mode="sum", per_sample_weights=weights
@@ -96,9 +94,9 @@ class StaticModel(PreTrainedModel, TextVectors):
         """The tables that training does not decay."""
         return list(self.tokens.parameters())
 
-    def position_weights(self) -> Float[Tensor, " position"] | None:
-        """The weight of each position; None if all positions weigh the same."""
-        return None if self.positions is None else (_POSITION_RATE * self.positions).exp()
+    def position_weights(self) -> Float[Tensor, " position"]:
+        """The weight of each position."""
+        return (_POSITION_RATE * self.positions).exp()
 
     def folded(self) -> Float[Tensor, "token dim"]:
         """The table that includes token weights and projection: v(x) is the sum of its rows, weighted by position."""
