@@ -373,7 +373,7 @@ def _sift(
 
 
 @_inlined
-def _best(
+def _heap_of_best(
     start: int,
     stop: int,
     most: int,
@@ -381,7 +381,7 @@ def _best(
     second: Float[np.ndarray, " row"],
     last: Int[np.ndarray, " row"],
 ) -> Int[np.ndarray, " best"]:
-    """The first `most` of the rows from `start` to `stop`, in the order of `best_rows`."""
+    """The rows that `_best` finds, but only the last of them has its place: it is the first of the heap."""
     size = min(most, stop - start)
     heap = np.empty(size, dtype=np.int64)
     for place in range(size):
@@ -392,7 +392,21 @@ def _best(
         if size and _is_before(first, second, last, row, heap[0]):
             heap[0] = row
             _sift(heap, size, 0, first, second, last)
-    for end in range(size - 1, 0, -1):  # the last row of those that are left moves behind them
+    return heap
+
+
+@_inlined
+def _best(
+    start: int,
+    stop: int,
+    most: int,
+    first: Float[np.ndarray, " row"],
+    second: Float[np.ndarray, " row"],
+    last: Int[np.ndarray, " row"],
+) -> Int[np.ndarray, " best"]:
+    """The first `most` of the rows from `start` to `stop`, in the order of `best_rows`."""
+    heap = _heap_of_best(start, stop, most, first, second, last)
+    for end in range(len(heap) - 1, 0, -1):  # the last row of those that are left moves behind them
         heap[0], heap[end] = heap[end], heap[0]
         _sift(heap, end, 0, first, second, last)
     return heap
@@ -483,6 +497,8 @@ def near_codes(
 PAIR_WEIGHT = 0.25
 # Up to this number of postings for each text, reading all of them takes less time than a search for each text.
 _READ_ALL = 40
+# A term is frequent if more than one of this number of texts contains it.
+_FREQUENT = 16
 
 
 @_inlined
@@ -574,6 +590,50 @@ def find_postings(
     return spans, counts
 
 
+@_compiled(_array(int64), _array(int32), int64)
+def map_frequent(
+    offsets: Int[np.ndarray, " offset"], rows: Int[np.ndarray, " posting"], texts: int
+) -> tuple[Int[np.ndarray, " frequent"], UInt64[np.ndarray, "frequent word"]]:
+    """Map the postings of the frequent terms, which have most of the postings that a query finds.
+
+    A map gives the posting of any text in a few steps. It takes two bits for each text of the index.
+
+    Args:
+        offsets: `Postings.offsets`.
+        rows: `Postings.rows`.
+        texts: Number of texts.
+
+    Returns:
+        The first posting of each frequent term, and its map: a word for each 32 texts. The low half of a word has a bit
+        for each of these texts, which is 1 if the text contains the term. The high half is the number of postings of
+        earlier texts.
+    """
+    count, terms = 0, np.empty(len(offsets) - 1, dtype=np.int64)
+    for term in range(len(offsets) - 1):
+        terms[count] = term
+        count += (offsets[term + 1] - offsets[term]) * _FREQUENT > texts
+    starts, maps = np.empty(count, dtype=np.int64), np.empty((count, (texts + 31) // 32), dtype=np.uint64)
+    for nth in range(count):
+        posting, stop = offsets[terms[nth]], offsets[terms[nth] + 1]
+        starts[nth] = posting
+        for place in range(maps.shape[1]):
+            word = np.uint64(posting - starts[nth]) << np.uint64(32)
+            while posting < stop and rows[posting] >> 5 == place:
+                word |= np.uint64(1) << np.uint64(rows[posting] & 31)
+                posting += 1
+            maps[nth, place] = word
+    return starts, maps
+
+
+@_inlined
+def _count_ones(word: np.uint64) -> np.uint64:
+    """The number of ones in a word. The compiler makes one instruction of this pattern."""
+    word -= word >> np.uint64(1) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + (word >> np.uint64(2) & np.uint64(0x3333333333333333))
+    word = word + (word >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return word * np.uint64(0x0101010101010101) >> np.uint64(56)
+
+
 @_inlined
 def _half(bits: int) -> float:
     """A 16-bit float from 0 to 1 by its bits. They are also the bits of a 32-bit float with another exponent."""
@@ -608,25 +668,35 @@ def _add_to_rows(
     bits: UInt16[np.ndarray, " posting"],
     spans: Int[np.ndarray, "term 2"],
     weights: Float[np.ndarray, " term"],
-    terms: Int[np.ndarray, " chosen"],
+    starts: Int[np.ndarray, " frequent"],
+    maps: UInt64[np.ndarray, "frequent word"],
+    terms: Int[np.ndarray, " rest"],
     sums: Float[np.ndarray, " text"],
     rows: Int[np.ndarray, " row"],
 ) -> None:
-    """Add the postings of some terms to the sums of the only texts that have a sum; their rows are in rising order."""
+    """Add the postings of some terms to the sums of the only texts that have a sum."""
     for term in terms:
         start, end = spans[term, 0], spans[term, 1]
-        if end - start <= _READ_ALL * len(rows):
+        nth = _seek(starts, 0, len(starts), 0, start)
+        if nth < len(starts) and starts[nth] == start < end:
+            for row in rows:
+                bit = np.uint64(row & 31)
+                word = maps[nth, row >> 5] if row >> 5 < maps.shape[1] else np.uint64(0)  # no map has added texts
+                if word >> bit & np.uint64(1):
+                    before = (word >> np.uint64(32)) + _count_ones(word & (np.uint64(1) << bit) - np.uint64(1))
+                    sums[row] += _half(bits[np.uint64(start) + before]) * weights[term]
+        elif end - start <= _READ_ALL * len(rows):
             for posting in range(start, end):
                 text = np.uint32(posting_rows[posting])
                 if sums[text] != 0:
                     sums[text] += _half(bits[posting]) * weights[term]
-            continue
-        for row in rows:
-            start = _seek(posting_rows, start, end, start, row)
-            if start == end:
-                break
-            if posting_rows[start] == row:
-                sums[row] += _half(bits[start]) * weights[term]
+        else:
+            first, last = posting_rows[start], posting_rows[end - 1]
+            density = (end - 1 - start) / (last - first)
+            for row in rows:
+                place = _seek(posting_rows, start, end, start + np.int64((row - first) * density), row)
+                if place < end and posting_rows[place] == row:
+                    sums[row] += _half(bits[place]) * weights[term]
 
 
 @_inlined
@@ -658,6 +728,8 @@ _WORDS = (_array(int64, 3), _array(int32), _array(uint16))
     _array(float64),
     _array(int64),
     *_WORDS,
+    _array(int64),
+    _array(uint64, 2),
     *_WORDS,
     _array(boolean),
     _array(int64),
@@ -674,6 +746,8 @@ def search_words(
     spans: Int[np.ndarray, "1 term 2"],
     posting_rows: Int[np.ndarray, " posting"],
     bits: UInt16[np.ndarray, " posting"],
+    starts: Int[np.ndarray, " frequent"],
+    maps: UInt64[np.ndarray, "frequent word"],
     live_spans: Int[np.ndarray, "part term 2"],
     live_rows: Int[np.ndarray, " live_posting"],
     live_bits: UInt16[np.ndarray, " live_posting"],
@@ -694,7 +768,9 @@ def search_words(
         spans: The postings of the terms, from `find_postings`.
         posting_rows: The text of each posting.
         bits: The weight of each posting, as the bits of a 16-bit float from 0 to 1.
-        live_spans: This argument and the next two: the same for texts that were added.
+        starts: This argument and the next one: from `map_frequent`.
+        maps: See there.
+        live_spans: This argument and the next two: the postings of texts that were added.
         live_rows: See there.
         live_bits: See there.
         removed: Whether each text was removed; texts beyond its end were not.
@@ -713,7 +789,7 @@ def search_words(
     found_similarities = np.full((queries, top), -np.inf, dtype=np.float32)
     weights, measure = np.empty(len(terms), dtype=np.float32), np.empty(len(terms))
     for query in range(queries):
-        first, stop, squares = offsets[query], offsets[query + 1], 0.0
+        first, stop, squares, known = offsets[query], offsets[query + 1], 0.0, 0
         for term in range(first, stop):
             squares += impacts[term] * impacts[term]
         for term in range(first, stop):
@@ -721,13 +797,13 @@ def search_words(
             in_texts = PAIR_WEIGHT if terms[term] & np.uint64(1) else 1.0
             # A posting of a rare term tells more: the impact of a term against the cost of its postings.
             measure[term] = impacts[term] * in_texts / np.sqrt(texts[term]) if texts[term] else 0.0
-        order = _best(first, stop, stop - first, measure, measure, texts)
-        chosen, known, cost, most = 0, 0, 0, 1
-        for term in order:
             known += texts[term] > 0
+        order = _best(first, stop, known, measure, measure, texts)
+        chosen, cost, most = 0, 0, 1
+        for term in order:
             cost += texts[term]
-            if known == 1 or (texts[term] and cost <= budget):
-                chosen = known
+            if chosen == 0 or cost <= budget:
+                chosen += 1
                 most += spans[0, term, 1] - spans[0, term, 0]
                 for part in range(len(live_spans)):
                     most += live_spans[part, term, 1] - live_spans[part, term, 0]
@@ -738,19 +814,15 @@ def search_words(
             found = _add_postings(live_rows, live_bits, live_spans[part], weights, order[:chosen], sums, rows, found)
         found = _take(rows[:found], sums, removed, last_keys, keys, values)
         if chosen < known:
-            best = _best(0, found, candidates, values, values, keys)
-            found, near, nothing = len(best), np.empty(len(best), dtype=np.int64), np.zeros(len(best))
+            best = _heap_of_best(0, found, candidates, values, values, keys)
+            found, near, rest = len(best), np.empty(len(best), dtype=np.int64), order[chosen:]
             for nth in range(found):
                 near[nth] = rows[best[nth]]
                 sums[near[nth]] = values[best[nth]]
-            best = _best(0, found, found, nothing, nothing, near)  # in rising order of the rows
-            for nth in range(found):
-                rows[nth] = near[best[nth]]
-            _add_to_rows(posting_rows, bits, spans[0], weights, order[chosen:known], sums, rows[:found])
+            _add_to_rows(posting_rows, bits, spans[0], weights, starts, maps, rest, sums, near)
             for part in range(len(live_spans)):
-                rest = order[chosen:known]
-                _add_to_rows(live_rows, live_bits, live_spans[part], weights, rest, sums, rows[:found])
-            found = _take(rows[:found], sums, removed, last_keys, keys, values)
+                _add_to_rows(live_rows, live_bits, live_spans[part], weights, starts[:0], maps, rest, sums, near)
+            found = _take(near, sums, removed, last_keys, keys, values)
         for nth in range(found):
             values[nth] = np.float32(values[nth])
         best = _best(0, found, top, values, values, keys)
