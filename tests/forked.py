@@ -3,24 +3,29 @@
 A new interpreter needs seconds of CPU time to import torch and transformers, and tests start hundreds of programs. A
 forked program is a separate process: it has its own signals, environment, working folder, input and output. Use
 `subprocess` for a program that must start with nothing imported.
+
+All processes of a test run share one server, `tests.fork_server`. The first process that needs it starts it.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import multiprocessing
+import fcntl
+import functools
+import json
 import os
-import runpy
-import signal
+import select
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from multiprocessing import reduction
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["tests.preloaded"])
+REPOSITORY = Path(__file__).parents[1]
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+ADDRESS = Path(tempfile.gettempdir()) / f"recollect-tests-{RUN}.socket"
 
 
 class Popen(subprocess.Popen[Any]):
@@ -30,24 +35,23 @@ class Popen(subprocess.Popen[Any]):
         command, _, _, _, _, cwd, env, _, _, _, *pipes = given
         (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite), session = pipes[:6], pipes[11]
         ends = [end if end >= 0 else number for number, end in enumerate((p2cread, c2pwrite, errwrite))]
-        self._forked = CHILDREN.Process(
-            target=_run,
-            args=(command[1:], [_Descriptor(end) for end in ends], cwd, dict(env or os.environ), session),
-            daemon=False,  # it may have children of its own
-        )
-        self._forked.start()
-        self.pid, self._child_created = int(self._forked.pid or 0), True
+        request = {"arguments": command[1:], "cwd": cwd and os.fspath(cwd), "session": session}
+        self._server = _connect()
+        socket.send_fds(self._server, [json.dumps(request | {"env": dict(env or os.environ)}).encode()], ends)
+        self.pid, self._child_created = int(self._server.recv(99)), True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        self._forked.join(0 if flags & os.WNOHANG else None)
-        status = self._forked.exitcode
-        return (0, 0) if status is None else (self.pid, status << 8 if status >= 0 else -status)
+        ended, _, _ = select.select([self._server], [], [], 0 if flags & os.WNOHANG else None)
+        if not ended:
+            return 0, 0
+        with self._server:
+            return self.pid, int(self._server.recv(99))
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None:
             with self._waitpid_lock:  # type: ignore[attr-defined]
-                pid, status = self._try_wait(os.WNOHANG)
+                pid, status = self._try_wait(os.WNOHANG) if self.returncode is None else (0, 0)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -70,42 +74,26 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[A
     return done
 
 
-class _Descriptor:
-    """A file descriptor for a forked process. The process receives a duplicate of it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (reduction.DupFd(self.number),)
+def _connect() -> socket.socket:
+    _start_server()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(ADDRESS))
+    return connection
 
 
-def _received(duplicate: Any) -> int:
-    return int(duplicate.detach())
-
-
-def _run(
-    arguments: list[str], descriptors: list[int], cwd: str | None, env: Mapping[str, str], new_session: bool
-) -> None:
-    for standard, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(env)
-    if cwd is not None:
-        os.chdir(cwd)
-    if new_session:
-        os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    kind, program, *rest = arguments
-    try:
-        if kind == "-c":
-            sys.argv = ["-c", *rest]
-            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
-        else:
-            sys.argv = [program, *rest]
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-    finally:
-        with contextlib.suppress(Exception):
-            atexit._run_exitfuncs()
+@functools.cache
+def _start_server() -> socket.socket:
+    """Start the server, unless another process has started it. It ends when all these connections are closed."""
+    user = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ADDRESS.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if user.connect_ex(str(ADDRESS)):
+            ADDRESS.unlink(missing_ok=True)
+            # Not `-m`: a program that spawns processes would let each of them import the main module.
+            start = "import sys; sys.path[0] = sys.argv[1]; from tests.fork_server import serve; serve(sys.argv[2])"
+            command = [sys.executable, "-c", start, str(REPOSITORY), str(ADDRESS)]
+            os.posix_spawn(command[0], command, os.environ)
+            while user.connect_ex(str(ADDRESS)):
+                time.sleep(0.02)
+        user.send(b"user")
+    return user

@@ -9,6 +9,7 @@ import os
 import pkgutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import recollect
-from tests.forked import CHILDREN
+from tests import forked
 
 PATIENCE_SECONDS = 120
 KILLED = -signal.SIGKILL
@@ -101,18 +102,21 @@ def run_recollect(
         ranks: Number of processes.
     """
     words, port = [str(argument) for argument in arguments], _free_port() if ranks > 1 else 0
-    processes = [
-        CHILDREN.Process(target=_run, args=(words, log, killed, (rank, ranks, port)), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
+    program = "import json, sys; from tests.trainer.runs import run_rank; run_rank(*json.loads(sys.argv[1]))"
+    with log.open("ab") as output:
+        processes = [
+            forked.Popen(
+                [sys.executable, "-c", program, json.dumps([words, killed, [rank, ranks, port]])],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+            for rank in range(ranks)
+        ]
     try:
-        for process in processes:
-            process.join(PATIENCE_SECONDS)
-        statuses = [process.exitcode for process in processes]
-        assert None not in statuses, log.read_text()
-        return [int(status or 0) for status in statuses]
+        return [process.wait(PATIENCE_SECONDS) for process in processes]
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(log.read_text()) from late
     finally:
         for process in processes:
             process.kill()
@@ -124,19 +128,12 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _run(
-    words: list[str],
-    log: Path,
-    killed: Moment | None,
-    group: tuple[int, int, int],
-) -> None:
+def run_rank(words: list[str], killed: tuple[str, int, bool] | None, group: tuple[int, int, int]) -> None:
+    """Run `recollect` in this process, as one of several ranks: rank, number of ranks, port of the first rank."""
     import faiss
     import torch
 
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    faulthandler.enable(sys.stderr)
+    faulthandler.enable()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     if group[1] > 1:
@@ -144,7 +141,7 @@ def _run(
         os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if killed is not None:
-        _kill_at(killed)
+        _kill_at(Moment(*killed))
     sys.exit(recollect.main(words))
 
 
