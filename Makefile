@@ -15,6 +15,8 @@ BIN := .venv/bin
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
 
+# Images often set PYTHONDONTWRITEBYTECODE. Then each process would compile the tests again, which takes six seconds.
+#
 # Tests write and remove thousands of small files. In memory, one file of training tests took a quarter less time than on
 # a disk. The variable is empty if the folder is missing or has less than 8 GB.
 MEMORY_FOLDER := /dev/shm
@@ -22,7 +24,7 @@ FREE_MB = $$(df --output=avail --block-size=1M $(MEMORY_FOLDER) 2> /dev/null | t
 IN_MEMORY = $(shell [ "$(FREE_MB)" -gt 8000 ] 2> /dev/null && echo PYTEST_DEBUG_TEMPROOT=$(MEMORY_FOLDER))
 
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(IN_MEMORY) $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.conftest import made_once
 from tests.contract import make_store
 from tests.contract.processes import Server, copied, run, run_json, serving
 
@@ -53,7 +54,12 @@ def store(golden_store: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def work(golden_store: Path, golden_version: str, tmp_path_factory: pytest.TempPathFactory) -> Work:
     """The dataset, the encoder, a run of one epoch and its version, made by `recollect train` and `recollect build`."""
-    folder = tmp_path_factory.mktemp("work")
+    folder = made_once(tmp_path_factory, "work", lambda folder: make_work(folder, golden_store))
+    version = (folder / "version").read_text()
+    return Work(*(folder / name for name in ("dataset", "encoder", "run", "store")), golden_version, version)
+
+
+def make_work(folder: Path, golden_store: Path) -> None:
     dataset, encoder, run_folder = folder / "dataset", folder / "encoder", folder / "run"
     make_store.write_dataset(dataset)
     make_store.write_encoder(encoder)
@@ -61,7 +67,7 @@ def work(golden_store: Path, golden_version: str, tmp_path_factory: pytest.TempP
     run("train", dataset, "--out", run_folder, "--encoder", "static", "--static-from", encoder, "--epochs", 1, *lengths)
     store = copied(golden_store, folder / "store")
     built = run("build", run_folder, "--store", store, "--index", "flat", "--lexical", "off")
-    return Work(dataset, encoder, run_folder, store, golden_version, built.stdout.splitlines()[-1])
+    (folder / "version").write_text(built.stdout.splitlines()[-1])
 
 
 @pytest.fixture
