@@ -229,7 +229,7 @@ def prune(settings: PruneSettings) -> None:
     store, reports = _store(settings), _reports(settings)
 
     def in_use() -> set[str]:
-        return {version for seen in reports.read() for version in seen.report.open}
+        return {version for report in reports.read() for version in report.open}
 
     pruned_versions, size_bytes = set[str](), 0
     collections = {} if settings.dry_run else collections_of(store)

@@ -71,7 +71,7 @@ class VersionRoutes:
         problem, record, replicas = None, None, list[Report]()
         try:
             record = self.store.activation()
-            replicas = [seen.report for seen in self.reports.read() if seen.fresh]
+            replicas = self.reports.read()
         except (StoreError, RedisError, OSError) as error:
             problem = str(error)
         rows = [self._row(version) for version in self.store.versions()]

@@ -8,7 +8,7 @@ import time
 from recollect.service.errors import NotServedError, RedisError, StoreError
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
-from recollect.service.versions.reports import Report, Reports, Seen
+from recollect.service.versions.reports import Report, Reports
 
 _POLL_SECONDS = 0.1
 # If no replica reports for this time, `wait` concludes that no replica is running.
@@ -28,23 +28,25 @@ def wait_for_replicas(
         replicas: Number of replicas that must carry it out. None means all replicas that report.
 
     Raises:
-        NotServedError: If a replica refuses a version, stops to report, or does not open the versions in time, or
-            if there is another activation; names the replicas and the reasons.
+        NotServedError: If every replica that is behind refuses a version, the versions are not open in time, or there
+            is another activation; names the replicas and the reasons.
         OSError, RedisError: If the reports cannot be read until the time is over.
     """
-    start, progress = time.monotonic(), _Progress(record, replicas)
+    start = time.monotonic()
     while True:
-        waited, error = time.monotonic() - start, None
+        waited, found, error = time.monotonic() - start, list[Report](), None
         try:
-            progress.update(reports.read())
+            found = reports.read()
         except (OSError, RedisError) as failure:
             error = failure
-        if error is None and progress.complete:
-            return progress.done
+        behind = [each for each in found if each.generation != record.generation]
+        if not behind and len(found) >= (replicas or 1):
+            return found
         _require_last(store, record)
-        none_runs = not progress.expected and replicas is None
-        if progress.failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
-            raise error or NotServedError(progress.describe())
+        refused = bool(behind) and all(each.refused == record.generation for each in behind)
+        none_runs = not found and error is None and replicas is None
+        if refused or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
+            raise error or NotServedError(_describe(record, found, behind, replicas or 0))
         time.sleep(_POLL_SECONDS)
 
 
@@ -61,66 +63,21 @@ def _require_last(store: Store, record: ActivationRecord) -> None:
         )
 
 
-class _Progress:
-    """The replicas that must carry out an activation, and their reports.
-
-    Attributes:
-        expected: The replicas that have reported since the beginning, without those that have stopped.
-        done: The reports of the replicas that have carried out the activation.
-    """
-
-    def __init__(self, record: ActivationRecord, replicas: int | None) -> None:
-        self._record, self._replicas = record, replicas
-        self._behind: list[Report] = []
-        self._lost: set[str] = set()
-        self.expected: set[str] = set()
-        self.done: list[Report] = []
-
-    def update(self, seen: list[Seen]) -> None:
-        """Process the newest reports."""
-        reports = {each.report.replica: each.report for each in seen}
-        fresh = {each.report.replica for each in seen if each.fresh}
-        self.expected = (self.expected | fresh) & reports.keys()
-        if self._replicas is not None:  # the number decides, so a replica that was lost may be replaced
-            self.expected &= fresh
-        self._lost = self.expected - fresh
-        self.done, self._behind = [], []
-        for name in sorted(self.expected):
-            is_done = name in fresh and reports[name].generation == self._record.generation
-            (self.done if is_done else self._behind).append(reports[name])
-
-    @property
-    def complete(self) -> bool:
-        return not self._behind and len(self.done) >= (self._replicas or 1)
-
-    @property
-    def failed(self) -> bool:
-        """Whether every replica that has not carried out the activation refuses it or is lost."""
-        refused = self._record.generation
-        return bool(self._behind) and all(
-            each.refused == refused or each.replica in self._lost for each in self._behind
+def _describe(record: ActivationRecord, found: list[Report], behind: list[Report], replicas: int) -> str:
+    """The replicas that have not carried out an activation, with the reasons."""
+    fact = f"{record.candidate} is the candidate" if record.candidate else f"{record.version} is current"
+    expected = max(len(found), replicas)
+    if not found:
+        return (
+            f"{fact}, but no replica reports: none is running, none may write to the store's folder, "
+            "or the replicas share a Redis that --redis-url does not name"
         )
-
-    def describe(self) -> str:
-        """The replicas that have not carried out the activation, with the reasons."""
-        record = self._record
-        fact = f"{record.candidate} is the candidate" if record.candidate else f"{record.version} is current"
-        expected = max(len(self.expected), self._replicas or 0)
-        if not self.expected:
-            return (
-                f"{fact}, but no replica reports: none is running, none may write to the store's folder, "
-                "or the replicas share a Redis that --redis-url does not name"
-            )
-        lines = [f"{fact}, but {expected - len(self.done)} of {expected} replicas have not opened it:"]
-        lines += [f"  {each.replica} {self._reason(each)}" for each in self._behind]
-        if expected > len(self.expected):
-            lines.append(f"  only {len(self.expected)} of {expected} replicas report")
-        return "\n".join(lines)
-
-    def _reason(self, report: Report) -> str:
-        if report.replica in self._lost:
-            return "stopped reporting: it was killed, or it hangs"
-        serves = f"serves {report.version}" if report.version else "serves no version"
-        if report.refused == self._record.generation:
-            return f"{serves}: {report.problem}"
-        return f"{serves}: it has not opened the new version yet (generation {report.generation})"
+    left = expected - len(found) + len(behind)
+    lines = [f"{fact}, but {left} of {expected} replicas have not opened it:"]
+    for each in behind:
+        serves = f"serves {each.version}" if each.version else "serves no version"
+        late = f"it has not opened the new version yet (generation {each.generation})"
+        lines.append(f"  {each.replica} {serves}: {each.problem if each.refused == record.generation else late}")
+    if expected > len(found):
+        lines.append(f"  only {len(found)} of {expected} replicas report")
+    return "\n".join(lines)

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,7 +29,7 @@ from recollect.service.versions.open_versions import OpenVersions
 
 # Maximum time between two reports of a replica.
 _REPORT_SECONDS = 1.0
-# Age from which on a report is stale, and age from which on it is removed.
+# Age from which on a report does not count, and age from which on it is removed.
 _STALE_SECONDS, _KEPT_SECONDS = 10.0, 60.0
 _MAX_REASON_CHARACTERS = 1_000
 _MAX_FILE_BYTES = 16_384
@@ -47,13 +47,6 @@ class Report(BaseModel):
     generation: int | None = Field(None, description="generation of the activation that the replica has carried out")
     refused: int | None = Field(None, description="generation of the activation that the replica cannot carry out")
     problem: Annotated[str, AfterValidator(printable)] | None = Field(None, description="the reason, if there is one")
-
-
-class Seen(NamedTuple):
-    """A report, and whether its replica has renewed it in the last seconds."""
-
-    report: Report
-    fresh: bool
 
 
 class FolderReports:
@@ -78,19 +71,19 @@ class FolderReports:
         with contextlib.suppress(OSError):
             self._path(replica_name()).unlink()
 
-    def read(self) -> list[Seen]:
-        """All reports of the last minute, sorted by replica. Content that is not a report is ignored.
+    def read(self) -> list[Report]:
+        """The reports of the last ten seconds, sorted by replica. Content that is not a report is ignored.
 
         Raises:
             OSError, RedisError: If the reports cannot be read.
         """
         found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
-        return [seen for seen in found if seen is not None]
+        return [report for report in found if report is not None]
 
     def _path(self, replica: str) -> Path:
         return self._folder / f"{replica}.json"
 
-    def _read(self, path: Path) -> Seen | None:
+    def _read(self, path: Path) -> Report | None:
         try:
             with path.open("rb") as file:
                 age, content = time.time() - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
@@ -100,7 +93,7 @@ class FolderReports:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        return _seen(path.stem, content, age)
+        return _parsed(path.stem, content, age)
 
 
 class RedisReports:
@@ -123,20 +116,20 @@ class RedisReports:
         with contextlib.suppress(RedisError):
             self._redis.execute(lambda client: client.hdel(self._key, replica_name()))
 
-    def read(self) -> list[Seen]:
+    def read(self) -> list[Report]:
         def read(client: Any) -> tuple[dict[bytes, bytes], float]:
             return client.hgetall(self._key), _redis_seconds(client)
 
         contents, now = self._redis.execute(read)
-        found, outdated = list[Seen](), list[bytes]()
+        found, outdated = list[Report](), list[bytes]()
         for name, content in sorted(contents.items()):
             written, _, text = content.partition(b" ")
             with contextlib.suppress(ValueError):  # another program has written the value
                 age = now - float(written)
                 if abs(age) > _KEPT_SECONDS:
                     outdated.append(name)
-                elif (seen := _seen(name.decode(errors="replace"), text, age)) is not None:
-                    found.append(seen)
+                elif (report := _parsed(name.decode(errors="replace"), text, age)) is not None:
+                    found.append(report)
         if outdated:
             self._redis.execute(lambda client: client.hdel(self._key, *outdated))
         return found
@@ -221,14 +214,14 @@ def _name_of(process: int) -> str:
     return f"{host}-{process}-{secrets.token_hex(2)}"
 
 
-def _seen(name: str, content: bytes, age: float) -> Seen | None:
-    """The report of a replica; None if the content is not its report."""
+def _parsed(name: str, content: bytes, age: float) -> Report | None:
+    """The report of a replica; None if it is stale, or if the content is not its report."""
     try:
         report = Report.model_validate_json(content)
     except ValidationError:
         return None
     is_own = report.replica == name and _REPLICA_NAME.fullmatch(name) is not None
-    return Seen(report, abs(age) <= _STALE_SECONDS) if is_own else None
+    return report if is_own and abs(age) <= _STALE_SECONDS else None
 
 
 def _redis_seconds(client: Any) -> float:

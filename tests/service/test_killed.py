@@ -56,7 +56,7 @@ class Service:
         assert server.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
 
     def _reports_of(self, server: Server) -> list[Report]:
-        reports = [seen.report for seen in self._reports.read()]
+        reports = self._reports.read()
         return [report for report in reports if int(report.replica.split("-")[-2]) == server.process.pid]
 
 

@@ -92,7 +92,7 @@ def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_i
 ) -> None:
     with opening(store, tmp_path, workers) as started:
         reports = reports_of(Store(started._web.url, None, tmp_path / "cache"), None)
-        assert {seen.report.version for seen in until(reports.read)} == {None}
+        assert {report.version for report in until(reports.read)} == {None}
         started.process.send_signal(number)
         assert started.process.wait(timeout=PATIENCE_SECONDS) == 0
         assert reports.read() == []

@@ -20,7 +20,7 @@ POLLS = ("--workers", "2", "--poll-seconds", "0.05")
 
 
 def serving_processes(store: Path) -> set[int]:
-    found = [seen.report for seen in Activation(Store(store), None).reports.read() if seen.fresh]
+    found = Activation(Store(store), None).reports.read()
     return {int(report.replica.split("-")[-2]) for report in found if report.generation is not None}
 
 

@@ -111,7 +111,7 @@ def test_candidate_whose_bundle_was_replaced_is_opened_again_when_it_becomes_cur
     add_version(store, "v3", "v5", changed_files)
     activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
     assert len(ask(server).json()["labels"]) == TOP_K["v3"]
-    until(lambda: activation.reports.read()[0].report.open == ("v5", "v3"))
+    until(lambda: activation.reports.read()[0].open == ("v5", "v3"))
 
 
 def test_candidate_that_cannot_be_opened_is_refused_and_the_current_version_is_not_affected(
