@@ -1,25 +1,25 @@
 """The model manager brings a process to the desired versions, while the current version answers requests.
 
-The desired versions are those of the current activation record of the store. One thread reads it regularly. Another
-thread opens versions. If the record changes while a version opens that it does not name any more, the opening is
-abandoned. The record is read again right before a swap, so a version that was rolled back is never served afterwards.
-The previous version stays open as the standby while memory permits, so a rollback swaps at once.
+The desired versions are those of the current activation record of the store. One thread reads it regularly and opens
+versions. It also reads the record between the steps of an opening and right before a swap, and abandons an opening of a
+version that the record does not name any more. So a version that was rolled back is never served afterwards. The
+previous version stays open as the standby while memory permits, so a rollback swaps at once.
 
 A candidate is opened beside the current version. If it becomes current, the swap is at once.
 
 If a version cannot be served, it is refused: the refusal is logged and reported, and the service keeps the current
 version. A refused version is tried again later, or at once after a new activation.
 
-A third thread applies the changes of the live memory that other processes make.
+Another thread applies the changes of the live memory that other processes make.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
 
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 # Seconds after which a refused version is tried again, because the reason, such as too little free memory, may be gone.
 _RETRY_SECONDS = 30.0
-# Seconds between two checks whether retired versions can be closed.
+# Maximum seconds between two checks whether retired versions can be closed.
 _CLOSE_SECONDS = 1.0
 # A change of the live memory is visible in every replica after at most about this time. Without news, a check costs two
 # `stat` calls.
@@ -61,20 +61,17 @@ class ModelManager:
         self._opener, self._metrics = opener, metrics
         self._reporter = Reporter(reports, self.versions)
         self._load: Callable[[], float] = lambda: 0.0
-        self._lock = threading.Lock()
-        self._target: ActivationRecord | None = None
+        self._poll_seconds, self._read_at = poll_seconds, -math.inf
+        self._newest: ActivationRecord | None = None  # the record that was read last
         self._served: ActivationRecord | None = None
         self._refused: ActivationRecord | None = None
         self._retry_at = 0.0
-        self._opening: str | None = None  # the version that opens at the moment
-        self._cancelled = threading.Event()
         self._recommended = False  # a compaction
 
         def thread(name: str, step: Callable[[], None], seconds: float, failed: str) -> BackgroundThread:
             return BackgroundThread(name, step, seconds, failed, lambda: {"serving": self.versions.version()})
 
-        self._reader = thread("follow-read", self._read_desired, poll_seconds, "store_unreadable")
-        self._swapper = thread("follow-swap", self._follow, _CLOSE_SECONDS, "swap_failed")
+        self._follower = thread("follow", self._follow, min(poll_seconds, _CLOSE_SECONDS), "store_unreadable")
         self._log_reader = thread("follow-log", self._read_log, _LOG_SECONDS, "log_unreadable")
 
     def open_current(self) -> None:
@@ -86,11 +83,10 @@ class ModelManager:
         """
         try:
             while self.versions.current is None:
-                record = self._opener.store.activation()
+                record = self._read_record()
                 if record is None:
                     self._opener.store.require_current()  # raises the error that names the next step
                     continue
-                self._set_target(record)
                 self._reporter.start()
                 with contextlib.suppress(CancelledWorkError):  # another version was activated meanwhile
                     self._serve(record, with_candidate=False)
@@ -105,7 +101,7 @@ class ModelManager:
             load: Function that returns the share of the computing threads that are busy; it paces the opening.
         """
         self._load = load
-        for thread in (self._reader, self._swapper, self._log_reader):
+        for thread in (self._follower, self._log_reader):
             thread.start()
 
     def follow_log(self) -> None:
@@ -114,51 +110,51 @@ class ModelManager:
 
     def drain(self) -> None:
         """Report "not ready" and stop swapping versions; requests are still answered."""
-        with self._lock:
-            self.versions.draining = True
-            self._cancelled.set()
+        self.versions.draining = True
         self._metrics.ready.set(0)
         self._reporter.leave()
 
     def withdraw(self, seconds: float) -> None:
         """Remove the report of this replica within this time, before the process ends at once.
 
-        Otherwise `activate --wait` would count this replica as killed.
+        Otherwise `activate --wait` would wait for this replica.
         """
         self._reporter.stop(seconds)
 
     def close(self) -> None:
         """Stop the background threads, and remove the report of this replica."""
         self.drain()
-        for thread in (self._reader, self._swapper, self._log_reader):
+        for thread in (self._follower, self._log_reader):
             thread.stop()
         self._reporter.stop()
 
-    def _read_desired(self) -> None:
-        if (record := self._opener.store.activation()) is not None:
-            self._set_target(record)
+    def _read_record(self) -> ActivationRecord | None:
+        """Read the activation record now."""
+        self._read_at = time.monotonic()
+        record = self._opener.store.activation()
+        if record is not None:
+            self._newest = record
+            self._metrics.generation.labels("store").set(record.generation)
+        return record
 
-    def _set_target(self, record: ActivationRecord) -> None:
-        """Set the desired versions. If another version opens at the moment, its opening is abandoned."""
-        self._metrics.generation.labels("store").set(record.generation)
-        with self._lock:
-            if self._target is not None and record.generation <= self._target.generation:
-                return  # another thread has read a newer record
-            self._target = record
-            if self._opening is not None and self._opening not in record.to_open:
-                self._cancelled.set()
-        self._swapper.wake()
+    @property
+    def _is_due(self) -> bool:
+        """Whether it is time to read the activation record again."""
+        return time.monotonic() - self._read_at >= 0.9 * self._poll_seconds  # a wait can be a little shorter
 
     def _follow(self) -> None:
         """Bring this process to the desired versions, and close versions that are no longer used."""
-        target = self._target
-        if target is not None and not self.versions.draining:
-            self._end_candidate(target)
-            is_refused = target == self._refused and time.monotonic() < self._retry_at
-            if target != self._served and not is_refused:
-                self._try_to_serve(target)
-        self._close_versions()
-        self._metrics.refresh()
+        try:
+            if self._is_due:
+                self._read_record()
+            if (record := self._newest) is not None and not self.versions.draining:
+                self._end_candidate(record)
+                is_refused = record == self._refused and time.monotonic() < self._retry_at
+                if record != self._served and not is_refused:
+                    self._try_to_serve(record)
+        finally:
+            self._close_versions()
+            self._metrics.refresh()
 
     def _end_candidate(self, record: ActivationRecord) -> None:
         """Retire the candidate, unless a record names it or is going to make it current."""
@@ -177,6 +173,7 @@ class ModelManager:
             self._serve(record)
         except CancelledWorkError:
             log.info("opening_abandoned", version=record.version, generation=record.generation)
+            self._follower.wake()
         except Exception as error:  # any error: the versions in use stay
             serving = self.versions.require_current().predictor.version
             version = record.candidate if serving == record.version else record.version
@@ -195,8 +192,7 @@ class ModelManager:
         before = self.versions.version()
         if before != record.version:
             start = time.monotonic()
-            with self._abandonable(record.version):
-                record = self._swap(record)
+            record = self._swap(record)
             self._record_swap(record, before, time.monotonic() - start)
         if record.candidate is not None:
             if not with_candidate:
@@ -208,10 +204,12 @@ class ModelManager:
 
     def _swap(self, record: ActivationRecord) -> ActivationRecord:
         """Make the version of a record current, and return the newest record."""
-        opened = self._find_open(record.version)
-        predictor = opened or self._open(record.version)
+        version, opened = record.version, self._find_open(record.version)
+        predictor = opened or self._open(version)
         try:
-            record = self._require_still_desired(record)
+            record = self._require_desired(version)
+            if record.version != version:
+                raise CancelledWorkError
             _catch_up(predictor)
         except BaseException:
             if opened is None:
@@ -225,27 +223,16 @@ class ModelManager:
         candidate = self.versions.candidate
         if candidate is not None and candidate.predictor.version == version:
             return
-        with self._abandonable(version):
-            opened = self._find_open(version)
-            predictor = opened or self._open(version)
-            if opened is None and self._cancelled.is_set():
-                predictor.close()
-                raise CancelledWorkError
-            self.versions.add_candidate(predictor)
-        log.info("candidate_opened", version=version, generation=generation)
-
-    @contextlib.contextmanager
-    def _abandonable(self, version: str) -> Iterator[None]:
-        """Abandon the opening of a version, with a CancelledWorkError, if the record does not name it any more."""
-        with self._lock:
-            if self.versions.draining or self._target is None or version not in self._target.to_open:
-                raise CancelledWorkError
-            self._opening, self._cancelled = version, threading.Event()
+        opened = self._find_open(version)
+        predictor = opened or self._open(version)
         try:
-            yield
-        finally:
-            with self._lock:
-                self._opening = None
+            self._require_desired(version)
+        except CancelledWorkError:
+            if opened is None:
+                predictor.close()
+            raise
+        self.versions.add_candidate(predictor)
+        log.info("candidate_opened", version=version, generation=generation)
 
     def _find_open(self, version: str) -> Predictor | None:
         """The candidate or the standby, if it is this version and the present public keys accept its signature."""
@@ -258,7 +245,7 @@ class ModelManager:
         """Open a version. If the free memory does not suffice, close the standby first."""
         if self._opener.device != "cpu":  # the memory check does not know the memory of the GPU
             self._close_standby()
-        throttle = Throttle(self._load, self._cancelled) if self.versions.current else None
+        throttle = Throttle(self._load, lambda: self._check(version)) if self.versions.current else None
 
         def open_version() -> Predictor:
             share_with = self.versions.open_predictors()
@@ -271,22 +258,24 @@ class ModelManager:
                 raise
             return open_version()
 
-    def _require_still_desired(self, record: ActivationRecord) -> ActivationRecord:
-        """Read the activation record again. Return the newest record if it names the same current version.
+    def _check(self, version: str) -> None:
+        """Abandon the opening of a version, with a CancelledWorkError, if the record does not name it any more."""
+        if self.versions.draining or self._is_due:
+            self._require_desired(version)
+
+    def _require_desired(self, version: str) -> ActivationRecord:
+        """Read the activation record again, and return it.
 
         If the store cannot be read, the record that was read last counts.
 
         Raises:
-            CancelledWorkError: If the record names another version, or the process drains.
+            CancelledWorkError: If the record does not name the version, or the process drains.
         """
         with contextlib.suppress(StoreError, OSError):
-            if (latest := self._opener.store.activation()) is not None:
-                self._set_target(latest)
-        with self._lock:
-            latest = self._target
-            if latest is None or latest.version != record.version or self.versions.draining:
-                raise CancelledWorkError
-            return latest
+            self._read_record()
+        if self.versions.draining or self._newest is None or version not in self._newest.to_open:
+            raise CancelledWorkError
+        return self._newest
 
     def _record_swap(self, record: ActivationRecord, before: str | None, seconds: float) -> None:
         current = self.versions.require_current()

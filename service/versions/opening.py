@@ -11,7 +11,6 @@ other threads wait. On a busy machine, such a thread also takes several times as
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ _REST_FACTOR = 4.0
 _SHORTEST_STEP_SECONDS = 0.001
 # After its rest, background work waits at most this long for an idle thread, so that it also ends under full load.
 _MAX_IDLE_WAIT_SECONDS, _POLL_SECONDS = 0.02, 0.002
+# During a rest, the work checks this often whether it is still needed.
+_CHECK_SECONDS = 0.1
 # Private memory of an open bundle: multiples of the sizes of two files, and a constant. All other files are mapped into
 # memory, and the kernel can drop mapped pages when memory is short.
 _ENCODER_FACTOR, _TOKENIZER_FACTOR, _CONSTANT_BYTES = 3.0, 8.0, 64 << 20
@@ -53,33 +54,32 @@ class Throttle:
 
     Args:
         load: Function that returns the share of the computing threads that are busy at the moment, from 0 to 1.
-        cancelled: Event that is set when the work is no longer needed.
+        check: Function that raises a CancelledWorkError when the work is no longer needed.
     """
 
-    def __init__(self, load: Callable[[], float], cancelled: threading.Event) -> None:
-        self._load, self._cancelled = load, cancelled
+    def __init__(self, load: Callable[[], float], check: Callable[[], None]) -> None:
+        self._load, self._check = load, check
         self._step_start = time.thread_time()
 
     def pause(self) -> None:
         """End a step of the work.
 
         Raises:
-            CancelledWorkError: Once `cancelled` is set.
+            CancelledWorkError: If the work is no longer needed.
         """
         step_seconds = time.thread_time() - self._step_start
+        self._check()
         if step_seconds < _SHORTEST_STEP_SECONDS:
-            self._wait(0.0)
             return
-        self._wait(_REST_FACTOR * self._load() * step_seconds)
+        until = time.monotonic() + _REST_FACTOR * self._load() * step_seconds
+        while (rest := until - time.monotonic()) > 0:
+            time.sleep(min(rest, _CHECK_SECONDS))
+            self._check()
         for _ in range(round(_MAX_IDLE_WAIT_SECONDS / _POLL_SECONDS)):
             if self._load() < 1:
                 break
-            self._wait(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
         self._step_start = time.thread_time()
-
-    def _wait(self, seconds: float) -> None:
-        if self._cancelled.wait(seconds):
-            raise CancelledWorkError
 
 
 @dataclass(frozen=True)
