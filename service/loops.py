@@ -524,32 +524,41 @@ def _seek(values: Int[np.ndarray, " value"], low: int, high: int, guess: int, wa
     return low
 
 
+@_inlined
+def _hash_pair(first: np.uint64, second: np.uint64) -> np.uint64:
+    """Hash a pair of words to an odd number. The order of the two words matters."""
+    mixed = (first * np.uint64(0x9E3779B97F4A7C15) + second) * np.uint64(0xBF58476D1CE4E5B9)
+    return (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
+
+
 @_compiled(_array(int64), _array(uint64))
 def count_terms(
-    offsets: Int[np.ndarray, " offset"], occurrences: UInt64[np.ndarray, " occurrence"]
+    offsets: Int[np.ndarray, " offset"], words: UInt64[np.ndarray, " word"]
 ) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " term"], Int[np.ndarray, " term"]]:
-    """The different terms of each text, and how often each of them occurs.
+    """The different words and pairs of neighbouring words of each text, and how often each of them occurs.
 
     Args:
-        offsets: Text i has the terms `offsets[i]` to `offsets[i + 1]`.
-        occurrences: The terms.
+        offsets: Text i has the words `offsets[i]` to `offsets[i + 1]`.
+        words: The hashes of the words.
 
     Returns:
         New offsets, the terms, and their numbers.
     """
     texts, most = len(offsets) - 1, 0
     for text in range(texts):
-        most = max(most, offsets[text + 1] - offsets[text])
+        most = max(most, 2 * (offsets[text + 1] - offsets[text]))
     ends, count = np.zeros(texts + 1, dtype=np.int64), 0
-    terms, frequencies = np.empty(len(occurrences), dtype=np.uint64), np.zeros(len(occurrences), dtype=np.int64)
+    terms, frequencies = np.empty(2 * len(words), dtype=np.uint64), np.zeros(2 * len(words), dtype=np.int64)
     table, entries = _table(most), terms.view(np.int64)
     for text in range(texts):
-        start = count
+        start, first, length = count, offsets[text], offsets[text + 1] - offsets[text]
         _clear(table)
-        for occurrence in range(offsets[text], offsets[text + 1]):
-            place = _find(table, entries[start:count], np.int64(occurrences[occurrence]))
+        for nth in range(2 * length - 1):  # all words, then all pairs
+            word = first + nth - (length if nth >= length else 0)
+            term = words[word] if nth < length else _hash_pair(words[word], words[word + 1])
+            place = _find(table, entries[start:count], np.int64(term))
             if table[place] < 0:
-                table[place], terms[count] = count - start, occurrences[occurrence]
+                table[place], terms[count] = count - start, term
                 count += 1
             frequencies[start + table[place]] += 1
         ends[text + 1] = count

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from recollect.service import loops
 from recollect.service.bundle.arrays import map_offsets, map_positions
 from recollect.service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
 from recollect.service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
-from recollect.service.lexical.terms import query_terms
+from recollect.service.lexical.terms import count_terms
 from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.searcher import Neighbours, join_parts
 
@@ -77,9 +76,7 @@ class LexicalIndex:
 
     def search_each(self, texts: Sequence[str], top: int = TOP_WORDS) -> tuple[Neighbours, Neighbours]:
         """Two lists for each query: the top instances, and the top labels by their positions."""
-        occurrences = [query_terms(text) for text in texts]
-        offsets = np.cumsum([0, *map(len, occurrences)])
-        offsets, terms, frequencies = loops.count_terms(offsets, np.concatenate(occurrences))
+        offsets, terms, frequencies = count_terms(texts)
         found = [part.look_up(terms) for part in (self.instances, self.labels)]
         counts = found[0].texts + found[1].texts
         rarity = np.log1p((self.instances.present + self.labels.present) / np.maximum(counts, 1)) ** 2

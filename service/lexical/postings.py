@@ -21,7 +21,7 @@ from recollect.service.bundle.arrays import map_array
 from recollect.service.bundle.files import posting_files
 from recollect.service.errors import BundleError
 from recollect.service.files import save_array
-from recollect.service.lexical.terms import are_pairs, count_terms, hash_word, text_terms
+from recollect.service.lexical.terms import count_terms, hash_word
 
 # Number of texts whose terms are counted together.
 _BLOCK_TEXTS = 8_192
@@ -85,8 +85,9 @@ def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
     texts, cached = iter(texts), functools.lru_cache(_CACHED_WORDS)(hash_word)
     blocks = []
     while block := list(islice(texts, _BLOCK_TEXTS)):
-        row, term, frequency = count_terms(*text_terms(block, cached))
-        blocks.append(((row + first_row).astype(np.int32), term, _weights(row, term, frequency, len(block))))
+        offsets, term, frequency = count_terms(block, cached)
+        row = np.repeat(np.arange(len(block), dtype=np.int32), np.diff(offsets))
+        blocks.append((row + np.int32(first_row), term, _weights(row, term, frequency, len(block))))
         first_row += len(block)
     if not blocks:
         blocks.append((np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.float16)))
@@ -148,7 +149,7 @@ def _weights(
     frequency: Int[np.ndarray, " posting"],
     texts: int,
 ) -> Float16[np.ndarray, " posting"]:
-    weights = (1 + np.log(frequency)) * np.where(are_pairs(term), loops.PAIR_WEIGHT, 1)
+    weights = (1 + np.log(frequency)) * np.where(term & np.uint64(1), loops.PAIR_WEIGHT, 1)
     lengths: Float[np.ndarray, " text"] = np.sqrt(np.bincount(row, weights=weights**2, minlength=texts))
     scaled: np.ndarray = (weights / lengths[row]).astype(np.float16)
     return scaled

@@ -17,7 +17,9 @@ import unicodedata
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from jaxtyping import Bool, Int, UInt64
+from jaxtyping import Int, UInt64
+
+from recollect.service import loops
 
 # Longest part of a text that is read, in characters: the cost of a query must have a bound.
 MAX_CHARACTERS = 20_000
@@ -38,10 +40,6 @@ _ASCII_WORD = re.compile("[a-z0-9]+")
 # Number of words of queries whose hashes are remembered. Most words of a query are frequent words.
 _CACHED_WORDS = 1 << 16
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
-_PAIR = np.uint64(1)
-
 
 def words(text: str) -> list[str]:
     """The words of a text, in order, without upper case."""
@@ -59,53 +57,21 @@ def hash_word(word: str) -> int:
 hash_query_word = functools.lru_cache(_CACHED_WORDS)(hash_word)
 
 
-def are_pairs(terms: UInt64[np.ndarray, " term"]) -> Bool[np.ndarray, " term"]:
-    """Whether each term is a pair of words."""
-    return np.asarray(terms & _PAIR, dtype=bool)
-
-
-def query_terms(query: str) -> UInt64[np.ndarray, " occurrence"]:
-    """All occurrences of terms in one text, as `text_terms` gives them, with less overhead."""
-    word = np.fromiter(map(hash_query_word, words(query)), dtype=np.uint64)
-    return np.concatenate([word, _hash_pairs(word[:-1], word[1:])])
-
-
-def text_terms(
-    texts: Iterable[str], hash_word: Callable[[str], int] = hash_word
-) -> tuple[Int[np.ndarray, " occurrence"], UInt64[np.ndarray, " occurrence"]]:
-    """All occurrences of terms in some texts: the place of the text, and the hash of the term, in no particular order.
+def count_terms(
+    texts: Iterable[str], hash_word: Callable[[str], int] = hash_query_word
+) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " term"], Int[np.ndarray, " term"]]:
+    """Count the terms of some texts.
 
     Args:
         texts: The texts.
         hash_word: `hash_word`, or a version of it that caches.
+
+    Returns:
+        Text i has the terms `offsets[i]` to `offsets[i + 1]`; and how often each of them occurs.
     """
     hashes: list[int] = []
-    lengths: list[int] = []
+    offsets = [0]
     for text in texts:
-        found = words(text)
-        hashes += map(hash_word, found)
-        lengths.append(len(found))
-    word = np.array(hashes, dtype=np.uint64)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    neighbours = row[1:] == row[:-1]
-    pair = _hash_pairs(word[:-1][neighbours], word[1:][neighbours])
-    return np.concatenate([row, row[1:][neighbours]]), np.concatenate([word, pair])
-
-
-def count_terms(
-    row: Int[np.ndarray, " occurrence"], term: UInt64[np.ndarray, " occurrence"]
-) -> tuple[Int[np.ndarray, " posting"], UInt64[np.ndarray, " posting"], Int[np.ndarray, " posting"]]:
-    """Count the occurrences of each term in each text: rows and terms in ascending order, and their numbers."""
-    order = np.lexsort((term, row))
-    row, term = row[order], term[order]
-    first = np.ones(len(row), dtype=bool)
-    first[1:] = (row[1:] != row[:-1]) | (term[1:] != term[:-1])
-    starts = np.flatnonzero(first)
-    return row[starts], term[starts], np.diff(starts, append=len(row))
-
-
-def _hash_pairs(first: UInt64[np.ndarray, " pair"], second: UInt64[np.ndarray, " pair"]) -> UInt64[np.ndarray, " pair"]:
-    """Hash pairs of words to odd numbers. The order of the two words matters."""
-    mixed = (first * _ODD + second) * _MIX
-    hashes: np.ndarray = (mixed ^ (mixed >> np.uint64(31))) | _PAIR
-    return hashes
+        hashes += map(hash_word, words(text))
+        offsets.append(len(hashes))
+    return loops.count_terms(np.array(offsets), np.array(hashes, dtype=np.uint64))

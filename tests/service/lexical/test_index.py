@@ -9,7 +9,7 @@ from recollect.service.errors import BundleError
 from recollect.service.lexical import word_index
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.lexical.postings import invert
-from recollect.service.lexical.terms import count_terms, text_terms
+from recollect.service.lexical.terms import count_terms
 from recollect.service.lexical.word_index import WordIndex
 
 VOCABULARY = [f"word{number}" for number in range(300)]
@@ -29,7 +29,7 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
     """The similarities and rows that the written formula gives, in float64, term by term."""
 
     def frequencies(text: str) -> dict[int, int]:
-        _, terms, counts = count_terms(*text_terms([text]))
+        _, terms, counts = count_terms([text])
         return dict(zip(terms.tolist(), counts.tolist(), strict=True))
 
     documents = {row: frequencies(text) for row, text in texts.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from recollect.service.lexical.terms import MAX_CHARACTERS, hash_word, text_terms, words
+from recollect.service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, words
 
 
 @pytest.mark.parametrize(
@@ -29,14 +31,16 @@ def test_words_of_any_script_are_found(text, expected):
 
 
 def test_terms_are_words_and_ordered_pairs_of_neighbours():
-    place, terms = text_terms(["red chair red", "chair red", "", "red"])
-    by_text = [set(terms[place == text].tolist()) for text in range(4)]
+    offsets, terms, frequencies = count_terms(["red chair red", "chair red", "", "red"])
+    counts = list(zip(terms.tolist(), frequencies.tolist(), strict=True))
+    by_text = [dict(counts[start:stop]) for start, stop in pairwise(offsets.tolist())]
     red, chair = hash_word("red"), hash_word("chair")
-    assert {red, chair} < by_text[0]
+    assert by_text[0][red] == 2
+    assert by_text[0][chair] == 1
     assert len(by_text[0]) == 4  # two words, "red chair" and "chair red"
-    assert by_text[1] < by_text[0]
-    assert by_text[2] == set()
-    assert by_text[3] == {red}
+    assert by_text[1].keys() < by_text[0].keys()
+    assert by_text[2] == {}
+    assert by_text[3] == {red: 1}
 
 
 def test_a_long_text_is_read_up_to_its_bound():
