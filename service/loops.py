@@ -585,14 +585,21 @@ def find_postings(
         postings.
     """
     spans, counts = np.zeros((len(parts) - 1, len(terms), 2), dtype=np.int64), np.zeros(len(terms), dtype=np.int64)
+    guesses = np.empty(len(terms), dtype=np.int64)
     for part in range(len(parts) - 1):
         low, high = parts[part], parts[part + 1]
-        density = (high - low) / 2.0**64
-        for nth in range(len(terms) if high > low else 0):
+        density = (high - low) / 2.0**64  # hashes are evenly distributed
+        if low == high:
+            continue
+        for nth in range(len(terms)):
+            guesses[nth] = low + np.int64(np.float64(terms[nth]) * density)
+        for _ in range(2):  # in loops without branches, the processor waits for many entries at once
+            for nth in range(len(terms)):
+                guess = min(max(guesses[nth], low), high - 1)
+                guesses[nth] = guess + np.int64((np.float64(terms[nth]) - np.float64(known[guess])) * density)
+        for nth in range(len(terms)):
             term = terms[nth]
-            guess = min(low + np.int64(np.float64(term) * density), high - 1)  # hashes are evenly distributed
-            guess += np.int64((np.float64(term) - np.float64(known[guess])) * density)
-            place = _seek(known, low, high, guess, term)
+            place = _seek(known, low, high, guesses[nth], term)
             if place < high and known[place] == term:
                 spans[part, nth, 0], spans[part, nth, 1] = offsets[place], offsets[place + 1]
                 counts[nth] += offsets[place + 1] - offsets[place]
