@@ -179,7 +179,8 @@ class AnnifRoutes:
         return text.encode(errors="replace")[:most].decode(errors="ignore")
 
     def _project(self) -> dict[str, Any]:
-        manifest, since = self.versions.serving()
+        current = self.versions.require_current()
+        manifest = current.predictor.manifest
         return {
             "project_id": PROJECT,
             "name": f"Recollect {manifest.version}",
@@ -187,7 +188,7 @@ class AnnifRoutes:
             "backend": {"backend_id": "recollect"},
             "vocab": {"vocab_id": PROJECT, "languages": ["und"], "size": manifest.counts.labels, "loaded": True},
             "is_trained": True,
-            "modification_time": since.isoformat(),
+            "modification_time": current.since.isoformat(),
         }
 
 

@@ -46,11 +46,12 @@ class StatusRoutes:
     async def version(self, response: Response) -> VersionResponse:
         """Return the version that this replica serves, and the time since which it serves this version."""
         with self.versions.lease() as predictor:
-            manifest, since = self.versions.serving()
+            current = self.versions.require_current()
             pays = predictor.memory.snapshot.compaction_pays
+        manifest = current.predictor.manifest
         response.headers["X-Index-Version"] = manifest.version
         fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if hasattr(manifest, name)}
-        return VersionResponse(since=since, compaction_recommended=pays, **fields)
+        return VersionResponse(since=current.since, compaction_recommended=pays, **fields)
 
     async def health_live(self) -> Health:
         """Return 200 if the process can answer; 503 if a batch hangs, so that only a new process can."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 import time
@@ -16,17 +15,17 @@ log = structlog.get_logger(__name__)
 
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CLOSE_SECONDS = 1.0
-_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.instrumentation.asgi")
 
 
 def open_tracer() -> Tracer | None:
     """Create a tracer, or return None if no environment variable names a collector or a package is missing."""
     if not any(os.environ.get(name) for name in _COLLECTOR_VARIABLES):
         return None
-    if missing := [name for name in _PACKAGES if not _installed(name)]:
-        log.warning("no_traces", why=f"{missing[0]} is not installed; pip install 'recollect-xmc[otel]'")
+    try:
+        return Tracer()
+    except ModuleNotFoundError as missing:
+        log.warning("no_traces", why=f"{missing.name} is not installed; pip install 'recollect-xmc[otel]'")
         return None
-    return Tracer()
 
 
 class Tracer:
@@ -34,6 +33,7 @@ class Tracer:
 
     def __init__(self) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -41,12 +41,11 @@ class Tracer:
         self._provider: Any = TracerProvider(resource=Resource.create({"service.name": "recollect"}))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("recollect")
+        self._middleware: Any = OpenTelemetryMiddleware
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Wrap an application, so that every request has a span, which continues the trace of the client."""
-        from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
-
-        traced: ASGIApp = OpenTelemetryMiddleware(
+        traced: ASGIApp = self._middleware(
             app, tracer_provider=self._provider, excluded_urls="health/.*,metrics", exclude_spans=["receive", "send"]
         )
         return traced
@@ -64,10 +63,3 @@ class Tracer:
         exporting = threading.Thread(target=self._provider.shutdown, name="export-spans", daemon=True)
         exporting.start()
         exporting.join(_CLOSE_SECONDS)
-
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False

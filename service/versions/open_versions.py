@@ -16,7 +16,6 @@ import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from recollect.service.bundle.manifest import Manifest
 from recollect.service.errors import NotReadyError, VersionNotOpenError
 from recollect.service.predictor.predictor import Predictor
 
@@ -112,15 +111,6 @@ class OpenVersions:
         if (current := self.current) is None:
             raise NotReadyError("no bundle is loaded yet; try again shortly")
         return current
-
-    def serving(self) -> tuple[Manifest, datetime]:
-        """The manifest of the current version, and the time since which it is current.
-
-        Raises:
-            NotReadyError: If no version is open yet.
-        """
-        current = self.require_current()
-        return current.predictor.manifest, current.since
 
     def version(self) -> str | None:
         """The name of the current version; None before the first version is open."""
