@@ -157,7 +157,7 @@ class Gateway:
             if scope["api_key"] is None:
                 detail = "expected a known API key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, found none"
                 raise ProblemError(401, detail, headers={"WWW-Authenticate": "Bearer"})
-        if _is_encoded(scope):
+        if header(scope, b"content-encoding").strip().lower() not in ("", "identity"):
             detail = "expected a body without Content-Encoding, found one; send the body uncompressed"
             raise ProblemError(415, detail, headers={"Accept-Encoding": "identity"})
 
@@ -202,12 +202,6 @@ class Gateway:
 
 def _family(path: str) -> str:
     return next((label for beginning, label in _FAMILIES if path.startswith(beginning)), "other")
-
-
-def _is_encoded(scope: Scope) -> bool:
-    """Whether the body is compressed; `identity` means that it is not."""
-    encodings = (value.strip().lower() for name, value in scope["headers"] if name == b"content-encoding")
-    return any(encoding not in (b"", b"identity") for encoding in encodings)
 
 
 def _secret(scope: Scope) -> str:

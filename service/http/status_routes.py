@@ -47,8 +47,7 @@ class StatusRoutes:
         """Return the version that this replica serves, and the time since which it serves this version."""
         with self.versions.lease() as predictor:
             current = self.versions.require_current()
-            pays = predictor.memory.snapshot.compaction_pays
-        manifest = current.predictor.manifest
+            manifest, pays = current.predictor.manifest, predictor.memory.snapshot.compaction_pays
         response.headers["X-Index-Version"] = manifest.version
         fields = {name: getattr(manifest, name) for name in VersionResponse.model_fields if hasattr(manifest, name)}
         return VersionResponse(since=current.since, compaction_recommended=pays, **fields)

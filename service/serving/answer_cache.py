@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -45,15 +46,19 @@ def answer_keys(
     """
     if options.filter_labels > _MAX_FILTER_LABELS:
         return None
-    values = (getattr(options, each.name) for each in dataclasses.fields(options))
-    parts = [sorted({*value}) if isinstance(value, tuple) else value for value in values]
-    common = hashlib.blake2b(json.dumps([_FORMAT, version, sequence, digest.hex(), *parts]).encode(), digest_size=16)
-    keys = []
+    common, keys = _common_key(version, sequence, digest, options), []
     for query in queries:
         key = common.copy()
         key.update(query.encode())
         keys.append(key.digest())
     return keys
+
+
+@functools.lru_cache(maxsize=64)  # most requests have the usual options
+def _common_key(version: str, sequence: int, digest: bytes, options: AnswerOptions) -> hashlib.blake2b:
+    values = (getattr(options, each.name) for each in dataclasses.fields(options))
+    parts = [sorted({*value}) if isinstance(value, tuple) else value for value in values]
+    return hashlib.blake2b(json.dumps([_FORMAT, version, sequence, digest.hex(), *parts]).encode(), digest_size=16)
 
 
 class AnswerCache:
