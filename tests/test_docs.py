@@ -214,10 +214,6 @@ def test_every_page_is_in_the_navigation_and_the_readme() -> None:
         assert f"(docs/{page.name})" in readme or page.name == "index.md"
 
 
-def test_readme_has_fewer_than_150_lines() -> None:
-    assert len((REPOSITORY / "README.md").read_text("utf-8").splitlines()) < 150
-
-
 def test_site_builds_without_warnings_and_loads_nothing_from_other_servers(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
     done = subprocess.run(

@@ -141,9 +141,3 @@ def test_label_without_instances_is_found_by_its_text(served: Served, capfd: pyt
     printed = json.loads(capfd.readouterr().out)["labels"][0]
     assert printed["uid"] == "Never seen"
     assert printed["score"] == pytest.approx(answer["Never seen"], abs=1e-6)
-
-
-def test_keys_of_unidec_have_twice_the_dimension_of_other_methods(served: Served) -> None:
-    width = 64 if served.method == "unidec" else 32
-    assert httpx.get(f"{served.url}/version", timeout=60).json()["dim"] == width
-    assert np.load(served.run / "memory" / "keys.npy", mmap_mode="r").shape[1] == width

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 import recollect
 from recollect.service.errors import BundleError, KeyFileError, SettingsError, StoreError
-from recollect.service.model import Model
 
 REPOSITORY = Path(__file__).parents[1]
 QUERY = "Who must pay tax on the sale of a house"
@@ -23,11 +21,6 @@ QUERY = "Who must pay tax on the sale of a house"
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RECOLLECT_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def model(built: Any) -> Model:
-    return recollect.open(built.store)
 
 
 @pytest.fixture
@@ -44,20 +37,7 @@ def usage_error() -> Callable[..., str]:
     return call
 
 
-def test_import_recollect_loads_no_heavy_package() -> None:
-    code = "import sys, recollect; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    heavy = {"numpy", "torch", "fastapi", "pydantic", "faiss", "onnxruntime", "recollect.trainer"}
-    assert not heavy & set(done.stdout.split())
-
-
 # ---- Model ----
-
-
-def test_answer_states_whether_the_text_was_truncated_and_the_labels_are_exhausted(model: Model) -> None:
-    short, long = model.answer(["tax", "tax " * 500], allow=["Law"])
-    assert (short.truncated, long.truncated) == (False, True)
-    assert short.exhausted
 
 
 def test_open_reads_the_environment_variables_of_the_flags(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,6 @@ def test_last_line_of_output_is_json_with_every_figure(tmp_path: Path) -> None:
     [
         (["--labels", "100"], "--labels 100: expected fewer than the 100 keys"),
         (["--labels", "0"], "argument --labels: expected a whole number of at least 1, found 0"),
-        (["--labels", "50", "--queries", "0"], "argument --queries: expected a whole number of at least 1, found 0"),
-        (
-            ["--labels", "50", "--queries", "many"],
-            "argument --queries: expected a whole number of at least 1, found many",
-        ),
         (["--labels", "50", "--folder", "/dev/null/work"], "/dev/null/work"),
         (["--labels", "50", "--dim", "100"], "--dim 100: expected a multiple of the 3 attention heads"),
         (["--labels", "50", "--index", "nonsense"], "--index 'nonsense': expected auto, flat"),

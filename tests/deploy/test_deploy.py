@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-import recollect
 from recollect.index_builder.settings import CompactSettings
-from recollect.service.command_settings import ActivateSettings
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.settings import ENV_PREFIX
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
@@ -38,35 +33,12 @@ def compose() -> dict[str, Any]:
     return content
 
 
-def help_of(verb: str) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
-        recollect.main([verb, "--help"])
-    return printed.getvalue()
-
-
-def commands() -> list[list[str]]:
-    """The words of every command `recollect VERB ...` in the runbook's code blocks and text."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", RUNBOOK, re.DOTALL | re.MULTILINE)
-    lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
-    lines += re.findall(r"`([^`\n]+)`", RUNBOOK)
-    found = (re.search(r"\brecollect ([a-z]+\b.*)", line) for line in lines)
-    return [words for match in found if match and (words := shlex.split(match[1]))[0] in recollect.verbs.VERBS]
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_setting_named_in_a_deploy_file_exists(path: Path) -> None:
     named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", path.read_text(encoding="utf-8")))
     assert named <= {
         f"{ENV_PREFIX}{name}".upper() for name in ServeSettings.model_fields | CompactSettings.model_fields
     }
-
-
-def test_every_flag_named_in_the_runbook_exists() -> None:
-    flags = set(re.findall(r"`--([a-z-]+)", RUNBOOK))
-    assert flags
-    known = ServeSettings.model_fields | ActivateSettings.model_fields | CompactSettings.model_fields
-    assert flags <= {name.replace("_", "-") for name in known}
 
 
 def test_service_env_example_lists_every_setting_with_its_default() -> None:
@@ -78,13 +50,6 @@ def test_service_env_example_lists_every_setting_with_its_default() -> None:
         default = ServeSettings.model_fields[name.lower()].default
         if commented_out and default is not None:
             assert value == (str(default).lower() if isinstance(default, bool) else str(default)), name
-
-
-@pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_every_command_in_the_runbook_is_valid(words: list[str]) -> None:
-    known = help_of(words[0])
-    for flag in (word for word in words if word.startswith("--")):
-        assert re.search(rf"{flag}\b", known), known
 
 
 def test_every_metric_named_in_rules_dashboard_adapter_or_runbook_exists() -> None:
@@ -120,11 +85,6 @@ def test_runbook_has_a_section_for_each_alert_in_the_same_order() -> None:
 def test_kubernetes_manifest_has_the_same_rules_as_prometheus() -> None:
     manifest = yaml.safe_load((MONITORING / "prometheus-rule.yaml").read_text(encoding="utf-8"))
     assert manifest["spec"]["groups"] == GROUPS, "run `make rules`"
-
-
-def test_every_link_in_the_runbook_has_a_target() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", RUNBOOK):
-        assert (REPOSITORY / "docs" / target).exists(), target
 
 
 def test_prometheus_configuration_is_valid_and_alerts_fire_as_expected() -> None:

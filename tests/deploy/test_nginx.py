@@ -23,7 +23,6 @@ from tests.deploy.helpers import (
     free_address,
     nginx_in_front_of,
     run_nginx,
-    run_tool,
     write_nginx_conf,
 )
 from tests.service.http_helpers import (
@@ -66,11 +65,6 @@ def is_problem(response: httpx.Response, status: int, code: str) -> None:
 
 def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
     return [request for replica in replicas for request in replica.requests]
-
-
-def test_nginx_accepts_the_configuration_file(tmp_path: Path) -> None:
-    conf = write_nginx_conf(tmp_path, "127.0.0.1:8080", ("127.0.0.1:8001", "127.0.0.1:8002"))
-    run_tool("nginx", "-e", "stderr", "-p", tmp_path, "-t", "-c", conf)
 
 
 def test_nginx_sends_requests_to_both_replicas_over_persistent_connections(

@@ -44,26 +44,6 @@ def test_flat_index_finds_the_exact_neighbours(tmp_path: Path, dtype: str) -> No
     np.testing.assert_allclose(found.similarities, np.take_along_axis(exact, expected, axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_approximate_indexes_find_most_neighbours(tmp_path: Path, kind: str) -> None:
-    keys = random_keys(3_000)
-    index = opened(keys, kind, tmp_path)
-    assert index.shape == (3_000, 16)
-    least = 0.95 if kind == "hnsw" else 0.3  # inverted lists find few of these keys, which have no clusters
-    assert recall_of(index, keys, keys[:50], exact_neighbours(keys, keys[:50], 10)) >= least
-
-
-@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-@pytest.mark.parametrize("rows", [1, 2, 8, 39, 40])
-def test_search_finds_all_keys_of_a_small_index(tmp_path: Path, kind: str, rows: int) -> None:
-    keys = random_keys(rows)
-    index = opened(keys, kind, tmp_path)
-    found = index.search(keys[:3], 100)
-    assert found.keys.shape == (min(rows, 3), rows)
-    assert all(sorted(row) == list(range(rows)) for row in found.keys.tolist())
-    assert recall_of(index, keys, keys[:3], exact_neighbours(keys, keys[:3], 100)) == 1
-
-
 @pytest.mark.parametrize(
     ("factory", "kind", "effort", "refine"),
     [

@@ -210,10 +210,6 @@ class TestModelCard:
             assert f"\n{line}\n" in card
         assert hub.repositories == {}
 
-    def test_card_does_not_show_the_folders_of_the_author(self, hub: Hub, run: Path) -> None:
-        assert str(Path.home()) not in self.card(run)
-        assert "/tmp" not in self.card(run)
-
     def test_training_without_validation_has_no_figure_of_it(self, hub: Hub, run: Path) -> None:
         progress = {"step": 4, "best": None, "best_step": 4, "seconds": 12.4}
         training = {"format_version": 1, "recipe": {"seed": 0}, "done": True, "progress": progress}

@@ -62,13 +62,6 @@ def test_estimator_check_of_scikit_learn_passes(check: Any) -> None:
     check("RecollectClassifier", RecollectClassifier())
 
 
-@pytest.mark.filterwarnings("ignore:Can't test estimator:sklearn.exceptions.SkipTestWarning")
-def test_check_estimator_of_scikit_learn_reports_no_failure() -> None:
-    results = checks.check_estimator(RecollectClassifier(), on_skip=None)
-    assert results
-    assert {result["status"] for result in results} == {"passed"}
-
-
 def test_matrix_gives_a_matrix_of_labels_and_of_probabilities(fitted: RecollectClassifier) -> None:
     assert fitted.classes_.tolist() == list(range(len(NAMES)))
     assert fitted.labels_per_text_ == 1

@@ -32,20 +32,6 @@ def test_long_document_is_cut_and_document_without_words_gets_no_suggestion(clie
     assert client.post(f"{PROJECT}/suggest", data={"text": " \n"}).json() == {"results": []}
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "detail"),
-    [
-        ("/v1/projects/other", 404, "expected 'recollect'"),
-        (f"{PROJECT}/suggest", 405, "Method"),
-        ("/v1/vocabs", 404, "Not Found"),
-    ],
-)
-def test_unknown_path_or_project_is_a_problem(client: httpx.Client, path: str, status: int, detail: str) -> None:
-    response = client.get(path)
-    assert response.status_code == status
-    assert detail in response.json()["detail"]
-
-
 def test_form_with_too_many_fields_is_refused(client: httpx.Client) -> None:
     response = client.post(f"{PROJECT}/suggest", content="a=1&" * 2_000)
     assert (response.status_code, response.json()["code"]) == (413, "too_large")
@@ -146,12 +132,3 @@ class TestLearning:
         assert response.status_code == 422
         assert detail in response.text
         assert self.sequence(client) == before
-
-    def test_learning_needs_a_key_with_the_scope_write(self, client: httpx.Client) -> None:
-        document = {"text": TEXT, "subjects": [WHALES]}
-        client.headers["X-API-Key"] = READER
-        response = self.learn(client, document)
-        assert (response.status_code, response.json()["code"]) == (403, "no_write_scope")
-        client.headers["X-API-Key"] = "unknown"
-        assert self.learn(client, document).status_code == 401
-        assert client.post("/v1/projects/other/learn", json=[]).status_code == 401

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.service.bundle.arrays import map_array, map_offsets, map_positions
+from recollect.service.bundle.arrays import map_array
 from recollect.service.errors import BundleError
 from recollect.service.files import save_array
 
@@ -73,16 +73,3 @@ def test_error_for_an_incomplete_array_names_its_file(path: Path, content: bytes
     with pytest.raises(BundleError, match=r"array\.npy: expected ") as error:
         map_array(path, "int64", 1)
     assert "\n" not in str(error.value)
-
-
-def test_error_for_decreasing_offsets_names_the_first_wrong_row(path: Path) -> None:
-    save_array(path, np.array([0, 4, 9, 7, 8, 5, 9], dtype=np.int64))
-    with pytest.raises(BundleError, match="row 2: expected an end at or after its start 9, found 7"):
-        map_offsets(path, 6, 9)
-
-
-@pytest.mark.parametrize("value", [5, -1, 2**31 - 1, -(2**31)])
-def test_error_for_a_position_outside_of_the_table_names_its_row(path: Path, value: int) -> None:
-    save_array(path, np.array([4, 0, value, 1], dtype=np.int32))
-    with pytest.raises(BundleError, match=f"row 2: expected a position from 0 to 4, found {value:,}"):
-        map_positions(path, 4, 5)

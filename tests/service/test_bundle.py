@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recollect.service.bundle.bundle import open_bundle
-from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
+from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.errors import BundleError
 
@@ -145,14 +145,6 @@ def test_unexpected_file_in_a_bundle_is_refused(bundle_folder: Path, name: str) 
 def test_unexpected_folder_in_a_bundle_is_refused(bundle_folder: Path) -> None:
     (bundle_folder / "scratch").mkdir()
     refuses(bundle_folder, "scratch", "expected only the files of a bundle")
-
-
-@pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
-def test_manifest_or_signature_that_is_a_link_is_refused(bundle_folder: Path, tmp_path: Path, name: str) -> None:
-    (bundle_folder / SIGNATURE).write_bytes(bytes(64))
-    (bundle_folder / name).rename(tmp_path / "elsewhere")
-    (bundle_folder / name).symlink_to(tmp_path / "elsewhere")
-    refuses(bundle_folder, name, "expected a file of the bundle, found a link")
 
 
 def test_bundle_is_refused_if_a_label_has_a_wrong_number_of_voters(bundle_folder: Path) -> None:

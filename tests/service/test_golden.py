@@ -29,17 +29,10 @@ QUERY = "How doctors treat high blood pressure"
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "Invalid JSON: EOF"),
-        (b"[", "Invalid JSON: EOF"),
         (b"\xff\xfe", "Invalid JSON: "),
         (b"[" * 100_000, "Invalid JSON: recursion limit"),
         (b"{}", "Input should be a valid array"),
-        (b"null", "Input should be a valid array"),
-        (b"[7]", "Input should be an object at 0"),
         (b'[{"query": "x", "labels": ["1"]}, {"query": "x"}]', "Field required at 1.labels"),
-        (b'[{"query": "x", "labels": []}]', "List should have at least 1 item after validation, not 0 at 0.labels"),
-        (b'[{"query": 7, "labels": ["1"]}]', "Input should be a valid string at 0.query"),
-        (b'[{"query": "x", "labels": ["1", null]}]', "Input should be a valid string at 0.labels.1"),
         (b'[{"query": "x", "labels": ["1"], "more": 1}]', "Extra inputs are not permitted at 0.more"),
     ],
 )

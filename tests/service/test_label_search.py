@@ -38,16 +38,6 @@ def put(client: httpx.Client, uid: str, text: str) -> None:
     assert client.post("/memory/labels", json={"labels": [{"uid": uid, "text": text}]}).status_code == 200
 
 
-@pytest.mark.parametrize("search", ["Cook", "cooking", "ooki", "cokking", "cooknig"])
-def test_label_is_found_by_a_part_of_its_text_and_despite_a_wrong_letter(client: httpx.Client, search: str) -> None:
-    answer = client.get("/labels", params={"search": search})
-    best = answer.json()["labels"][0]
-    assert best["text"] == "Cooking"
-    assert answer.headers["x-index-version"] == answer.json()["version"] == "numbered"
-    one = client.get(f"/labels/{best['uid']}").json()
-    assert {"version": "numbered", **best} == one
-
-
 def test_live_labels_are_found_and_removed_and_replaced_ones_are_not(client: httpx.Client) -> None:
     put(client, "whales", "Cook a whale")
     put(client, "topic-2", "Stars")  # was Astronomy

@@ -1,8 +1,7 @@
-"""Failures around the live memory of a served store: a full disk, Redis away, and a replica that was away."""
+"""Failures around the live memory of a served store: Redis away, and a replica that was away."""
 
 from __future__ import annotations
 
-import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.service.http_helpers import PATIENCE_SECONDS, copy_store
 from tests.service.redis_server import RedisServer, needs_redis, replica, until
-from tests.service.test_http import is_problem
 
 WRITER = "writer-0123456789abcdef"
 TEXT = "How whales sleep in the ocean"
@@ -44,27 +42,6 @@ def labels(url: str, **options: Any) -> set[str]:
     response = ask(url, **options)
     assert response.status_code == 200, response.text
     return {label["uid"] for label in response.json()["labels"]}
-
-
-def test_full_disk_refuses_changes_while_answers_continue(store: Path, flags: tuple[str, ...]) -> None:
-    with serving(store, *flags) as server:
-        assert put_label(server.url, "before").json()["sequence"] == 1
-        unlimited = limit_files(server, 50_000)  # as on a full disk; the log of the service is shorter
-        problem = is_problem(put_label(server.url, "lost", TEXT * 3_000), 503, "log_unwritable")
-        assert "free some space and try again" in problem["detail"]
-        assert server.wait_for("memory_unwritable")["level"] == "error"
-        assert ask(server.url).json()["sequence"] == 1
-        assert labels(server.url) & {"before", "lost"} == {"before"}
-        limit_files(server, unlimited)
-        assert put_label(server.url, "after").json()["sequence"] == 2
-        assert {"before", "after"} <= labels(server.url)
-
-
-def limit_files(server: Server, size: int) -> int:
-    """Limit the size of the files that a server writes, and return the limit before."""
-    soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, hard))
-    return soft
 
 
 @needs_redis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
@@ -16,10 +15,6 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from recollect.service.telemetry.metrics import Metrics
-from recollect.service.versions.model_manager import ModelManager
-from recollect.service.versions.opening import Opener
-from recollect.service.versions.reports import reports_of
 from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Server,
@@ -39,11 +34,6 @@ POLL = ("--poll-seconds", "0.05")
 def server(store: Path) -> Iterator[Server]:
     with serving(store, *POLL) as server:
         yield server
-
-
-def following(root: Path, poll_seconds: float) -> ModelManager:
-    store = Store(root)
-    return ModelManager(Opener(store, threads=1), reports_of(store, None), Metrics(), poll_seconds)
 
 
 class Load:
@@ -171,12 +161,6 @@ def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(st
         assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).status_code == 200
         assert "zyzzyva" not in server.log()
         assert server.log().count("Traceback") == 1
-
-
-def test_every_log_line_is_one_json_event(server: Server) -> None:
-    lines = [json.loads(line) for line in server.log().splitlines()]
-    assert [line["event"] for line in lines] == ["bundle_opened", "thread_budget", "serving"]
-    assert all({"timestamp", "level"} <= line.keys() for line in lines)
 
 
 # Tests of a full queue, and of clients that disconnect.

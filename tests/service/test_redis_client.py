@@ -42,19 +42,6 @@ def test_service_answers_and_reports_a_problem_while_redis_is_down_and_then_reco
         assert PASSWORD not in server.log()
 
 
-def test_version_activated_while_redis_was_unreachable_stays_current_afterwards(
-    store: Path, redis_server: RedisServer
-) -> None:
-    with replica(store, redis_server, *POLLS) as (server, client):
-        redis_server.suspend()
-        server.wait_for("redis_down")
-        Store(store).activate("v5")
-        until_serves(client, "v5")
-        redis_server.resume()
-        server.wait_for("redis_up")
-        assert client.get("/version").json()["version"] == "v5"
-
-
 def test_redis_that_hangs_delays_requests_only_briefly(store: Path, redis_server: RedisServer) -> None:
     with replica(store, redis_server, *NEVER_POLLS) as (server, client):
         redis_server.suspend()

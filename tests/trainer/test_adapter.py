@@ -10,7 +10,6 @@ from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoin
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter, Side
-from tests.trainer.conftest import SAMPLE_TEXTS
 
 DIM, HIDDEN = 32, 48
 
@@ -62,28 +61,7 @@ class TestAdapter:
         assert np.abs(found - x).max() > 0.1
 
 
-class TestEncoderWithAdapter:
-    def test_encoder_with_adapter_gives_the_adapted_vectors_of_texts(
-        self, tiny_encoder: Encoder, adapted: Encoder
-    ) -> None:
-        assert adapted.model.adapter is not None
-        own = torch.from_numpy(tiny_encoder.encode(SAMPLE_TEXTS, 32))
-        expected = adapted.model.adapter(own).detach().numpy()
-        assert np.abs(expected - own.numpy()).max() > 0.1
-        np.testing.assert_allclose(adapted.encode(SAMPLE_TEXTS, 32), expected, atol=1e-6)
-
-
 class TestCheckpointWithAdapter:
-    def test_loaded_checkpoint_with_adapter_gives_the_vectors_of_the_saved_encoder(
-        self, adapted: Encoder, checkpoint: Path
-    ) -> None:
-        loaded = load_checkpoint(checkpoint, "cpu")
-        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), adapted.encode(SAMPLE_TEXTS, 32))
-        assert (loaded.config, loaded.pad_id) == (adapted.config, adapted.pad_id)
-        assert loaded.model.adapter is not None
-        assert loaded.model.adapter.hidden == HIDDEN
-        assert encoder_digest(loaded) == encoder_digest(adapted)
-
     def test_checkpoint_without_adapter_removes_the_adapter_of_the_checkpoint_that_it_replaces(
         self, tiny_encoder: Encoder, checkpoint: Path
     ) -> None:

@@ -134,11 +134,6 @@ def test_given_format_name_is_used_instead_of_the_recognised_format(tmp_path: Pa
     assert open_dataset(tmp_path / "both", "xmc").labels.texts.to_pylist() == ["only here"]
 
 
-def test_missing_folder_is_refused_and_the_error_names_the_command_that_writes_a_sample(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"absent: expected a dataset folder, found nothing; `recollect sample"):
-        open_dataset(tmp_path / "absent")
-
-
 def test_unknown_format_is_refused_and_the_error_lists_known_formats_and_found_files(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("")
     with pytest.raises(DatasetError) as refusal:

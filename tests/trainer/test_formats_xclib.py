@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from recollect.trainer.data.dataset import FORMATS, open_dataset
+from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
 
@@ -44,16 +44,6 @@ def read(folder: Path) -> Split:
 
 def label_sets(split: Split) -> list[list[int]]:
     return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
-
-
-def test_raw_texts_and_relevance_as_text_are_read(raw: Path) -> None:
-    dataset = open_dataset(raw)
-    split = dataset.read_split("train")
-    assert dataset.format is FORMATS["xclib"]
-    assert dataset.labels.texts.to_pylist() == ["garden chair", "red paint", "chair"]
-    assert dataset.labels.uids.to_pylist() == ["0", "1", "2"]
-    assert split.entries.texts.to_pylist() == ["a chair of wood", "paint"]
-    assert label_sets(split) == [[0, 2], [1]]
 
 
 def test_relevance_may_be_an_archive_of_scipy(raw: Path) -> None:

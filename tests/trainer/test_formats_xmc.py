@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recollect.trainer.data.dataset import FORMATS, Dataset, open_dataset
+from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
 
@@ -33,17 +33,6 @@ OpenWith = Callable[..., Dataset]
 
 def label_sets(split: Split) -> list[list[int]]:
     return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
-
-
-@pytest.mark.parametrize("suffix", [".json.gz", ".json"])
-def test_plain_and_gzip_files_give_equal_splits(open_with: OpenWith, suffix: str) -> None:
-    instance = {"uid": "A1", "title": "Chair", "content": "of wood", "target_ind": [1, 0], "target_rel": [1.0, 1.0]}
-    dataset = open_with(instance, suffix=suffix)
-    split = dataset.read_split("train")
-    assert dataset.format is FORMATS["xmc"]
-    assert dataset.labels.uids.to_pylist() == ["B001", "B002"]
-    assert split.entries.uids.to_pylist() == ["A1"]
-    assert label_sets(split) == [[0, 1]]
 
 
 def test_text_is_the_title_followed_by_the_content_if_there_is_one(open_with: OpenWith) -> None:

@@ -212,10 +212,6 @@ class TestOpening:
         writer.write(tmp_path / "memory")
         return tmp_path / "memory"
 
-    def test_missing_memory_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(MemoryFolderError, match=r"expected a memory, found none; run `recollect train`"):
-            open_memory(tmp_path)
-
     def test_unknown_format_version_is_refused_even_if_other_fields_changed(self, folder: Path) -> None:
         (folder / "memory.json").write_text('{"format_version": 2}')
         with pytest.raises(MemoryFolderError, match=r"memory\.json: expected format_version 1, found 2"):

@@ -140,19 +140,6 @@ def test_json_has_all_presets_or_one(run: Callable[..., tuple[int, str, str]]) -
     assert one["variants"][0]["instances"] == 294_805
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("rae/lf-amazontitles", RAE), ("PRIME/LF-AmazonTitles-131K", PRIME)],
-)
-def test_unknown_name_gives_one_line_with_similar_names(
-    name: str, near: str, run: Callable[..., tuple[int, str, str]]
-) -> None:
-    status, out, err = run(name)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"preset {name}: expected the name of a preset" in err
-    assert near in err
-
-
 # ---- --preset and --scale ----
 
 

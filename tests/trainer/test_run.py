@@ -218,13 +218,6 @@ def test_run_with_a_bad_setting_exits_with_2_and_prints_one_line(
     assert not run_folder.exists()
 
 
-def test_run_with_a_missing_dataset_folder_exits_with_2(train: Train, tmp_path: Path) -> None:
-    outcome = train(dataset=tmp_path / "absent")
-    assert outcome.status == 2
-    assert outcome.err.count("\n") == 1
-    assert "absent: expected a dataset folder, found nothing" in outcome.err
-
-
 def test_run_whose_run_folder_is_a_file_exits_with_2(train: Train, run_folder: Path) -> None:
     run_folder.write_text("precious")
     outcome = train()

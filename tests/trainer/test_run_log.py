@@ -175,9 +175,3 @@ def test_log_lines_of_a_failed_training_are_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert lines(tmp_path) == [{"step": 3, "loss": 1.0}]
-
-
-def test_only_the_first_rank_writes_files(tmp_path: Path, clock: Clock) -> None:
-    with RunLog(tmp_path, 9, Progress(), first=False):
-        pass
-    assert list(tmp_path.iterdir()) == []

@@ -214,8 +214,6 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("more", "complaint"),
         [
-            (["prime", "--bank", 13], "--bank 13: expected at most 12, the number of labels; choose a smaller one"),
-            (["rae", "--clusters", 49], "--clusters 49: expected at most 48, the instances to train on; choose"),
             (["prime", "--prototype", "text,magic"], "--prototype"),
             (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),
             (["prime", "--temperature", 0.1], "--temperature: expected a method with a softmax, found --method prime"),

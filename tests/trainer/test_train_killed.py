@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,10 @@ import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import open_memory
-from tests import forked
 from tests.trainer.helpers import files
 from tests.trainer.runs import (
     KILLED,
     LEFT,
-    PATIENCE_SECONDS,
     USUAL,
     Moment,
     Train,
@@ -176,32 +171,6 @@ class TestKilled:
         before = files(run_folder)
         assert train("--max-steps", 1).status == 0
         assert files(run_folder) == before
-
-    def test_training_killed_from_outside_while_it_runs_has_the_same_result(
-        self, run: Callable[..., int], flags: list[object], run_folder: Path, tmp_path: Path
-    ) -> None:
-        assert run("--train", "full", "--out", tmp_path / "never") == 0
-        command = [sys.executable, "-m", "recollect", *map(str, flags), "--train", "full", "--save-minutes", "0"]
-        kill_after_steps(command, run_folder, 6)
-        assert run("--train", "full", "--resume") == 0
-        assert results(run_folder) == results(tmp_path / "never")
-
-
-def kill_after_steps(command: list[str], folder: Path, step: int) -> None:
-    """Start a training, and kill its process when its log reaches a step."""
-    output, steps_log = folder.with_name("killed.log"), folder / "metrics.jsonl"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with output.open("wb") as log:
-        process = forked.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (steps_log.exists() and f'"step": {step},' in steps_log.read_text()):
-            assert process.poll() is None, output.read_text()
-            assert time.monotonic() < deadline, output.read_text()
-            time.sleep(0.001)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")

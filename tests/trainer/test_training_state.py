@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.negatives import HardNegatives
 from recollect.trainer.training.training_state import Learner, Progress, load_state, save_state
-from tests.trainer.helpers import files
 
 
 def new_learner(seed: int = 0, negatives: HardNegatives | None = None, clusters: Any = None) -> Learner:
@@ -91,31 +89,6 @@ def test_newest_of_several_saved_states_is_loaded(tmp_path: Path, learner: Learn
         (state,) = (tmp_path / str(step)).iterdir()
         shutil.copytree(state, tmp_path / "all" / state.name)
     assert load_state(tmp_path / "all", learner, ALONE).step == 100
-
-
-def test_incompletely_written_state_is_ignored(tmp_path: Path, learner: Learner) -> None:
-    save_state(tmp_path, Progress(step=3), learner, ALONE)
-    shutil.copytree(tmp_path / "step-00000003", tmp_path / ".step-00000004-incoming")
-    (tmp_path / ".step-00000004-incoming" / "model.safetensors").write_bytes(b"half")
-    assert load_state(tmp_path, learner, ALONE).step == 3
-    save_state(tmp_path, Progress(step=4), learner, ALONE)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
-
-
-def test_full_disk_keeps_the_older_state_and_the_error_says_how_to_continue(tmp_path: Path, learner: Learner) -> None:
-    save_state(tmp_path, Progress(step=1), learner, ALONE)
-    before = files(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # limit of each file
-    try:
-        with pytest.raises(
-            TrainingError, match="cannot be saved .*the last state.*kept: free some disk space and continue with --res"
-        ):
-            save_state(tmp_path, Progress(step=2), learner, ALONE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert files(tmp_path) == before
-    assert load_state(tmp_path, learner, ALONE).step == 1
 
 
 NAMES = (

@@ -19,7 +19,7 @@ from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.keys import AdaptedKeys
 from recollect.trainer.encoding.tokens import VectorTable
-from recollect.trainer.errors import MemoryFolderError, TrainingError
+from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.memory import tune as tuner
 from recollect.trainer.memory.left_out import choose_queries
@@ -391,11 +391,6 @@ class TestCommand:
 
 
 class TestRefused:
-    def test_tuning_without_a_memory_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(MemoryFolderError, match=r"memory: expected a memory, found none; run `recollect train`"):
-            tune(settings(tmp_path))
-        assert not list(tmp_path.iterdir())
-
     def test_tuning_is_refused_if_no_instance_has_a_label(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 5), [set(), set(), set()])
         before = files(run)

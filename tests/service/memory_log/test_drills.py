@@ -149,38 +149,6 @@ def test_process_that_sleeps_while_its_next_number_is_removed_adds_nothing(
         log_in(tmp_path).read()
 
 
-# Program that writes until a file may not grow any more, as on a full disk, and then writes again.
-FULL = """
-import resource, sys
-from pathlib import Path
-from recollect.service.errors import MemoryLogError
-from tests.service.memory_log.logs import instance, log_in, writer
-own = writer(log_in(Path(sys.argv[1])))
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-own.write(lambda memory: [instance("before")])
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-try:
-    own.write(lambda memory: [instance("lost")])
-except MemoryLogError as error:
-    print(error)
-assert own.memory == ("before",)
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-print(own.write(lambda memory: [instance("after")]).sequence)
-"""
-
-
-def test_full_disk_refuses_the_write_and_later_writes_work(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path)]
-    done = forked.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    second = tmp_path / "memory" / f"{2:020}.jsonl"
-    assert done.stdout.splitlines() == [
-        f"{second}: expected a path that can be written, found: File too large; free some space and try again",
-        "2",
-    ], done.stderr
-    assert uids(log_in(tmp_path).read()) == ["before", "after"]
-    assert len(os.listdir(tmp_path / "memory")) == 2
-
-
 class SlowFiles(FolderFiles):
     """Files with the latency of an object store."""
 

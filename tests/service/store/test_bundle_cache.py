@@ -102,13 +102,6 @@ def test_manifest_with_an_unexpected_file_name_is_refused(origin: Store, store: 
     assert not list(tmp_path.rglob("escaped"))
 
 
-@pytest.mark.parametrize("name", ["activations/00000001.json", "bundles/A/manifest.json"])
-def test_small_file_of_a_store_is_refused_if_it_is_over_one_mebibyte(origin: Store, store: Store, name: str) -> None:
-    (origin.root / name).write_bytes(b"A" * (2 << 20))
-    with pytest.raises(StoreError, match=f"/{name}: expected at most 1,048,576 bytes, found more"):
-        store.open(store.require_current())
-
-
 @pytest.fixture
 def keys(tmp_path: Path) -> Pair:
     return write_pair(tmp_path)

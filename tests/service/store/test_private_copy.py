@@ -98,13 +98,6 @@ def test_link_or_pipe_that_replaces_a_file_during_the_copy_is_refused(store: Sto
     assert b"".join(source.pieces(f"bundles/A/{file}")) == content
 
 
-def test_damaged_copy_is_replaced(store: Store, tmp_path: Path) -> None:
-    folder = store.open("A").folder
-    flip_bit(folder / LABELS)
-    assert store.open("A").folder == folder
-    assert (folder / LABELS).read_bytes() == (store.bundles / "A" / LABELS).read_bytes()
-
-
 def test_open_bundle_is_not_accepted_by_the_signature_of_another_bundle_with_its_name(store: Store) -> None:
     bundle = store.open("A")
     assert store.accepts(bundle)

@@ -11,16 +11,13 @@ import httpx
 import pytest
 
 from recollect.service.errors import StoreError, UnknownVersionError
-from recollect.service.store.object_folder import ObjectFolder
 from recollect.service.store.store import Store
 from tests.service.http_helpers import (
     add_version,
     answers_with,
     copy_store,
-    flip_bit,
     light_encoder,
     serving,
-    with_changed_files,
 )
 from tests.service.store.servers import TIMEOUT_SECONDS, FaultyProxy, WebServer, publish
 
@@ -67,19 +64,6 @@ def test_versions_in_s3_can_be_published_served_swapped_and_rolled_back(
         assert label_count() == 3
         assert "very-secret" not in server.log()
     assert json.loads(run("predict", "bread", "--version", "v5", "--json", *flags))["version"] == "v5"
-
-
-def test_killed_upload_leaves_no_version_and_the_next_upload_replaces_its_files(
-    url: str, origin: Store, tmp_path: Path
-) -> None:
-    store = Store(url, None, tmp_path / "cache")
-    publish(store, origin.bundles / "A", "A")
-    ObjectFolder(url).create("bundles/B/encoder.onnx", b"half")
-    assert store.versions() == ["A"]
-    with pytest.raises(StoreError, match=r"bundles/B: expected a bundle with manifest.json, found one without: a copy"):
-        store.activate("B")
-    publish(store, origin.bundles / "B", "B")
-    assert store.open("B").manifest.version == "B"
 
 
 def test_missing_bucket_and_missing_store_and_missing_current_file_have_different_errors(
@@ -129,25 +113,6 @@ def test_store_behind_a_plain_web_server_can_be_read_but_not_listed_or_changed(
     line = error_of("activate", "B", *flags)
     assert f"{web.url}: expected an object store or a folder to write to, found a web server" in line
     assert run("log", *flags).startswith("20")
-
-
-def test_server_keeps_serving_while_the_new_version_is_damaged_and_swaps_after_its_repair(
-    light_bundles: Path, tmp_path: Path
-) -> None:
-    origin = Store(copy_store(light_bundles.parent, tmp_path / "origin"))
-    origin.activate("v3")
-    add_version(origin.root, "v5", "damaged", with_changed_files)  # the server shares none of its files with v3
-    flip_bit(origin.bundles / "damaged" / "label_keys.faiss")
-    web = WebServer(origin.root)
-    with web.running(), serving(web.url, *POLL, "--bundle-cache", str(tmp_path / "cache")) as server:
-        origin.activate("damaged")
-        refused = server.wait_for("bundle_refused")
-        assert (refused["version"], refused["serving"]) == ("damaged", "v3")
-        assert refused["error"].startswith(f"{web.url}/bundles/damaged/label_keys.faiss: expected SHA-256")
-        assert httpx.post(f"{server.url}/predict", json={"query": "bread"}).json()["version"] == "v3"
-        origin.activate("v5")
-        server.wait_for("bundle_swapped")
-        assert "Traceback" not in server.log()
 
 
 def test_server_keeps_serving_while_the_store_is_unreachable_and_swaps_later(

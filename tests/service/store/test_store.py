@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,23 +10,8 @@ import pytest
 from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.store import Store
-from tests import forked
 
 REPOSITORY = Path(__file__).parents[3]
-# Program of a builder whose files cannot grow beyond 1,000 bytes: it fails in the middle of a file, as on a full disk.
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from recollect.service.store.store import Store
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    with Store(Path(sys.argv[1])).incoming() as folder:
-        (folder / "small").write_bytes(b"x")
-        (folder / "keys").write_bytes(b"x" * 100_000)
-except OSError as error:
-    print(error.strerror)
-"""
 
 
 @pytest.fixture
@@ -83,14 +67,6 @@ def test_bundle_is_never_published_over_another_one_and_replaces_a_half_copied_o
     assert store.manifest("A") != before
     assert store.open("A").labels.uids[1] == "label 1"
     assert temporary_files(store) == []
-
-
-def test_full_disk_is_reported_while_a_bundle_is_written_and_leaves_no_files(store: Store) -> None:
-    result = forked.run(
-        [sys.executable, "-c", FULL_DISK, str(store.root)], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert (result.stdout, result.stderr) == ("File too large\n", "")
-    assert (store.versions(), temporary_files(store)) == (["A", "B", "C"], [])
 
 
 def test_version_with_a_broken_manifest_is_not_activated(store: Store) -> None:

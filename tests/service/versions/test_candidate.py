@@ -21,7 +21,7 @@ from tests.service.http_helpers import (
     serving,
 )
 from tests.service.http_helpers import with_changed_files as changed_files
-from tests.service.light_stores import TOP_K, until_serves
+from tests.service.light_stores import TOP_K
 from tests.service.redis_server import until
 
 POLLS = ("--poll-seconds", "0.05")
@@ -150,22 +150,6 @@ def operated(store: Path, tmp_path: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_operator_activates_and_rolls_back_over_http(store: Path, operated: httpx.Client) -> None:
-    candidate = operated.post("/versions/v5/activate", params={"candidate": "true", "why": "a trial"})
-    assert candidate.json() == {"current": "v3", "candidate": "v5", "generation": 2}
-    until(lambda: operated.get("/versions").json()["replicas"][0]["open"] == ["v3", "v5"])
-    listed = operated.get("/versions").json()
-    assert (listed["current"], listed["candidate"], listed["problem"]) == ("v3", "v5", None)
-    assert {"v3", "v5"} <= {row["version"] for row in listed["versions"]}
-    assert operated.post("/versions/v5/activate").json() == {"current": "v5", "candidate": None, "generation": 3}
-    until_serves(operated, "v5")
-    assert operated.post("/versions/rollback").json()["current"] == "v3"
-    until_serves(operated, "v3")
-    entries = [(entry.action, entry.by, entry.why) for entry in Store(store).log()[1:]]
-    by = "operator (API key)"
-    assert entries == [("candidate", by, "a trial"), ("activate", by, ""), ("rollback", by, "")]
-
-
 def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Path, operated: httpx.Client) -> None:
     before = Store(store).activation()
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
@@ -188,12 +172,6 @@ def test_versions_need_the_scope_operate(store: Path, operated: httpx.Client) ->
             refused = operated.request(method, f"/versions{path}", headers={"X-API-Key": key})
             assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert Store(store).activation() == before
-
-
-def test_without_api_keys_there_are_no_routes_for_operators(server: Server) -> None:
-    assert httpx.get(f"{server.url}/versions").status_code == 404
-    assert httpx.post(f"{server.url}/versions/v5/activate").status_code == 404
-    assert httpx.get(f"{server.url}/admin/versions").status_code == 404
 
 
 def test_candidate_learns_of_changes_of_the_live_memory(store: Path, tmp_path: Path, activation: Activation) -> None:
