@@ -46,17 +46,17 @@ class BackgroundThread:
         """Run the step now, or once more if it runs at the moment."""
         self._wake.set()
 
-    def stop(self, seconds: float | None = None) -> None:
-        """Run the step a last time, and stop the thread; wait at most so many seconds."""
+    def stop(self, seconds: float | None = None) -> bool:
+        """Stop the thread after the step in progress; wait at most so many seconds. Return whether it has ended."""
         self._stopped.set()
         self.wake()
         if self._thread is not None:
             self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
-        while True:
+        while not self._stopped.is_set():
             self._wake.clear()
-            stopped = self._stopped.is_set()
             try:
                 self._step()
                 self._logged = None
@@ -67,6 +67,4 @@ class BackgroundThread:
                     self._logged = str(error)
                     is_bug = not isinstance(error, ServiceError | OSError)
                     log.error(self._failed, error=str(error), exc_info=error if is_bug else None, **self._facts())
-            if stopped:
-                return
             self._wake.wait(self._seconds)

@@ -181,9 +181,9 @@ class Reporter:
         self._thread.wake()
 
     def stop(self, seconds: float | None = None) -> None:
-        """Remove the report, and stop the thread; wait at most so many seconds."""
-        self._left = True
-        self._thread.stop(seconds)
+        """Stop the thread, and remove the report; wait at most so many seconds."""
+        if self._thread.stop(seconds):  # otherwise, a step waits for the place of the reports
+            self._reports.remove()
 
     def _report(self) -> None:
         if self._left:
