@@ -178,16 +178,11 @@ def _require_certificate(certificate: Path, key: Path) -> None:
     Raises:
         SettingsError: If a file cannot be read, or the files do not belong together.
     """
-    for flag, path in (("--tls-cert", certificate), ("--tls-key", key)):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            raise SettingsError(f"{flag} {path}: expected a file in PEM format, found: {error.strerror}") from None
     try:
         # The password of an encrypted key is a wrong one, because OpenSSL would otherwise ask for it on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: "")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or "no PEM block"
+        reason = getattr(error, "reason", getattr(error, "strerror", None)) or "no PEM block"
         raise SettingsError(
             f"--tls-cert {certificate}, --tls-key {key}: expected a certificate and its private key "
             f"in PEM format, without a password, found: {str(reason).lower().replace('_', ' ')}"
