@@ -290,7 +290,7 @@ def _reports(settings: SwitchSettings | PruneSettings) -> Reports:
 
 def _report_switch(settings: SwitchSettings, store: Store, reports: Reports, record: ActivationRecord) -> None:
     if settings.wait:
-        from recollect.service.versions.activation import wait_for_replicas
+        from recollect.service.versions.reports import wait_for_replicas
 
         if "://" in str(settings.store) and settings.redis_url is None and settings.replicas is None:
             print_status("without --redis-url, only the replicas of this machine are seen; use --redis-url")

@@ -22,8 +22,7 @@ from recollect.service.bundle.strings import write_table
 from recollect.service.redis_client import RedisClient
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
-from recollect.service.versions.activation import wait_for_replicas
-from recollect.service.versions.reports import Report, reports_of
+from recollect.service.versions.reports import Report, reports_of, wait_for_replicas
 from tests import forked
 
 # Tests wait at most this long.
