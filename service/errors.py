@@ -27,11 +27,8 @@ ServiceError (like the errors of all packages, a RecollectError)
 ├── NotReadyError             no bundle is open yet
 ├── VersionNotOpenError       a request names a version that this process does not have open
 ├── DrainingError             the service is stopping
-├── QueryTooLargeError        a query has too many bytes
 ├── OverloadError             too many queries wait
-├── SequenceError             this process does not know a change of the memory yet
-├── RateLimitError            an API key exceeds its rate
-└── DeadlineError             the deadline of a request passed
+└── RateLimitError            an API key exceeds its rate
 """
 
 from __future__ import annotations
@@ -179,16 +176,8 @@ class DrainingError(ServiceError):
         super().__init__("the service is stopping; send the request to another replica")
 
 
-class QueryTooLargeError(ServiceError):
-    status, code = 413, "query_too_large"
-
-
 class OverloadError(ServiceError):
     status, code = 503, "overloaded"
-
-
-class SequenceError(ServiceError):
-    status, code = 409, "sequence_unknown"
 
 
 class RateLimitError(ServiceError):
@@ -197,10 +186,6 @@ class RateLimitError(ServiceError):
     def __init__(self, message: str, wait_seconds: float) -> None:
         super().__init__(message)
         self.wait_seconds = wait_seconds
-
-
-class DeadlineError(ServiceError):
-    status = 504
 
 
 @contextlib.contextmanager

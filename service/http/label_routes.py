@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -20,10 +21,6 @@ from recollect.service.versions.open_versions import OpenVersions
 _MAX_FOUND = 100
 
 
-def _require_words(search: str) -> str:
-    return require_words(search, "search text")
-
-
 _Search = Annotated[
     str,
     Query(
@@ -31,7 +28,7 @@ _Search = Annotated[
         max_length=MAX_CHARACTERS,
         description="beginning of a uid, or beginning or part of a text; upper and lower case are equal in texts",
     ),
-    AfterValidator(_require_words),
+    AfterValidator(functools.partial(require_words, kind="search text")),
 ]
 _Limit = Annotated[int, Query(ge=1, le=_MAX_FOUND, description="maximum number of labels to return")]
 

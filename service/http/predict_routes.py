@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from recollect.service.errors import DeadlineError, QueryTooLargeError, SequenceError, ServiceError
+from recollect.service.errors import ServiceError
 from recollect.service.http.json_route import JsonRoute, header
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import (
@@ -156,13 +156,12 @@ class PredictRoutes:
             The version, and its answers.
 
         Raises:
-            QueryTooLargeError: If a query has too many bytes.
+            ProblemError: If a query has too many bytes, the deadline passes, or this process does not know the required
+                change of the memory yet.
             NotReadyError: If no bundle is loaded.
             VersionNotOpenError: If the request names a version that is not open.
             QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
             RateLimitError: If the API key exceeds its rate.
-            SequenceError: If this process does not know the required change of the memory yet.
-            DeadlineError: If the deadline passes.
             OverloadError: If the queue is full.
             DrainingError: If the service stops before the answer is complete.
             ClientDisconnect: If the client disconnects.
@@ -191,11 +190,12 @@ class PredictRoutes:
                 self.metrics.dropped.labels("deadline").inc()
                 self.metrics.count_outcome(name, "deadline")
                 longer = f"increase timeout_ms (at most {1e3 * most:.0f}), or " if seconds < most else ""
-                raise DeadlineError(
+                raise ProblemError(
+                    504,
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; {longer}"
-                    "reduce top_b or the number of queries"
+                    "reduce top_b or the number of queries",
                 ) from None
-            except ServiceError:  # not a fault of the version
+            except (ServiceError, ProblemError):  # not a fault of the version
                 raise
             except Exception:
                 self.metrics.count_outcome(name, "failed")
@@ -209,30 +209,31 @@ class PredictRoutes:
         """The numbers of bytes of the queries.
 
         Raises:
-            QueryTooLargeError: If a query has too many bytes.
+            ProblemError: If a query has too many bytes.
         """
         sizes, most = [len(query.encode()) for query in queries], self.settings.max_query_bytes
         if max(sizes) > most:
             row = next(row for row, size in enumerate(sizes) if size > most)
             name = "query" if len(queries) == 1 else f"queries.{row}"
-            raise QueryTooLargeError(
-                f"{name}: expected at most {most:,} bytes, found {sizes[row]:,}; send a shorter text"
-            )
+            detail = f"{name}: expected at most {most:,} bytes, found {sizes[row]:,}; send a shorter text"
+            raise ProblemError(413, detail, "query_too_large")
         return sizes
 
     async def _wait_for(self, sequence: int, predictor: Predictor) -> None:
         """Wait until the memory knows a change.
 
         Raises:
-            SequenceError: If it does not know the change in time.
+            ProblemError: If it does not know the change in time.
         """
         self.follow_log()
         deadline = time.monotonic() + _FOLLOW_SECONDS
         while predictor.memory.sequence < sequence:
             if time.monotonic() > deadline:
-                raise SequenceError(
+                raise ProblemError(
+                    409,
                     f"min_sequence: expected a change that this replica knows, at most {predictor.memory.sequence}, "
-                    f"found {sequence}; repeat the request later"
+                    f"found {sequence}; repeat the request later",
+                    "sequence_unknown",
                 )
             await asyncio.sleep(_CHECK_SECONDS)
 
