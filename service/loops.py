@@ -176,13 +176,13 @@ def weigh_keys(
 
 @_inlined
 def _row(
-    key: int,
+    key: int | np.int64,
     offsets: Int[np.ndarray, " offset"],
     labels: Int[np.ndarray, " pair"],
     live_offsets: Int[np.ndarray, " live_offset"],
     live_labels: Int[np.ndarray, " live_pair"],
 ) -> Int[np.ndarray, " label"]:
-    """The labels of an instance."""
+    """The labels of an instance, or the words of a name."""
     mapped = len(offsets) - 1
     if key < mapped:
         return labels[offsets[key] : offsets[key + 1]]
@@ -201,9 +201,16 @@ def _table(entries: int) -> Int[np.ndarray, " place"]:
     places = 16
     while places < 2 * entries:
         places *= 2
-    table = np.empty(places, dtype=np.int64)
+    table = np.empty(places, dtype=np.int32)
     _clear(table)
     return table
+
+
+@_inlined
+def _place(wanted: int | np.int64, mask: int) -> int | np.int64:
+    """The first place at which a table looks for an entry."""
+    place = wanted * 0x9E3779B1
+    return (place ^ (place >> 16)) & mask
 
 
 @_inlined
@@ -212,11 +219,25 @@ def _find(
 ) -> int | np.int64:
     """The place of an entry in a table; without such an entry, the place where it belongs."""
     mask = len(table) - 1
-    place = wanted * 0x9E3779B1
-    place = (place ^ (place >> 16)) & mask
+    place = _place(wanted, mask)
     while table[place] >= 0 and entries[table[place]] != wanted:
         place = (place + 1) & mask
     return place
+
+
+@_inlined
+def _entry(
+    table: Int[np.ndarray, " place"], entries: Int[np.ndarray, " entry"], count: int, wanted: int | np.int64
+) -> int | np.int64:
+    """The number of an entry; a new entry gets the number `count`."""
+    mask = len(table) - 1
+    place = _place(wanted, mask)
+    while table[place] >= 0:
+        if entries[table[place]] == wanted:
+            return np.int64(table[place])
+        place = (place + 1) & mask
+    table[place], entries[count] = count, wanted
+    return count
 
 
 @_compiled(_array(int64, 2), _array(float64, 2), float64, int64, *_VALUES, _array(boolean))
@@ -272,7 +293,7 @@ def sum_votes(
     table = _table(most)
     stop = 0
     for query in range(queries):
-        start = stop
+        start, own = stop, found[stop:]
         _clear(table)
         for slot in range(keys.shape[1]):
             key = keys[query, slot]
@@ -285,12 +306,11 @@ def sum_votes(
                 label = key - instances if is_label else np.int64(row[nth])
                 if len(removed) and removed[label] or len(admits) and not admits[label]:
                     continue
-                place = _find(table, found[start:stop], label)
-                if table[place] < 0:
-                    table[place] = stop - start
-                    found[stop], sums[stop] = label, 0.0
+                entry = start + _entry(table, own, stop - start, label)
+                if entry == stop:
+                    sums[entry] = 0.0
                     stop += 1
-                sums[start + table[place]] += share
+                sums[entry] += share
         offsets[query + 1] = stop
     return offsets, found[:stop], sums[:stop]
 
@@ -850,135 +870,204 @@ def search_words(
 # The four searches of a query: instances and labels by their vectors, and both by their words.
 _SEARCHES = 4
 _tuple_of: Any = types.UniTuple
-_FOUND = [_tuple_of(each[:, ::1], _SEARCHES) for each in (int64, float32, float64)]
-_SCORES = (_array(int64), _array(int64), _array(float64))
-
-
-@_inlined
-def _add_entry(
-    table: Int[np.ndarray, " place"],
-    found: Int[np.ndarray, " entry"],
-    count: int,
-    label: int | np.int64,
-    evidence: Float[np.ndarray, "entry evidence"],
-) -> int:
-    """Add a label without evidence, unless it has an entry; return the number of entries."""
-    place = _find(table, found, label)
-    if table[place] >= 0:
-        return count
-    table[place], found[count] = count, label
-    for column in range(evidence.shape[1]):
-        evidence[count, column] = 0.0
-    return count + 1
+_FOUND = [_tuple_of(each[:, ::1], _SEARCHES) for each in (int64, float32)]
+_NAMES = (_array(int64), _array(int64))
+# Columns of the evidence for a label: its votes, the sum of the similarities of its instances by vectors, then for each
+# search the weight of its keys, their number, and the place of the nearest one.
+_EVIDENCE = 2 + 3 * _SEARCHES
 
 
 @_inlined
 def _fill_features(
-    row: Float[np.ndarray, " feature"],
-    evidence: Float[np.ndarray, " evidence"],
+    features: Float[np.ndarray, "candidate feature"],
+    row: int,
+    evidence: Float[np.ndarray, "entry evidence"],
+    entry: int,
+    similarities: tuple[Float[np.ndarray, "query found"], ...],
+    query: int,
     best_score: float,
     nearest: Float[np.ndarray, " search"],
     with_words: bool,
 ) -> None:
-    """Write the features of one candidate; those without evidence stay NaN."""
-    row[0] = evidence[0]  # votes
-    row[1] = evidence[0] / max(best_score, 1e-300)  # votes_of_best
-    row[2] = evidence[1]  # instance_votes
-    row[3] = evidence[2]  # instance_count
-    if evidence[2] > 0:
-        row[5] = evidence[5]  # instance_place
-        row[6] = evidence[4]  # instance_similarity
-        row[7] = evidence[3] / evidence[2]  # instance_mean
-        row[8] = nearest[0] - evidence[4]  # instance_gap
-    row[9] = nearest[0]  # nearest_instance
-    row[10] = evidence[6]  # label_votes
-    if evidence[7] > 0:
-        row[11] = evidence[9]  # label_similarity
-        row[12] = evidence[10]  # label_place
-        row[13] = nearest[1] - evidence[9]  # label_gap
+    """Write the features of one candidate that depend on the searches; those without evidence become NaN."""
+    for column in range(features.shape[1]):
+        features[row, column] = np.nan
+    features[row, 0] = evidence[entry, 0]  # votes
+    features[row, 1] = evidence[entry, 0] / max(best_score, 1e-300)  # votes_of_best
+    features[row, 2] = evidence[entry, 2]  # instance_votes
+    features[row, 3] = evidence[entry, 3]  # instance_count
+    if evidence[entry, 3] > 0:
+        similarity = similarities[0][query, int(evidence[entry, 4])]
+        features[row, 5] = evidence[entry, 4]  # instance_place
+        features[row, 6] = similarity  # instance_similarity
+        features[row, 7] = evidence[entry, 1] / evidence[entry, 3]  # instance_mean
+        features[row, 8] = nearest[0] - similarity  # instance_gap
+    features[row, 9] = nearest[0]  # nearest_instance
+    features[row, 10] = evidence[entry, 5]  # label_votes
+    if evidence[entry, 6] > 0:
+        similarity = similarities[1][query, int(evidence[entry, 7])]
+        features[row, 11] = similarity  # label_similarity
+        features[row, 12] = evidence[entry, 7]  # label_place
+        features[row, 13] = nearest[1] - similarity  # label_gap
     if with_words:
-        row[18] = evidence[11]  # word_instance_votes
-        row[19] = evidence[12]  # word_instance_count
-        if evidence[12] > 0:
-            row[20] = evidence[15]  # word_instance_place
-            row[21] = evidence[14]  # word_instance_similarity
-            row[22] = nearest[2] - evidence[14]  # word_instance_gap
-        if evidence[17] > 0:
-            row[23] = evidence[19]  # word_label_similarity
-            row[24] = evidence[20]  # word_label_place
-            row[25] = nearest[3] - evidence[19]  # word_label_gap
+        features[row, 18] = evidence[entry, 8]  # word_instance_votes
+        features[row, 19] = evidence[entry, 9]  # word_instance_count
+        if evidence[entry, 9] > 0:
+            similarity = similarities[2][query, int(evidence[entry, 10])]
+            features[row, 20] = evidence[entry, 10]  # word_instance_place
+            features[row, 21] = similarity  # word_instance_similarity
+            features[row, 22] = nearest[2] - similarity  # word_instance_gap
+        if evidence[entry, 12] > 0:
+            similarity = similarities[3][query, int(evidence[entry, 13])]
+            features[row, 23] = similarity  # word_label_similarity
+            features[row, 24] = evidence[entry, 13]  # word_label_place
+            features[row, 25] = nearest[3] - similarity  # word_label_gap
 
 
-@_compiled(*_FOUND, *_SCORES, int64, *_VALUES, _array(boolean), int64, int64, boolean, int64)
+@_inlined
+def _fill_name_features(
+    features: Float[np.ndarray, "candidate feature"],
+    row: int,
+    name: Int[np.ndarray, " name_word"],
+    words: Int[np.ndarray, " word"],
+    table: Int[np.ndarray, " place"],
+) -> None:
+    """Write the features of one candidate's name; the table has the words of the query."""
+    features[row, 15] = len(name)  # name_words
+    shared = 0
+    for word in name:
+        shared += table[_find(table, words, word)] >= 0
+    if len(name):
+        features[row, 16] = shared / len(name)  # name_share
+    for start in range(len(words) - len(name) + 1 if 0 < len(name) == shared else 0):
+        nth = 0
+        while nth < len(name) and words[start + nth] == name[nth]:
+            nth += 1
+        if nth == len(name):
+            features[row, 17] = start  # name_place
+            break
+
+
+@_compiled(
+    *_FOUND,
+    float64,
+    _array(int64, 2),
+    _array(float64, 2),
+    float64,
+    int64,
+    *_VALUES,
+    _array(float64),
+    _array(boolean),
+    int64,
+    int64,
+    boolean,
+    int64,
+    _array(int32),
+    *_NAMES,
+    *_NAMES,
+    _array(int32),
+    *_NAMES,
+)
 def find_candidates(
     keys: tuple[Int[np.ndarray, "query found"], ...],
     similarities: tuple[Float[np.ndarray, "query found"], ...],
-    weights: tuple[Float[np.ndarray, "query found"], ...],
-    voted_offsets: Int[np.ndarray, " offset"],
-    voted_labels: Int[np.ndarray, " voted"],
-    votes: Float[np.ndarray, " voted"],
+    temperature: float,
+    voting: Int[np.ndarray, "query voting"],
+    weights: Float[np.ndarray, "query voting"],
+    lambda_: float,
     labels: int,
     value_offsets: Int[np.ndarray, " offset"],
     value_labels: Int[np.ndarray, " pair"],
     live_offsets: Int[np.ndarray, " live_offset"],
     live_labels: Int[np.ndarray, " live_pair"],
     removed: Bool[np.ndarray, " label"],
+    live_log_counts: Float[np.ndarray, " live"],
     admits: Bool[np.ndarray, " label"],
     by_votes: int,
     by_others: int,
     with_words: bool,
     columns: int,
+    counts: Int[np.ndarray, " label"],
+    name_offsets: Int[np.ndarray, " name_offset"],
+    name_words: Int[np.ndarray, " name_word"],
+    live_name_offsets: Int[np.ndarray, " live_name_offset"],
+    live_name_words: Int[np.ndarray, " live_name_word"],
+    name_of: Int[np.ndarray, " label"],
+    query_offsets: Int[np.ndarray, " query_offset"],
+    query_words: Int[np.ndarray, " query_word"],
 ) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " candidate"], Float[np.ndarray, "candidate feature"]]:
-    """Choose the ranker's candidates of each query, and compute the features that depend on the searches.
+    """Choose the ranker's candidates of each query, and compute their features.
 
     Args:
         keys: The keys that each of the four searches found: rows of instances, or positions of labels; -1 for no key.
         similarities: The similarity of each key.
-        weights: The weight of each key.
-        voted_offsets: Query i has the votes `voted_offsets[i]` to `voted_offsets[i + 1]` (Eq. 7).
-        voted_labels: The label of each vote.
-        votes: Its share of the score.
+        temperature: Tau of the softmax over the keys of a search by vectors.
+        voting: The keys that vote: the first ones by vectors of both kinds, those of a kind in their order.
+        weights: Their weights.
+        lambda_: Weight of instances against labels.
         labels: Number of labels.
         value_offsets: This argument and the next four: `Values.arrays`.
         value_labels: See there.
         live_offsets: See there.
         live_labels: See there.
         removed: See there.
+        live_log_counts: See `weigh_keys`.
         admits: Whether each label may be a candidate; empty means that all may.
         by_votes: Number of candidates by votes.
         by_others: Number of candidates by the weights of each search.
         with_words: Whether there is a lexical index; without it, the features of words are NaN.
         columns: Number of features.
+        counts: Number of training instances of each label.
+        name_offsets: Name i has the words `name_offsets[i]` to `name_offsets[i + 1]`.
+        name_words: The words of the names, as 64-bit hashes.
+        live_name_offsets: The same for names that are numbered after those.
+        live_name_words: See there.
+        name_of: The number of the name of each label; empty if it is the label.
+        query_offsets: Query i has the words `query_offsets[i]` to `query_offsets[i + 1]`.
+        query_words: The words of the queries.
 
     Returns:
-        Query i has the candidates `offsets[i]` to `offsets[i + 1]`, in rising order of their labels; and the features,
-        in the order of `service/ranking/candidates.py`.
+        Query i has the candidates `offsets[i]` to `offsets[i + 1]`, in no particular order; and the features, in the
+        order of `service/ranking/candidates.py`.
     """
-    queries = len(voted_offsets) - 1
+    queries, mapped = len(voting), len(value_offsets) - 1
+    instances = mapped + len(live_offsets) - 1
     offsets = np.zeros(queries + 1, dtype=np.int64)
     most = queries * min(by_votes + _SEARCHES * by_others, labels)
-    candidates, features = np.empty(most, dtype=np.int64), np.full((most, columns), np.nan, dtype=np.float32)
+    candidates, features = np.empty(most, dtype=np.int64), np.empty((most, columns), dtype=np.float32)
+    nearest = np.empty(_SEARCHES)
     for query in range(queries):
-        entries = voted_offsets[query + 1] - voted_offsets[query]
+        entries = 0
         for search in range(_SEARCHES):
             for key in keys[search][query]:
                 if key >= 0:
                     is_label = search % 2 == 1
                     entries += 1 if is_label else len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+        entries = min(entries, labels)
         table, found, count = _table(entries), np.empty(entries, dtype=np.int64), 0
-        # One row for each found label: its votes; then for each search the weight of its keys, their number, the sum of
-        # their similarities, and the similarity and the place of the best one.
-        evidence = np.empty((entries, 1 + 5 * _SEARCHES))
-        best_score = 0.0
-        for vote in range(voted_offsets[query], voted_offsets[query + 1]):
-            count = _add_entry(table, found, count, voted_labels[vote], evidence)
-            entry = table[_find(table, found, voted_labels[vote])]
-            evidence[entry, 0] += votes[vote]
-            best_score = max(best_score, evidence[entry, 0])
+        evidence, best_score = np.empty((entries, _EVIDENCE)), 0.0
         for search in range(_SEARCHES):
-            is_label, first = search % 2 == 1, 1 + 5 * search
-            for slot in range(keys[search].shape[1]):
-                key = keys[search][query, slot]
+            is_label, column, own = search % 2 == 1, 2 + 3 * search, keys[search][query]
+            share = np.empty(len(own))
+            for slot in range(len(own)):
+                similarity = np.float64(similarities[search][query, slot])
+                if search < 2:
+                    share[slot] = similarity / temperature
+                else:
+                    share[slot] = _POWER * np.log(similarity) if similarity > 0 else -np.inf
+            _softmax(own, share, mapped, live_log_counts if search == 0 else live_log_counts[:0], 1.0)
+            votes = np.zeros(len(own))
+            slot = 0
+            for nth in range(voting.shape[1] if search < 2 else 0):
+                key = voting[query, nth]
+                if key < 0 or (key >= instances) != is_label:
+                    continue
+                if own[slot] != (key - instances if is_label else key):
+                    raise IndexError("the keys that vote are not the first ones of each kind")
+                votes[slot] = weights[query, nth] * ((1 - lambda_) if is_label else lambda_)
+                slot += 1
+            for slot in range(len(own)):
+                key = own[slot]
                 if key < 0:
                     continue
                 row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
@@ -986,165 +1075,175 @@ def find_candidates(
                     label = key if is_label else np.int64(row[nth])
                     if len(removed) and removed[label]:
                         continue
-                    count = _add_entry(table, found, count, label, evidence)
-                    entry = table[_find(table, found, label)]
-                    if evidence[entry, first + 1] == 0:
-                        evidence[entry, first + 3] = similarities[search][query, slot]
-                        evidence[entry, first + 4] = slot
-                    evidence[entry, first] += weights[search][query, slot]
-                    evidence[entry, first + 1] += 1
-                    evidence[entry, first + 2] += similarities[search][query, slot]
-
-        chosen, measure, nearest = np.zeros(count, dtype=np.bool_), np.empty(count), np.empty(_SEARCHES)
-        for nth in range(1 + _SEARCHES):
-            column = 0 if nth == 0 else 5 * nth - 4
-            for entry in range(count):
-                is_admitted = not len(admits) or admits[found[entry]]
-                measure[entry] = evidence[entry, column] if is_admitted else 0.0
-            for entry in _best(0, count, by_others if column else by_votes, measure, measure, found):
-                chosen[entry] = chosen[entry] or measure[entry] > 0
-        for search in range(_SEARCHES):
-            has_key = keys[search].shape[1] > 0 and keys[search][query, 0] >= 0
+                    entry = _entry(table, found, count, label)
+                    if entry == count:
+                        count += 1
+                        for each in range(_EVIDENCE):
+                            evidence[entry, each] = 0.0
+                    if evidence[entry, column + 1] == 0:
+                        evidence[entry, column + 2] = slot
+                    evidence[entry, 0] += votes[slot]
+                    evidence[entry, column] += share[slot]
+                    evidence[entry, column + 1] += 1
+                    if search == 0:
+                        evidence[entry, 1] += similarities[search][query, slot]
+            has_key = len(own) > 0 and own[0] >= 0
             nearest[search] = similarities[search][query, 0] if has_key else np.nan
+
+        chosen, measure = np.zeros(count, dtype=np.bool_), np.empty(count)
+        rows, row_labels = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        for nth in range(1 + _SEARCHES):
+            column, size = 3 * nth - 1 if nth else 0, 0
+            for entry in range(count):
+                if evidence[entry, column] > 0 and (not len(admits) or admits[found[entry]]):
+                    measure[size], row_labels[size], rows[size] = evidence[entry, column], found[entry], entry
+                    size += 1
+            for row in _heap_of_best(0, size, by_others if nth else by_votes, measure, measure, row_labels):
+                chosen[rows[row]] = True
+
+        words = query_words[query_offsets[query] : query_offsets[query + 1]]
+        word_table, stop = _table(len(words)), offsets[query]
+        for nth in range(len(words)):
+            word_table[_find(word_table, words, words[nth])] = nth
         for entry in range(count):
-            measure[entry] = 0.0
-        stop = offsets[query]
-        for entry in _best(0, count, count, measure, measure, found):  # in order of the labels
-            if chosen[entry]:
-                candidates[stop] = found[entry]
-                _fill_features(features[stop], evidence[entry], best_score, nearest, with_words)
-                stop += 1
+            best_score = max(best_score, evidence[entry, 0])
+        for entry in range(count):
+            if not chosen[entry]:
+                continue
+            label = found[entry]
+            candidates[stop] = label
+            _fill_features(features, stop, evidence, entry, similarities, query, best_score, nearest, with_words)
+            features[stop, 4] = features[stop, 3] / max(counts[label], 1)  # instance_share
+            features[stop, 14] = counts[label]  # training_count
+            number = np.int64(name_of[label]) if len(name_of) else label
+            name = _row(number, name_offsets, name_words, live_name_offsets, live_name_words)
+            _fill_name_features(features, stop, name, words, word_table)
+            stop += 1
         offsets[query + 1] = stop
     return offsets, candidates[: offsets[queries]], features[: offsets[queries]]
 
 
-@_compiled(float32[:, ::1], _array(int64), _array(int64), _array(int64), _array(uint64), _array(int64), _array(uint64))
-def add_label_features(
-    features: Float[np.ndarray, "candidate feature"],
-    offsets: Int[np.ndarray, " offset"],
-    counts: Int[np.ndarray, " candidate"],
-    name_offsets: Int[np.ndarray, " name_offset"],
-    name_words: UInt64[np.ndarray, " name_word"],
-    query_offsets: Int[np.ndarray, " query_offset"],
-    query_words: UInt64[np.ndarray, " query_word"],
-) -> None:
-    """Write the features that depend on a candidate's training instances and on its name.
-
-    Args:
-        features: The features of the candidates; changed in place.
-        offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
-        counts: Number of training instances of each candidate.
-        name_offsets: The name of candidate i has the words `name_offsets[i]` to `name_offsets[i + 1]`.
-        name_words: The words of the names.
-        query_offsets: Query i has the words `query_offsets[i]` to `query_offsets[i + 1]`.
-        query_words: The words of the queries.
-    """
-    for query in range(len(offsets) - 1):
-        words = query_words[query_offsets[query] : query_offsets[query + 1]]
-        for candidate in range(offsets[query], offsets[query + 1]):
-            row = features[candidate]
-            name = name_words[name_offsets[candidate] : name_offsets[candidate + 1]]
-            row[4] = row[3] / max(counts[candidate], 1)  # instance_share
-            row[14] = counts[candidate]  # training_count
-            row[15] = len(name)  # name_words
-            if not len(name):
-                continue
-            shared = 0
-            for word in name:
-                for nth in range(len(words)):
-                    if words[nth] == word:
-                        shared += 1
-                        break
-            row[16] = shared / len(name)  # name_share
-            for start in range(len(words) - len(name) + 1 if shared == len(name) else 0):
-                nth = 0
-                while nth < len(name) and words[start + nth] == name[nth]:
-                    nth += 1
-                if nth == len(name):
-                    row[17] = start  # name_place
-                    break
+# Number of rows that the trees see together; their features and their leaves stay in the fastest cache.
+_TREE_ROWS = 256
 
 
-_NODES = (_array(int32), _array(float64), _array(boolean), _array(int32), _array(int32), _array(float64))
-
-
-@_compiled(_array(float32, 2), _array(int32), *_NODES, _array(float64), float64[:, ::1])
-def walk_trees(
+@_compiled(
+    _array(float32, 2),
+    _array(int64),
+    _array(int32),
+    _array(float32),
+    _array(boolean),
+    _array(uint64),
+    _array(int64),
+    _array(float64, 2),
+)
+def sum_trees(
     rows: Float[np.ndarray, "row feature"],
-    roots: Int[np.ndarray, " tree"],
+    first_splits: Int[np.ndarray, " tree_offset"],
     feature: Int[np.ndarray, " split"],
     threshold: Float[np.ndarray, " split"],
     missing_left: Bool[np.ndarray, " split"],
-    left: Int[np.ndarray, " split"],
-    right: Int[np.ndarray, " split"],
-    mean: Float[np.ndarray, " split"],
-    leaf: Float[np.ndarray, " leaf"],
-    terms: Float[np.ndarray, "row feature"],
-) -> Float[np.ndarray, " row"]:
-    """The sum of the trees' leaves for each row. NaN is a missing feature.
+    kept: UInt64[np.ndarray, " split"],
+    first_leaves: Int[np.ndarray, " tree"],
+    leaves: Float[np.ndarray, "column leaf"],
+) -> Float[np.ndarray, "column row"]:
+    """Sum a value of the leaves that each row reaches in all trees, by bit masks (QuickScorer, SIGIR 2015).
+
+    The leaves of a tree are numbered from left to right. A row that goes to the right of a split cannot reach the
+    leaves to the left of the split. It reaches the first leaf that no split excludes.
 
     Args:
-        rows: The features of each row.
-        roots: The first split of each tree, or ~n for leaf n.
+        rows: The features of each row. NaN is a missing feature.
+        first_splits: Tree i has the splits `first_splits[i]` to `first_splits[i + 1]`.
         feature: The feature that each split compares.
-        threshold: A row whose feature is at most this threshold goes to the left child.
-        missing_left: Whether a row without this feature goes to the left child.
-        left: The left child of each split: a split, or ~n for leaf n.
-        right: The right child of each split.
-        mean: Mean value of the training rows below each split.
-        leaf: The value of each leaf.
-        terms: Gets the share of each feature in the sum, if it has rows (Saabas, 2014): a split adds the difference
-            between the mean below its chosen child and the mean below itself.
+        threshold: A row whose feature is at most this threshold goes to the left.
+        missing_left: Whether a row without this feature goes to the left.
+        kept: The leaves of the tree that a row can reach if it goes to the right, as bits.
+        first_leaves: The first leaf of each tree.
+        leaves: The values of the leaves; each column is summed apart.
     """
-    sums = np.zeros(len(rows))
-    for row in range(len(rows)):
-        for root in roots:
-            node = root
-            while node >= 0:
-                value = rows[row, feature[node]]
-                goes_left = value <= threshold[node] or (missing_left[node] and np.isnan(value))
-                child = left[node] if goes_left else right[node]
-                if len(terms):
-                    terms[row, feature[node]] += (mean[child] if child >= 0 else leaf[~child]) - mean[node]
-                node = child
-            sums[row] += leaf[~node]
+    sums, every = np.zeros((len(leaves), len(rows))), ~np.uint64(0)
+    columns, reached = np.empty((rows.shape[1], _TREE_ROWS), dtype=np.float32), np.empty(_TREE_ROWS, dtype=np.uint64)
+    for start in range(0, len(rows), _TREE_ROWS):
+        size = min(_TREE_ROWS, len(rows) - start)
+        for row in range(size):
+            for column in range(rows.shape[1]):
+                columns[column, row] = rows[start + row, column]
+        for tree in range(len(first_leaves)):
+            for row in range(size):
+                reached[row] = every
+            for split in range(first_splits[tree], first_splits[tree + 1]):
+                values, most, others = columns[feature[split]], threshold[split], kept[split]
+                if missing_left[split]:
+                    for row in range(size):
+                        reached[row] &= others if values[row] > most else every
+                else:
+                    for row in range(size):
+                        reached[row] &= every if values[row] <= most else others
+            for column in range(len(leaves)):
+                for row in range(size):
+                    lowest = reached[row] & (~reached[row] + np.uint64(1))
+                    leaf = (np.float64(lowest).view(np.int64) >> np.int64(52)) - np.int64(1023)  # its exponent
+                    sums[column, start + row] += leaves[column, first_leaves[tree] + leaf]
     return sums
 
 
-@_compiled(*_SCORES, *_SCORES)
-def join_candidates(
+_SCORES = (_array(int64), _array(int64), _array(float64))
+
+
+@_compiled(*_SCORES, *_SCORES, int64)
+def order_candidates(
     offsets: Int[np.ndarray, " offset"],
     labels: Int[np.ndarray, " row"],
     scores: Float[np.ndarray, " row"],
     candidate_offsets: Int[np.ndarray, " candidate_offset"],
     candidates: Int[np.ndarray, " candidate"],
     logits: Float[np.ndarray, " candidate"],
+    most: int,
 ) -> tuple[
-    Int[np.ndarray, " offset"], Int[np.ndarray, " joined"], Float[np.ndarray, " joined"], Float[np.ndarray, " joined"]
+    Int[np.ndarray, " offset"], Int[np.ndarray, " best"], Float[np.ndarray, " best"], Float[np.ndarray, " best"]
 ]:
-    """Join the scored labels and the ranker's candidates of each query: offsets, labels, scores and logits.
+    """Order the labels of each query: the ranker's candidates by their logits, then the other labels by their scores.
 
     A candidate without a score has the score 0, and a label that is no candidate has the logit -inf.
+
+    Args:
+        offsets: Query i has the scored labels `offsets[i]` to `offsets[i + 1]`.
+        labels: These labels.
+        scores: Their scores.
+        candidate_offsets: Query i has the candidates `candidate_offsets[i]` to `candidate_offsets[i + 1]`.
+        candidates: The ranker's candidates.
+        logits: Their logits.
+        most: Maximum number of labels of a query.
+
+    Returns:
+        New offsets, the labels, their scores and their logits.
     """
-    queries, most = len(offsets) - 1, len(labels) + len(candidates)
-    ends, joined = np.zeros(queries + 1, dtype=np.int64), np.empty(most, dtype=np.int64)
-    joined_scores, joined_logits = np.empty(most), np.empty(most)
+    queries = len(offsets) - 1
+    ends, total, widest = np.zeros(queries + 1, dtype=np.int64), 0, 0
     for query in range(queries):
-        start = stop = ends[query]
-        own = candidates[candidate_offsets[query] : candidate_offsets[query + 1]]
-        table = _table(len(own))
-        for nth in range(len(own)):
-            table[_find(table, own, own[nth])] = nth
-            joined[stop], joined_scores[stop] = own[nth], 0.0
-            joined_logits[stop] = logits[candidate_offsets[query] + nth]
-            stop += 1
+        size = offsets[query + 1] - offsets[query] + candidate_offsets[query + 1] - candidate_offsets[query]
+        total, widest = total + min(size, most), max(widest, size)
+    best, best_scores, best_logits = np.empty(total, dtype=np.int64), np.empty(total), np.empty(total)
+    joined, joined_scores, joined_logits = np.empty(widest, dtype=np.int64), np.empty(widest), np.empty(widest)
+    for query in range(queries):
+        first = candidate_offsets[query]
+        count = candidate_offsets[query + 1] - first
+        table = _table(count)
+        for nth in range(count):
+            table[_find(table, joined, candidates[first + nth])] = nth
+            joined[nth], joined_scores[nth], joined_logits[nth] = candidates[first + nth], 0.0, logits[first + nth]
         for row in range(offsets[query], offsets[query + 1]):
-            nth = table[_find(table, own, labels[row])]
+            nth = table[_find(table, joined, labels[row])]
             if nth >= 0:
-                joined_scores[start + nth] = scores[row]
+                joined_scores[nth] = scores[row]
             else:
-                joined[stop], joined_scores[stop], joined_logits[stop] = labels[row], scores[row], -np.inf
-                stop += 1
+                joined[count], joined_scores[count], joined_logits[count] = labels[row], scores[row], -np.inf
+                count += 1
+        stop = ends[query]
+        for nth in _best(0, count, most, joined_logits, joined_scores, joined):
+            best[stop], best_scores[stop], best_logits[stop] = joined[nth], joined_scores[nth], joined_logits[nth]
+            stop += 1
         ends[query + 1] = stop
     stop = ends[queries]
-    return ends, joined[:stop], joined_scores[:stop], joined_logits[:stop]
+    return ends, best[:stop], best_scores[:stop], best_logits[:stop]

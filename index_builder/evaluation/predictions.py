@@ -25,6 +25,7 @@ from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, Searcher, search_parts
+from recollect.service.ranking.candidates import Found
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.metrics import hits
 
@@ -243,10 +244,8 @@ def _ranker_order(
     """The labels in the order of the bundle's ranker."""
     memory, top_b = predictor.memory, setting.top_b
     assert memory.ranker is not None
-    votes = score_labels(keys, setting.lambda_, memory.values)
-    found = memory.ranker.rank(
-        texts, votes, search.instances(top_b), search.labels(top_b), by_words, setting.options().temperature
-    )
+    searched = Found(search.instances(top_b), search.labels(top_b), by_words)
+    found = memory.ranker.rank(texts, searched, keys, setting.lambda_, setting.options().temperature)
     return memory.ranker.reorder(scores, found)
 
 

@@ -77,7 +77,8 @@ class HeldOut:
     def probabilities(self, fit: Fit) -> Float[np.ndarray, "text label"]:
         found = np.isfinite(self.logit)
         result = np.zeros(self.logit.shape)
-        result[found] = calibrate_answers(*fit, self.logit[found], np.nonzero(found)[0])
+        offsets = np.cumsum([0, *found.sum(axis=1)])
+        result[found] = calibrate_answers(*fit, self.logit[found], offsets)
         return result
 
 

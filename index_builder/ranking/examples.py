@@ -20,9 +20,9 @@ from recollect.service.console import progress_bar
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.postings import invert
 from recollect.service.lexical.word_index import WordIndex
-from recollect.service.predictor.scoring import score_labels, weigh_keys
+from recollect.service.predictor.scoring import weigh_keys
 from recollect.service.predictor.searcher import Neighbours, join_parts
-from recollect.service.ranking.candidates import ALL_FEATURES, FEATURES, LabelFacts, Searches, find_candidates
+from recollect.service.ranking.candidates import ALL_FEATURES, FEATURES, Found, LabelFacts, find_candidates
 from recollect.service.ranking.names import Names
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
@@ -40,7 +40,7 @@ class Examples:
 
     Attributes:
         query: The number of each candidate's query, in rising order.
-        label: The label of each candidate.
+        label: The label of each candidate; those of a query are in rising order.
         score: The votes for each candidate.
         features: The features of each candidate, in the order of `names`.
         names: Names of the features.
@@ -98,7 +98,7 @@ class ExampleSource:
                     parts.append(dataclasses.replace(examples, query=queries[block][examples.query]))
                     bar.update(len(queries[block]))
         joined = Examples.join(parts)
-        return joined[np.argsort(joined.query, kind="stable")]
+        return joined[np.lexsort((joined.label, joined.query))]
 
     def _of_fold(self, absent: Int[np.ndarray, " query"]) -> Iterator[tuple[slice, Examples]]:
         """Yield the examples of blocks of instances, whose queries are numbered from 0 in each block.
@@ -110,7 +110,8 @@ class ExampleSource:
         present = np.ones(memory.plan.instances, dtype=bool)
         present[absent] = False
         label_sets = memory.label_sets.where(present)
-        facts = LabelFacts(np.bincount(label_sets.indices, minlength=memory.plan.labels), self._names)
+        counts = np.bincount(label_sets.indices, minlength=memory.plan.labels)
+        facts = LabelFacts(counts.astype(np.int32), self._names)
         words, vectors = self._words_without(absent), memory.queries(absent)
         text_keys = memory.keys[memory.plan.instances :]
         label_keys = LabelKeys(text_keys, memory.instance_keys, label_sets, defaults["label_key_alpha"]).filled()
@@ -122,10 +123,9 @@ class ExampleSource:
             texts = [self._texts[row] for row in rows.tolist()]
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
             nearest_keys = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
-            votes = score_labels(weigh_keys(nearest_keys, temperature, values), lambda_, values)
-            by_words = None if words is None else words.search_each(texts)
-            searches = Searches.of(instances, labels, by_words, temperature, values)
-            candidates = find_candidates(texts, searches, votes, values, facts)
+            voting = weigh_keys(nearest_keys, temperature, values)
+            found = Found(instances, labels, None if words is None else words.search_each(texts))
+            candidates = find_candidates(texts, found, voting, lambda_, temperature, values, facts)
             pairs = candidates.query, candidates.label
             examples = Examples(
                 query=candidates.query,

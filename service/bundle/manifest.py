@@ -5,12 +5,15 @@ Because the manifest contains the SHA-256 of every other file, its signature cov
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 from datetime import datetime
 from typing import Annotated, Literal
 
+import numpy as np
+from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recollect.service.bundle.files import LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
@@ -162,6 +165,11 @@ class Isotonic(_Section):
     method: Literal["isotonic"] = "isotonic"
     logits: tuple[float, ...] = Field(min_length=1, max_length=4096)
     probabilities: tuple[Fraction, ...]
+
+    @functools.cached_property
+    def table(self) -> Float[np.ndarray, "2 point"]:
+        """The logits and their probabilities."""
+        return np.array([self.logits, self.probabilities])
 
     @model_validator(mode="after")
     def _check_rising(self) -> Isotonic:

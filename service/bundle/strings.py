@@ -46,7 +46,7 @@ class StringTable:
         return len(self._offsets) - 1
 
     def __getitem__(self, row: int) -> str:
-        return self.raw(row).decode(errors="replace")  # invalid UTF-8 must not fail a request
+        return str(self._utf8[self._offsets[row] : self._offsets[row + 1]], "utf-8", "replace")  # never an error
 
     def raw(self, row: int) -> bytes:
         """The UTF-8 bytes of the string in a row."""

@@ -282,15 +282,17 @@ class Predictor:
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         if options.assign and chances is not None:
             counts = assigned_counts(chances, offsets, options.top_k)
+        labels, scores = ranking.label.tolist(), ranking.score.tolist()
+        probabilities = [None] * len(labels) if chances is None else chances.tolist()
         answers = []
         for query, (start, count) in enumerate(zip(offsets[:-1].tolist(), counts.tolist(), strict=True)):
+            part = slice(start, start + count)
             rows = [
-                row
-                for row in range(start, start + count)
-                if ranking.score[row] >= options.threshold
-                and (chances is None or chances[row] >= options.min_probability)
+                (label, score, probability)
+                for label, score, probability in zip(labels[part], scores[part], probabilities[part], strict=True)
+                if score >= options.threshold and (probability is None or probability >= options.min_probability)
             ]
-            answers.append(Answer(_describe(found, query, rows, chances, options.explain), truncated[query], exhausted))
+            answers.append(Answer(_describe(found, query, rows, options.explain), truncated[query], exhausted))
         watch.lap("combine")
         return answers
 
@@ -313,26 +315,24 @@ class Predictor:
             return None
         logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
         first_calibration = info.first_calibration if complete else None
-        return calibrate_answers(info.calibration, first_calibration, logits, ranking.query)
+        return calibrate_answers(info.calibration, first_calibration, logits, ranking.offsets)
 
 
 def _describe(
-    found: RankedLabels, query: int, rows: list[int], chances: Float[np.ndarray, " row"] | None, explain: bool
+    found: RankedLabels, query: int, rows: list[tuple[int, float, float | None]], explain: bool
 ) -> list[ScoredLabel]:
-    """The labels in some rows of a ranking, which belong to one query."""
-    table, ranking = found.memory.labels, found.ranking
-    labels, scores = ranking.label[rows].tolist(), ranking.score[rows].tolist()
-    probabilities = [None] * len(rows) if chances is None else chances[rows].tolist()
-    because = found.reasons(query, labels) if explain else [None] * len(rows)
+    """The labels of one query's answer, from their positions, scores and probabilities."""
+    uids, texts = found.memory.labels.uids, found.memory.labels.texts
+    because = found.reasons(query, [label for label, *_ in rows]) if explain else [None] * len(rows)
     return [
         ScoredLabel(
             position=label,
-            uid=table.uids[label],
-            text=table.texts[label],
+            uid=uids[label],
+            text=texts[label],
             score=score,
             because=terms,
             probability=probability,
             ranked_by=found.logit_terms(query, label) if explain else None,
         )
-        for label, score, terms, probability in zip(labels, scores, because, probabilities, strict=True)
+        for (label, score, probability), terms in zip(rows, because, strict=True)
     ]

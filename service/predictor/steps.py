@@ -26,6 +26,7 @@ from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.memory import Memory
 from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours
+from recollect.service.ranking.candidates import Found
 from recollect.service.ranking.ranker import RankedCandidates
 
 # Maximum number of votes that the explanation of an answer with a filter lists.
@@ -121,8 +122,9 @@ def rank_labels(
         nearest, instances, labels = memory.searcher.search_each(vectors, options.top_b, lambda_)
         watch.lap("search")
         # The ranker has features of its own for words.
-        votes = score_labels(weigh_keys(nearest, options.temperature, values), lambda_, values)
-        candidates = ranker.rank(queries, votes, instances, labels, words, options.temperature, admits)
+        voting = weigh_keys(nearest, options.temperature, values)
+        found = Found(instances, labels, words)
+        candidates = ranker.rank(queries, found, voting, lambda_, options.temperature, admits)
         watch.lap("rank")
 
     def score(found: Neighbours) -> tuple[WeightedKeys, Ranking]:

@@ -23,7 +23,7 @@ def calibrate_answers(
     calibration: Platt | Isotonic,
     first_calibration: Platt | Isotonic | None,
     logits: Float[np.ndarray, " row"],
-    query: Int[np.ndarray, " row"],
+    offsets: Int[np.ndarray, " offset"],
 ) -> Float[np.ndarray, " row"]:
     """Convert the logits of whole answers to probabilities.
 
@@ -31,18 +31,16 @@ def calibrate_answers(
         calibration: The calibration of all labels.
         first_calibration: The calibration of the first label of each query; None: `calibration`.
         logits: The logits; those of a query are in falling order.
-        query: The query of each logit, in rising order.
+        offsets: Query i has the logits `offsets[i]` to `offsets[i + 1]`.
 
     Returns:
         The probabilities; those of a query are in falling order.
     """
     probabilities = calibrate(calibration, logits)
     if first_calibration is not None:
-        starts = np.append(True, query[1:] != query[:-1])[: len(query)]
-        first = np.flatnonzero(starts)
+        starts, counts = offsets[:-1], np.diff(offsets)
+        first, second = starts[counts > 0], starts[counts > 1] + 1
         probabilities[first] = calibrate(first_calibration, logits[first])
-        second = first[first + 1 < len(query)] + 1
-        second = second[~starts[second]]
         probabilities[second - 1] = np.maximum(probabilities[second - 1], probabilities[second])
     return probabilities
 
@@ -57,7 +55,7 @@ def calibrate(calibration: Platt | Isotonic, logits: Float[np.ndarray, " label"]
         # tanh instead of exp, because exp overflows for large negative logits.
         scaled: np.ndarray = 0.5 + 0.5 * np.tanh((calibration.slope * logits + calibration.intercept) / 2)
         return scaled
-    table: np.ndarray = np.interp(logits, calibration.logits, calibration.probabilities)
+    table: np.ndarray = np.interp(logits, *calibration.table)
     return table
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.service import loops
 from recollect.service.bundle.values import Values
-from recollect.service.predictor.scoring import Ranking, weigh_keys
+from recollect.service.predictor.scoring import WeightedKeys
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.names import Names, query_words
 
@@ -62,73 +62,17 @@ ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
 
 
 class Found(NamedTuple):
-    """The keys that one search found for each query, best first. Places without a key have key -1.
-
-    Attributes:
-        keys: Rows of the instances, or positions of the labels.
-        similarities: Similarity of each key to the query.
-        weights: Weight of each key; the weights of each query sum to 1.
-    """
-
-    keys: Int[np.ndarray, "query found"]
-    similarities: Float[np.ndarray, "query found"]
-    weights: Float[np.ndarray, "query found"]
-
-    @classmethod
-    def by_vectors(cls, found: Neighbours, temperature: float, values: Values | None = None) -> Self:
-        """Weigh keys that were found by their vectors: a softmax with the temperature tau.
-
-        Args:
-            found: The keys.
-            temperature: Tau.
-            values: The counts of instances; None for labels.
-        """
-        similarities, keys = found.arrays
-        return cls(keys, similarities, weigh_keys(found, temperature, values).weights)
-
-    @classmethod
-    def by_words(cls, found: Neighbours) -> Self:
-        """Weigh keys that were found by their words."""
-        similarities, keys = found.arrays
-        return cls(keys, similarities, weigh_keys(found.first(0), 1.0, None, found, 1.0).weights)
-
-
-class Searches(NamedTuple):
-    """The results of the searches for a block of queries.
+    """The keys that the searches found for each query, best first.
 
     Attributes:
         instances: The nearest instances.
-        labels: The nearest labels.
+        labels: The nearest labels, by their positions.
         by_words: The instances and the labels that share words with the query; None without a lexical index.
     """
 
-    instances: Found
-    labels: Found
-    by_words: tuple[Found, Found] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        instances: Neighbours,
-        labels: Neighbours,
-        by_words: tuple[Neighbours, Neighbours] | None,
-        temperature: float,
-        values: Values,
-    ) -> Self:
-        """Weigh the keys that were found.
-
-        Args:
-            instances: The nearest instances.
-            labels: The nearest labels, by their positions.
-            by_words: As in the attributes.
-            temperature: Tau.
-            values: The counts of instances.
-        """
-        return cls(
-            Found.by_vectors(instances, temperature, values),
-            Found.by_vectors(labels, temperature),
-            None if by_words is None else (Found.by_words(by_words[0]), Found.by_words(by_words[1])),
-        )
+    instances: Neighbours
+    labels: Neighbours
+    by_words: tuple[Neighbours, Neighbours] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +80,7 @@ class LabelFacts:
     """Properties of the labels that do not depend on a query.
 
     Attributes:
-        counts: Number of training instances of each label.
+        counts: Number of training instances of each label, as int32.
         names: The words of each label's text.
     """
 
@@ -146,7 +90,7 @@ class LabelFacts:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of a block of queries, in rising order of their labels, with their features.
+    """The candidates of a block of queries, in no particular order, with their features.
 
     Attributes:
         offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
@@ -166,8 +110,10 @@ class Candidates:
 
 def find_candidates(
     queries: Sequence[str],
-    searches: Searches,
-    votes: Ranking,
+    found: Found,
+    voting: WeightedKeys,
+    lambda_: float,
+    temperature: float,
     values: Values,
     facts: LabelFacts,
     admits: Bool[np.ndarray, " label"] | None = None,
@@ -178,34 +124,38 @@ def find_candidates(
 
     Args:
         queries: The texts of the queries.
-        searches: The keys that were found.
-        votes: The votes of all keys (Eq. 7).
+        found: The keys that the searches found.
+        voting: The keys that vote (Eq. 7), without keys by words: the first instances and the first labels of the
+            searches by vectors.
+        lambda_: Weight of instances against labels.
+        temperature: Tau.
         values: The labels of each instance.
         facts: Properties of the labels.
         admits: Whether a label may be a candidate; None admits all labels.
         by_votes: Number of candidates by votes.
         by_others: Number of candidates by each other measure.
     """
-    nothing = np.empty((len(queries), 0))
-    none = Found(nothing.astype(np.int64), nothing.astype(np.float32), nothing)
-    found = (searches.instances, searches.labels, *(searches.by_words or (none, none)))
-    offsets, label, features = loops.find_candidates(
-        tuple(each.keys for each in found),
-        tuple(each.similarities for each in found),
-        tuple(each.weights for each in found),
-        votes.offsets,
-        votes.label,
-        votes.score,
-        values.labels,
-        *values.arrays,
-        np.empty(0, dtype=np.bool_) if admits is None else admits,
-        by_votes,
-        by_others,
-        searches.by_words is not None,
-        len(ALL_FEATURES),
+    nothing = Neighbours(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+    searches = (found.instances, found.labels, *(found.by_words or (nothing, nothing)))
+    similarities, keys = zip(*(each.arrays for each in searches), strict=True)
+    return Candidates(
+        *loops.find_candidates(
+            keys,
+            similarities,
+            temperature,
+            voting.keys,
+            voting.weights,
+            lambda_,
+            values.labels,
+            *values.arrays,
+            values.live_log_counts,
+            np.empty(0, dtype=np.bool_) if admits is None else admits,
+            by_votes,
+            by_others,
+            found.by_words is not None,
+            len(ALL_FEATURES),
+            facts.counts,
+            *facts.names.arrays,
+            *query_words(queries),
+        )
     )
-    place, words = facts.names.gather(label)
-    name_offsets = np.concatenate([[0], np.cumsum(np.bincount(place, minlength=len(label)))])
-    counts = facts.counts[label].astype(np.int64)
-    loops.add_label_features(features, offsets, counts, name_offsets, words, *query_words(queries))
-    return Candidates(offsets, label, features)

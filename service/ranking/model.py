@@ -6,8 +6,9 @@ candidate. `service/ranking/candidates.py` computes the features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -19,17 +20,9 @@ from recollect.service.errors import BundleError
 
 FORMAT_VERSION = 1
 _MOST_BYTES = 64 << 20
-# Types of the arrays of all trees together.
-_TYPES = {
-    "root": np.int32,
-    "feature": np.int32,
-    "threshold": np.float64,
-    "missing_left": np.bool_,
-    "left": np.int32,
-    "right": np.int32,
-    "mean": np.float64,
-    "leaf": np.float64,
-}
+# Maximum number of leaves of a tree: `loops.sum_trees` has a bit for each.
+_MOST_LEAVES = 64
+_EVERY_LEAF = (1 << _MOST_LEAVES) - 1
 
 
 class Tree(BaseModel):
@@ -53,7 +46,7 @@ class Tree(BaseModel):
     left: list[int]
     right: list[int]
     mean: list[float]
-    leaf: list[float] = Field(min_length=1)
+    leaf: list[float] = Field(min_length=1, max_length=_MOST_LEAVES)
 
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
@@ -95,35 +88,44 @@ class RankerFile(BaseModel):
 class RankerModel:
     """Computes logits of candidates, and the terms of these logits.
 
-    Attributes:
-        features: Names of the features, in the order of their columns.
-        bias: The part of every logit that no feature explains.
+    Args:
+        file: The trees.
+        columns: Names of the columns of the features, which contain the features of the file; None: those of the file.
     """
 
-    def __init__(self, file: RankerFile) -> None:
-        self.features = tuple(file.features)
-        columns: dict[str, list[Any]] = {name: [] for name in Tree.model_fields}
-        roots = []
+    def __init__(self, file: RankerFile, columns: Sequence[str] | None = None) -> None:
+        columns = columns or file.features
+        column_of = [columns.index(name) for name in file.features]
+        splits, leaves, terms = list[_Split](), list[float](), list[np.ndarray]()
+        first_splits, first_leaves = [0], []
         for tree in file.trees:  # the splits and the leaves of all trees follow each other
-            splits, leaves = len(columns["feature"]), len(columns["leaf"])
-            roots.append(splits if tree.feature else ~leaves)
-            for name, column in columns.items():
-                if name in ("left", "right"):
-                    column += [child + splits if child >= 0 else child - leaves for child in getattr(tree, name)]
-                else:
-                    column += getattr(tree, name)
-        self._trees: Any = [np.array(column, dtype=_TYPES[name]) for name, column in {"root": roots, **columns}.items()]
-        self.bias = float(sum(tree.mean[0] if tree.feature else tree.leaf[0] for tree in file.trees))
+            first_leaves.append(len(leaves))
+            _add_tree(tree, len(column_of), splits, leaves, terms)
+            first_splits.append(len(splits))
+        self._splits = (
+            np.array(first_splits),
+            np.array([column_of[split.feature] for split in splits], dtype=np.int32),
+            _round_down(np.array([split.threshold for split in splits])),
+            np.array([split.missing_left for split in splits], dtype=np.bool_),
+            np.array([split.kept for split in splits], dtype=np.uint64),
+            np.array(first_leaves),
+        )
+        self._leaves, self._terms = np.array([leaves]), np.zeros((len(columns) + 1, len(leaves)))
+        self._terms[[*column_of, -1]] = np.array(terms).T
 
     @classmethod
-    def open(cls, path: Path) -> RankerModel:
+    def open(cls, path: Path, columns: Sequence[str]) -> RankerModel:
         """Read and check `ranker.json`.
 
+        Args:
+            path: The file.
+            columns: Names of the columns of the features.
+
         Raises:
-            BundleError: If the file is missing or not a ranker.
+            BundleError: If the file is missing or not a ranker, or needs other features.
         """
         try:
-            return cls(RankerFile.model_validate_json(read_small(path, _MOST_BYTES)))
+            file = RankerFile.model_validate_json(read_small(path, _MOST_BYTES))
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
@@ -131,20 +133,73 @@ class RankerModel:
                 f"{path}: expected a ranker of format_version {FORMAT_VERSION}, found: {problem['msg']}"
                 f"{f' at {where}' if where else ''}; fit it again with `recollect rank`, and build the bundle again"
             ) from None
+        if unknown := sorted({*file.features} - {*columns}):
+            raise BundleError(
+                f"{path}: expected only features that this release computes, found {', '.join(unknown)}; "
+                "fit the ranker again with `recollect rank`, and build the bundle again"
+            )
+        return cls(file, columns)
 
     def logits(self, features: Float[np.ndarray, "candidate feature"]) -> Float[np.ndarray, " candidate"]:
         """The log-odds of each candidate. NaN is a missing feature."""
-        return self._walk(features, np.empty((0, 0)))
+        logits: np.ndarray = self._sum(features, self._leaves)[0]
+        return logits
 
     def contributions(self, features: Float[np.ndarray, "candidate feature"]) -> Float[np.ndarray, "candidate term"]:
         """The terms of each logit: one for each feature, then the bias. They sum to the logit."""
-        terms = np.zeros(features.shape)
-        self._walk(features, terms)
-        return np.concatenate([terms, np.full((len(terms), 1), self.bias)], axis=1)
+        return self._sum(features, self._terms).T
 
-    def _walk(
-        self, features: Float[np.ndarray, "candidate feature"], terms: Float[np.ndarray, "candidate feature"]
-    ) -> Float[np.ndarray, " candidate"]:
-        walk: Any = loops.walk_trees  # mypy does not count the arrays of the trees
-        logits: np.ndarray = walk(np.ascontiguousarray(features, dtype=np.float32), *self._trees, terms)
-        return logits
+    def _sum(
+        self, features: Float[np.ndarray, "candidate feature"], leaves: Float[np.ndarray, "column leaf"]
+    ) -> Float[np.ndarray, "column candidate"]:
+        rows = np.ascontiguousarray(features, dtype=np.float32)
+        sums: np.ndarray = loops.sum_trees(rows, *self._splits, leaves)
+        return sums
+
+
+class _Split(NamedTuple):
+    """A split, as `loops.sum_trees` reads it."""
+
+    feature: int
+    threshold: float
+    missing_left: bool
+    kept: int
+
+
+def _add_tree(
+    tree: Tree, features: int, splits: list[_Split], leaves: list[float], terms: list[Float[np.ndarray, " term"]]
+) -> None:
+    """Add the splits of a tree, the values of its leaves from left to right, and the terms of these values.
+
+    The terms are one for each feature, then the bias. The bias is the mean below the root. A split adds the difference
+    between the mean below its chosen child and the mean below itself to the term of its feature (Saabas, 2014).
+    """
+    first = len(leaves)
+
+    def add(node: int, own: Float[np.ndarray, " term"]) -> None:
+        if node < 0:
+            leaves.append(tree.leaf[~node])
+            terms.append(own)
+            return
+        start = len(leaves) - first
+        add_child(node, tree.left[node], own)
+        excluded = (1 << len(leaves) - first) - (1 << start)
+        split = tree.feature[node], tree.threshold[node], tree.missing_left[node]
+        splits.append(_Split(*split, kept=_EVERY_LEAF & ~excluded))
+        add_child(node, tree.right[node], own)
+
+    def add_child(node: int, child: int, own: Float[np.ndarray, " term"]) -> None:
+        term = own.copy()
+        term[tree.feature[node]] += (tree.mean[child] if child >= 0 else tree.leaf[~child]) - tree.mean[node]
+        add(child, term)
+
+    bias = np.zeros(features + 1)
+    bias[-1] = tree.mean[0] if tree.feature else tree.leaf[0]
+    add(0 if tree.feature else ~0, bias)
+
+
+def _round_down(values: Float[np.ndarray, " value"]) -> Float[np.ndarray, " value"]:
+    """The greatest 32-bit numbers that are not greater: a 32-bit feature is at most both, or above both."""
+    rounded = values.astype(np.float32)
+    lower: np.ndarray = np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    return lower

@@ -5,13 +5,14 @@ A label whose whole name is in a query is often true, above all if the name is a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt64
+from jaxtyping import Int
 
 from recollect.service.bundle.arrays import map_array, map_offsets
 from recollect.service.bundle.files import NAME_OFFSETS, NAME_WORDS
@@ -60,16 +61,17 @@ class Names:
         save_array(folder / NAME_WORDS, self.mapped.indices)
         save_array(folder / NAME_OFFSETS, self.mapped.indptr)
 
-    def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " word"], UInt64[np.ndarray, " word"]]:
-        """The words of some names, in order: the label's place in `labels`, and the word."""
-        return self.mapped.gather(labels if self.row_of is None else self.row_of[labels], self.live)
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The arguments of a loop that reads names: two matrices, and the number of the name of each label."""
+        row_of = np.empty(0, dtype=np.int32) if self.row_of is None else self.row_of
+        first, live = (each.indices.view(np.int64) for each in (self.mapped, self.live))
+        return self.mapped.indptr, first, self.live.indptr, live, row_of
 
 
-def query_words(queries: Sequence[str]) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " word"]]:
+def query_words(queries: Sequence[str]) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " word"]]:
     """The first words of each query, as the words of names: query i has the words `offsets[i]` to `offsets[i + 1]`."""
-    hashes: list[int] = []
-    offsets = [0]
-    for text in queries:
-        hashes += map(hash_query_word, words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS])
-        offsets.append(len(hashes))
-    return np.array(offsets, dtype=np.int64), np.array(hashes, dtype=np.uint64)
+    first = [words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS] for text in queries]
+    offsets = np.cumsum([0, *map(len, first)])
+    hashes = map(hash_query_word, itertools.chain.from_iterable(first))
+    return offsets, np.fromiter(hashes, dtype=np.uint64, count=offsets[-1]).view(np.int64)

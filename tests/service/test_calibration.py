@@ -25,17 +25,17 @@ def test_isotonic_table_is_interpolated_and_constant_outside_its_ends() -> None:
 def test_first_label_of_each_query_has_its_own_calibration_and_is_never_less_probable_than_the_second() -> None:
     usual, first = Platt(slope=1.0, intercept=0.0), Platt(slope=1.0, intercept=1.0)
     lower = Platt(slope=1.0, intercept=-5.0)
-    logits, query = np.array([2.0, 1.0, 3.0, 0.5, 0.0, -1.0]), np.array([0, 0, 1, 4, 4, 4])
+    logits, offsets = np.array([2.0, 1.0, 3.0, 0.5, 0.0, -1.0]), np.array([0, 2, 3, 3, 3, 6])
     expected = calibrate(usual, logits)
-    assert calibrate_answers(usual, None, logits, query).tolist() == expected.tolist()
+    assert calibrate_answers(usual, None, logits, offsets).tolist() == expected.tolist()
     starts = np.array([0, 2, 3])
     raised = expected.copy()
     raised[starts] = calibrate(first, logits[starts])
-    assert calibrate_answers(usual, first, logits, query).tolist() == raised.tolist()
+    assert calibrate_answers(usual, first, logits, offsets).tolist() == raised.tolist()
     limited = expected.copy()
     limited[starts] = [expected[1], calibrate(lower, logits[2:3])[0], expected[4]]
-    assert calibrate_answers(usual, lower, logits, query).tolist() == limited.tolist()
-    assert calibrate_answers(usual, first, logits[:0], query[:0]).tolist() == []
+    assert calibrate_answers(usual, lower, logits, offsets).tolist() == limited.tolist()
+    assert calibrate_answers(usual, first, logits[:0], offsets[:1]).tolist() == []
 
 
 def test_log_odds_of_scores_are_finite_and_rise() -> None:

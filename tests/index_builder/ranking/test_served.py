@@ -11,7 +11,8 @@ import pytest
 from recollect.service.errors import BundleError
 from recollect.service.model import Model, open_model
 from recollect.service.ranking.calibration import calibrate
-from recollect.service.ranking.ranker import open_model as open_ranker_model
+from recollect.service.ranking.candidates import ALL_FEATURES
+from recollect.service.ranking.model import RankerModel
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
 
 QUERIES = ["amber instead of basil", "lemon unlike kelp", "something else", "jade and also ivory"]
@@ -68,4 +69,4 @@ def test_a_ranker_with_an_unknown_feature_is_refused(ranked: RankedRun, tmp_path
     path = tmp_path / "ranker.json"
     path.write_text(json.dumps(content))
     with pytest.raises(BundleError, match="found phase_of_the_moon; fit the ranker again"):
-        open_ranker_model(path)
+        RankerModel.open(path, ALL_FEATURES)

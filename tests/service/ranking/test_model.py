@@ -51,12 +51,26 @@ def stump(**changes: Any) -> dict[str, Any]:
     return {"format_version": 1, "features": NAMES, "trees": [tree | changes]}
 
 
+def list_of_splits(splits: int) -> dict[str, Any]:
+    """A tree whose splits each have a leaf on the left."""
+    return {
+        "feature": [0] * splits,
+        "threshold": [0.0] * splits,
+        "missing_left": [True] * splits,
+        "left": [~leaf for leaf in range(splits)],
+        "right": [*range(1, splits), ~splits],
+        "mean": [0.0] * splits,
+        "leaf": [0.0] * (splits + 1),
+    }
+
+
 def test_ranker_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "ranker.json"
     path.write_text(json.dumps(stump()))
-    model = RankerModel.open(path)
-    assert model.features == tuple(NAMES)
+    model = RankerModel.open(path, NAMES)
     assert model.logits(np.array([[0.5, 0, 0], [0.6, 0, 0], [np.nan, 0, 0]])).tolist() == [-1, 1, -1]
+    others = RankerModel.open(path, ["length", *reversed(NAMES)])
+    assert others.logits(np.array([[0, 0, 0, 0.6], [0.6, 0.6, 0.6, 0.5]])).tolist() == [1, -1]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +87,7 @@ def test_ranker_file_round_trips(tmp_path: Path) -> None:
         json.dumps(stump(leaf=[0.0])).encode(),
         json.dumps(stump(mean=[])).encode(),
         json.dumps(stump(leaf=[float("nan"), 1.0])).encode(),
+        json.dumps(stump(**list_of_splits(64))).encode(),  # more leaves than a mask has bits
         json.dumps(stump() | {"trees": []}).encode(),
     ],
 )
@@ -80,4 +95,4 @@ def test_damaged_ranker_file_is_refused_with_its_path(tmp_path: Path, content: b
     path = tmp_path / "ranker.json"
     path.write_bytes(content)
     with pytest.raises(BundleError, match=r"ranker\.json: expected a ranker"):
-        RankerModel.open(path)
+        RankerModel.open(path, NAMES)
