@@ -9,12 +9,11 @@ from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.recall import exact_neighbours
 from recollect.service.lexical.index import TOP_WORDS, LexicalIndex
 from recollect.service.predictor.scoring import Ranking
-from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.searcher import Neighbours, join_parts
 from recollect.trainer.data.split import LabelSets
-from recollect.trainer.memory.left_out import label_neighbours
+from recollect.trainer.memory.left_out import instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import Memory
 
 _BLOCK_QUERIES = 256
@@ -56,16 +55,9 @@ def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:
 def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:
     """The top-b keys of the queries with the memory's default options, without the queries themselves."""
     defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
-
-    def search_instances(vectors: np.ndarray, top_b: int) -> Neighbours:
-        found = leave_out(exact_neighbours(memory.instance_keys, vectors, top_b + 1), rows)
-        return found.first(top_b)
-
-    def search_labels(_: np.ndarray, top_b: int) -> Neighbours:
-        return label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
-
-    vectors = memory.queries(rows)
-    return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, defaults["lambda"])
+    instances = instance_neighbours(memory, rows, top_b)
+    labels = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
+    return join_parts(instances, labels, memory.plan.instances, top_b, defaults["lambda"])
 
 
 def texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:

@@ -40,7 +40,7 @@ from recollect.trainer.static.query_encoder import check_query_encoder, write_qu
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.memory_check import explain_out_of_memory, require_memory
 from recollect.trainer.training.run_log import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
-from recollect.trainer.training.train import Machine, Task, train
+from recollect.trainer.training.train import Task, train
 from recollect.trainer.training.validation import Validation, hold_out
 
 # Width of the hidden layer of an adapter.
@@ -288,9 +288,8 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
         f"train: {recipe.method}, {recipe.train}, {recipe.steps:,} steps of {recipe.batch_size:,} queries, "
         f"{int(task.validation.held_out.sum()):,} instances held out"
     )
-    machine = Machine(run.ranks, run.encoder.device, settings.save_minutes)
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
-    progress = train(task, recipe, run.folder.path, machine, watch)
+    progress = train(task, recipe, run.folder.path, run.ranks, watch, settings.save_minutes)
     if run.ranks.first:
         measured = {
             "seconds": progress.seconds,

@@ -67,30 +67,18 @@ class Task:
     save_best: Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where a training runs, and how often it saves its state.
-
-    Attributes:
-        ranks: The processes that train together.
-        device: `cpu` or `cuda`.
-        save_minutes: Minutes between two saves of the state.
-    """
-
-    ranks: Ranks
-    device: str
-    save_minutes: float = 5
-
-
-def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Stopwatch) -> Progress:
+def train(
+    task: Task, recipe: Recipe, folder: Path, ranks: Ranks, watch: Stopwatch, save_minutes: float = 5
+) -> Progress:
     """Train a model. Resume from the newest state in `folder`, if there is one.
 
     Args:
         task: Model and data.
         recipe: How to train.
         folder: Run folder, in which `metrics.jsonl` and `state/` are written.
-        machine: Where to train.
+        ranks: The processes that train together.
         watch: Measures the time of each activity.
+        save_minutes: Minutes between two saves of the state.
 
     Returns:
         The progress at the end.
@@ -98,7 +86,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
     Raises:
         TrainingError: If the loss, its gradient or a vector is not finite, or the state cannot be saved or read.
     """
-    ranks, device = machine.ranks, machine.device
+    device = recipe.device
     torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
     model = task.model.to(device).train()
     model.dropout.p = recipe.embedding_dropout
@@ -114,7 +102,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         recipe.seed,
         _label_weights(task, recipe),
     )
-    embedder = _embedder(model, task, recipe, machine)
+    embedder = _embedder(model, task, recipe, ranks)
     objective = Objective(
         METHODS[recipe.method], recipe.options, recipe.temperature, embedder, task.queries, task.labels, ranks
     )
@@ -133,7 +121,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
         if progress.step == 0:
             with watch("start"):
                 tick = time.monotonic()
-                _start_head(task, keys, recipe, machine)
+                _start_head(task, keys, recipe, ranks)
                 progress.seconds = ranks.broadcast_object(time.monotonic() - tick)
             with watch("validate"):
                 _validate(task, keys, progress, ranks, log)
@@ -144,7 +132,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                     learner.clusters = _cluster(task, keys, step, clusters, recipe)
             if recipe.mines_at(step, learner.negatives is not None):
                 with watch("mine"):
-                    learner.negatives = _mine(task, keys, step, recipe, machine)
+                    learner.negatives = _mine(task, keys, step, recipe, ranks)
             keys.clear()  # this step changes the model
             with watch("batch"):
                 batch = batches.at(step, learner.negatives, learner.clusters)
@@ -173,7 +161,7 @@ def train(task: Task, recipe: Recipe, folder: Path, machine: Machine, watch: Sto
                     if not _has_finite_vectors(model, task, device):
                         raise _divergence("vectors that are not finite", step, recipe, progress, folder)
                     _validate(task, keys, progress, ranks, log)
-            if ranks.broadcast_object(time.monotonic() - saved >= 60 * machine.save_minutes):
+            if ranks.broadcast_object(time.monotonic() - saved >= 60 * save_minutes):
                 with watch("save"):
                     save_state(folder / "state", progress, learner, ranks)
                 saved = time.monotonic()
@@ -191,15 +179,14 @@ def _matrix_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, machine: Machine) -> HardNegatives:
-    now, where = keys.at(step), (machine.device, machine.ranks)
-    excluded = task.label_sets.union(task.filtered, len(task.labels))
-    return mine(now.instances.own, now.labels, excluded, recipe.mine_top, recipe.mine_search, *where)
+def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, ranks: Ranks) -> HardNegatives:
+    now, excluded = keys.at(step), task.label_sets.union(task.filtered, len(task.labels))
+    return mine(now.instances.own, now.labels, excluded, recipe.mine_top, recipe.mine_search, recipe.device, ranks)
 
 
-def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, machine: Machine) -> None:
+def _start_head(task: Task, keys: KeyMaker, recipe: Recipe, ranks: Ranks) -> None:
     """Initialise the head from the vectors below it, without the held-out instances."""
-    model, ranks = task.model, machine.ranks
+    model = task.model
     if (head := model.head) is None:
         return
     model.head = None
@@ -294,23 +281,23 @@ def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
     )
 
 
-def _embedder(model: DualEncoder, task: Task, recipe: Recipe, machine: Machine) -> Embedder:
+def _embedder(model: DualEncoder, task: Task, recipe: Recipe, ranks: Ranks) -> Embedder:
     """Create the embedder.
 
     It keeps the autograd graphs of a small batch, and uses the gradient cache for a large batch.
     """
     embedder = Embedder(
         model,
-        machine.device,
+        recipe.device,
         autocast=recipe.precision == "bf16",
-        micro_tokens=_MICRO_TOKENS[machine.device],
+        micro_tokens=_MICRO_TOKENS[recipe.device],
         micro_rows=recipe.micro_batch or 2**31,
         cache=True,
     )
     if recipe.micro_batch > 0:
         return embedder
     sample = Part(task.queries, np.arange(min(recipe.batch_size, len(task.queries))))
-    keep = _batch_tokens(task, recipe) / machine.ranks.size <= kept_tokens(embedder, sample)
+    keep = _batch_tokens(task, recipe) / ranks.size <= kept_tokens(embedder, sample)
     return dataclasses.replace(embedder, cache=not keep)
 
 
