@@ -48,7 +48,7 @@ from recollect.service.bundle.manifest import (
     Point,
     Probabilities,
 )
-from recollect.service.bundle.signing import read_signing_key, sign_manifest
+from recollect.service.bundle.signing import SigningKey, read_signing_key, sign_manifest
 from recollect.service.console import print_status, progress_bar
 from recollect.service.memory_log.log import extent
 from recollect.service.predictor.golden import write_golden
@@ -116,15 +116,10 @@ def build(settings: BuildSettings) -> str:
         sample = encode_sample(memory, encoder, query_encoder)
         manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, collections)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
-        verification = verify(folder, before, sample, points, settings, threads, device)
-        checked = {"checks": verification.checks, "metrics": manifest.metrics | verification.metrics}
-        manifest = manifest.model_copy(update=checked)
-        require_passed(verification.checks, settings.force)
+        manifest = verify(folder, before, sample, points, settings, threads, device)
+        require_passed(manifest.checks, settings.force)
         _check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
-        write_manifest(folder, manifest)
-        if signing_key:
-            open_bundle(folder, sign_manifest(folder, signing_key))
-        store.publish(folder, manifest.version)
+        publish(store, folder, manifest, signing_key)
     if settings.activate:
         store.activate(manifest.version)
     return manifest.version
@@ -181,6 +176,14 @@ def write_bundle(
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
+
+
+def publish(store: Store, folder: Path, manifest: Manifest, signing_key: SigningKey | None) -> None:
+    """Publish a checked bundle, signed if there is a key."""
+    write_manifest(folder, manifest)
+    if signing_key:
+        open_bundle(folder, sign_manifest(folder, signing_key))
+    store.publish(folder, manifest.version)
 
 
 def usable_device(settings: PublishSettings) -> Device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
 from recollect.service.bundle.bundle import open_bundle
-from recollect.service.bundle.manifest import Check, Point, Precision
+from recollect.service.bundle.manifest import Check, Manifest, Point, Precision
 from recollect.service.model import open_model
 from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from recollect.service.predictor.predictor import Predictor
@@ -38,14 +37,6 @@ _SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
 _GOLDEN_SHARE: dict[Precision, float] = {"fp32": 0.95, "fp16": 0.95, "int8": 0.85}
 # Metrics that the gate compares with the current version.
 _GATED = ("P@1", "P@5", "nDCG@5", "R@100")
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The checks of a bundle, and all its other measurements."""
-
-    checks: list[Check]
-    metrics: dict[str, float]
 
 
 def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> Sample:
@@ -119,8 +110,8 @@ def verify(
     settings: PublishSettings,
     threads: int,
     device: Device,
-) -> Verification:
-    """Open a bundle as a replica does, and check it.
+) -> Manifest:
+    """Open a bundle as a replica does, and check it. Return its manifest with the checks and measurements.
 
     Args:
         folder: The bundle, not yet published.
@@ -159,7 +150,7 @@ def verify(
     checks.append(check("open, seconds", opened))
     if settings.gate_dataset and before:
         checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
-    return Verification(checks, metrics)
+    return manifest.model_copy(update={"checks": checks, "metrics": manifest.metrics | metrics})
 
 
 def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop: float) -> Iterator[Check]:

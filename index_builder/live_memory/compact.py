@@ -19,6 +19,7 @@ import numpy as np
 
 from recollect.index_builder.build import (
     describe_bundle,
+    publish,
     require_passed,
     usable_device,
     write_keys,
@@ -34,9 +35,9 @@ from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import current_metrics, golden_queries, verify
-from recollect.service.bundle.bundle import Bundle, open_bundle
+from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.files import RANKER
-from recollect.service.bundle.signing import SigningKey, read_signing_key, sign_manifest
+from recollect.service.bundle.signing import SigningKey, read_signing_key
 from recollect.service.console import print_status
 from recollect.service.errors import ActivationConflictError
 from recollect.service.lexical.index import write_lexical_index
@@ -218,12 +219,8 @@ def _publish(
         keys = write_keys(memory, folder, settings, device, old.encoder, collections)
         manifest = describe_bundle(memory, keys, old.encoder, old.defaults, old.probabilities, {}, sequence)
         write_manifest(folder, manifest)
-        checked = verify(folder, before, sample, keys.points, settings, threads, device)
-        manifest = manifest.model_copy(update={"checks": checked.checks, "metrics": checked.metrics})
-        write_manifest(folder, manifest)
-        if signing:
-            open_bundle(folder, sign_manifest(folder, signing))
-        require_passed(checked.checks, settings.force)
+        manifest = verify(folder, before, sample, keys.points, settings, threads, device)
+        require_passed(manifest.checks, settings.force)
         live.write(kept_entries)
-        store.publish(folder, manifest.version)
+        publish(store, folder, manifest, signing)
     return manifest.version
