@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 
+from recollect.service.console import print_status
 from recollect.trainer.settings import PresetsSettings, SampleSettings
 
 
@@ -24,7 +24,6 @@ def sample(settings: SampleSettings) -> None:
     from recollect.trainer.data.sample import write_sample
 
     counts = write_sample(settings.folder)
-    print(  # noqa: T201
-        f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences",
-        file=sys.stderr,
+    print_status(
+        f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences"
     )

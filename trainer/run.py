@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 import torch
 
+from recollect.service.console import print_status
 from recollect.trainer.data.dataset import Dataset, open_named
-from recollect.trainer.data.formats.fields import print_note
 from recollect.trainer.data.split import Split, fingerprint
 from recollect.trainer.distributed import (
     check_same_dataset,
@@ -64,7 +64,7 @@ def write_run(settings: TrainSettings) -> None:
     if settings.lora:
         require_peft(settings.lora)
     with explain_out_of_memory(), process_group(device) as ranks:
-        dataset = open_named(settings, note=print_note if ranks.first else lambda _: None)
+        dataset = open_named(settings, note=print_status if ranks.first else lambda _: None)
         instances = dataset.read_split("train")
         encoder = _load_encoder(settings, dataset, instances, device)
         check_query_encoder(settings, encoder, instances)
@@ -73,7 +73,7 @@ def write_run(settings: TrainSettings) -> None:
             check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
         for line in describe_unclear_labels(encoder, map(str, dataset.labels.texts)) if ranks.first else ():
-            print_note(line)
+            print_status(line)
         if settings.preset is not None:
             run.report(find_preset(settings.preset).describe_variant(len(instances), len(dataset.labels)))
         training = None if settings.epochs == 0 else _plan_training(run)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from recollect.service.console import print_status
 from recollect.service.files import save_array
 from recollect.trainer.data.dataset import Dataset
 from recollect.trainer.data.split import Entries, Split
@@ -93,7 +93,7 @@ class Run:
     def report(self, message: str) -> None:
         """Print a progress line on the first rank."""
         if self.ranks.first:
-            print(message, file=sys.stderr)  # noqa: T201
+            print_status(message)
 
     def frozen_vectors(self, frozen: Encoder) -> Memory:
         """The frozen encoder's vectors of all texts: those of --vectors, and those that are computed now.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
@@ -23,10 +22,10 @@ from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_can
 from recollect.index_builder.settings import RankSettings
 from recollect.service.console import print_status
 from recollect.service.threads import threads_or_cores
-from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
-from recollect.trainer.run_folder import RunFolder
 
 # With fewer held-out instances, other instances are examples too. With fewer instances, no ranker is fitted.
 _ENOUGH_HELD_OUT, _LEAST_QUERIES = 500, 100
@@ -77,7 +76,12 @@ def rank_run(settings: RankSettings) -> Ranking:
     """
     start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
-    rows, trained_on = _choose_queries(settings, memory)
+    if (labelled := np.count_nonzero(np.diff(memory.value_indptr))) < _LEAST_QUERIES:
+        raise NothingToRank(
+            f"{memory.folder}: expected at least {_LEAST_QUERIES} instances with labels, found {labelled}; a ranker "
+            "needs more texts"
+        )
+    rows, trained_on = choose_queries(memory, settings.run, settings.queries, settings.seed, _ENOUGH_HELD_OUT)
     if trained_on:
         print_status(
             f"{settings.run}: training held out too few instances, so the ranker is fitted to training instances, for "
@@ -119,17 +123,3 @@ def table(ranking: Ranking) -> list[str]:
     decision = "the ranker is kept" if ranking.kept else "less than two standard errors: the votes stay in use"
     lines = format_gains(ranking.gains, ranking.segments)
     return [f"{ranking.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
-
-
-def _choose_queries(settings: RankSettings, memory: Memory) -> tuple[Int[np.ndarray, " query"], bool]:
-    """Rows of the queries, in rising order, and whether training or distillation used them."""
-    held_out, labelled = RunFolder(settings.run).held_out(memory.label_sets), np.diff(memory.value_indptr) > 0
-    enough = held_out is not None and np.count_nonzero(held_out) >= _ENOUGH_HELD_OUT
-    rows = np.flatnonzero(labelled if held_out is None or not enough else held_out)
-    if len(rows) < _LEAST_QUERIES:
-        raise NothingToRank(
-            f"{memory.folder}: expected at least {_LEAST_QUERIES} instances with labels, found {len(rows)}; "
-            "a ranker needs more texts"
-        )
-    chosen = generator(settings.seed, Purpose.TUNING).permutation(rows)[: settings.queries]
-    return np.sort(chosen), held_out is not None and not enough

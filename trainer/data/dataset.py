@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
+from recollect.service.console import print_status
 from recollect.service.options import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
-from recollect.trainer.data.formats.fields import TextRule, print_note
+from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
 from recollect.trainer.data.split import Entries, Split, SplitName
 from recollect.trainer.errors import DatasetError
@@ -101,7 +102,7 @@ class Dataset:
         return split
 
 
-def open_named(settings: DatasetSettings, note: Callable[[str], None] = print_note) -> Dataset:
+def open_named(settings: DatasetSettings, note: Callable[[str], None] = print_status) -> Dataset:
     """Open the dataset that settings name; see `open_dataset`."""
     return open_dataset(
         settings.dataset,
@@ -122,7 +123,7 @@ def open_dataset(
     empty_texts: EmptyTexts = "refuse",
     label_language: str | None = None,
     unknown_labels: UnknownLabels = "refuse",
-    note: Callable[[str], None] = print_note,
+    note: Callable[[str], None] = print_status,
 ) -> Dataset:
     """Recognise the format of a dataset folder and read its labels.
 

@@ -20,25 +20,26 @@ from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.run_folder import RunFolder
 
 
-def choose_queries(memory: Memory, run: Path, most: int, seed: int) -> tuple[Int[np.ndarray, " query"], bool]:
-    """Rows of the query instances, and whether training or distillation used them.
+def choose_queries(
+    memory: Memory, run: Path, most: int, seed: int, enough: int = 1
+) -> tuple[Int[np.ndarray, " query"], bool]:
+    """Rows of the query instances, in rising order, and whether training or distillation used them.
 
-    The candidates are the held-out instances, or all instances with labels if none are held out.
+    The candidates are the held-out instances if there are enough, otherwise all instances with labels.
 
     Args:
         memory: The memory of the run.
         run: The run folder.
         most: Maximum number of queries.
         seed: Seed of the choice.
+        enough: Least number of held-out instances.
 
     Raises:
         TrainingError: If no instance has a label.
     """
     held_out = RunFolder(run).held_out(memory.label_sets)
-    rows = np.empty(0, dtype=np.int64) if held_out is None else np.flatnonzero(held_out)
-    trained_on = held_out is not None and len(rows) == 0
-    if len(rows) == 0:
-        rows = np.flatnonzero(np.diff(memory.value_indptr))
+    trained_on = held_out is not None and bool(np.count_nonzero(held_out) < enough)
+    rows = np.flatnonzero(np.diff(memory.value_indptr) if held_out is None or trained_on else held_out)
     if len(rows) == 0:
         raise TrainingError(f"{memory.folder}: expected instances with labels, found none; tuning needs some")
     chosen = generator(seed, Purpose.TUNING).permutation(rows)[:most]

@@ -11,14 +11,13 @@ adapter may use the query in the inputs of its labels. If training held out no i
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from recollect.service.console import with_progress
+from recollect.service.console import print_status, with_progress
 from recollect.service.files import write_json
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
@@ -95,10 +94,9 @@ def tune(settings: TuneSettings) -> Tuning:
         )
     rows, trained_on = choose_queries(memory, settings.run, settings.queries, settings.seed)
     if trained_on:
-        print(  # noqa: T201
+        print_status(
             f"{settings.run}: training held out no instances, so tuning uses training instances: scores are too high, "
-            "and the result may not suit new queries; train with a --validation-fraction above 0",
-            file=sys.stderr,
+            "and the result may not suit new queries; train with a --validation-fraction above 0"
         )
     previous = InferenceSetting(
         memory.defaults["lambda"], memory.defaults["temperature"], int(memory.defaults["top_b"])

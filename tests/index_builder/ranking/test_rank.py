@@ -13,8 +13,9 @@ import recollect
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.artefact import read_held_out
-from recollect.index_builder.settings import BuildSettings, RankSettings
+from recollect.index_builder.settings import BuildSettings
 from recollect.service.model import open_model
+from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import open_memory, write_defaults
 from recollect.trainer.training.validation import hold_out
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
@@ -56,25 +57,21 @@ def test_a_ranker_that_does_not_help_is_removed(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"report.json"}
 
 
-def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recollect.index_builder.ranking import rank
-
+def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     run = make_run(tmp_path, random_units(rng, 330, 4), random_sets(rng, 300, 30))
     recipe = {"recipe": {"validation_fraction": 0.5, "seed": 3}, "done": True, "format_version": 1}
     (run / "training.json").write_text(json.dumps(recipe))
     memory = open_memory(run / "memory")
     labelled = np.flatnonzero(np.diff(memory.value_indptr))
-    settings = RankSettings(run=run)
-    rows, trained_on = rank._choose_queries(settings, memory)
+    rows, trained_on = choose_queries(memory, run, 4_000, seed=0, enough=500)
     assert trained_on
     assert rows.tolist() == labelled.tolist()
-    monkeypatch.setattr(rank, "_ENOUGH_HELD_OUT", 100)
-    rows, trained_on = rank._choose_queries(settings, memory)
+    rows, trained_on = choose_queries(memory, run, 4_000, seed=0, enough=100)
     held_out = hold_out(memory.label_sets, 0.5, 3)
     assert not trained_on
     assert rows.tolist() == np.flatnonzero(held_out).tolist()
-    assert len(rank._choose_queries(RankSettings(run=run, queries=105), memory)[0]) == 105
+    assert len(choose_queries(memory, run, 105, seed=0, enough=100)[0]) == 105
 
 
 def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recollect.service.console import print_status
 from recollect.service.options import integer_as_uid
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import UnknownLabels
 
 EMPTY = "the text is empty; add words, or choose --empty-texts drop or keep"
-
-
-def print_note(note: str) -> None:
-    print(note, file=sys.stderr)  # noqa: T201
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class TextRule:
     may_be_empty: bool = False
     label_language: str | None = None
     unknown_labels: UnknownLabels = "refuse"
-    note: Callable[[str], None] = print_note
+    note: Callable[[str], None] = print_status
     seen: set[str] = field(default_factory=set)
 
     def require_seen(self, path: Path) -> None:
