@@ -1,7 +1,7 @@
 """Claims of a paper, our figures for them, and the page `docs/claims.md`.
 
-A program of this folder has one function for each claim of a paper. Each claim says that a first setting is better than
-a second one. Both are trained on the same samples, one for each seed. The figures are kept in `results/`.
+A program of this folder has one row for each claim of a paper. Each claim says that a first setting is better than a
+second one. Both are trained on the same samples, one for each seed. The figures are kept in `results/`.
 
     python -m benchmarks.papers.rae       # measures the claims of RAE-XMC; the same for dexml, prime and unidec
     python -m benchmarks.papers.claims    # writes docs/claims.md from the kept figures
@@ -15,7 +15,7 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -164,6 +164,10 @@ class Bench:
         return found
 
 
+# A claim of a program: the arguments of `Bench.claim`, or a function that measures it.
+Measure = tuple[str, str, str, Pair, Flags, Flags] | Callable[[Bench], Claim]
+
+
 def static_encoder(
     base: Path, folder: Path, seed: int, dim: int = _DIM, random: bool = False, even: bool = False
 ) -> Path:
@@ -252,12 +256,12 @@ def draw(dataset: Path, folder: Path, sizes: dict[str, int], seed: int) -> Path:
     return write(folder, labels=[label for label in labels if label["uid"] in used], **drawn)
 
 
-def main(program: str, functions: dict[str, Any], *, texts: int, epochs: int, **flags: Any) -> None:
+def main(program: str, claims: Sequence[Measure], *, texts: int, epochs: int, **flags: Any) -> None:
     """Measure the claims of a paper, and keep the figures in `results/<program>.json`.
 
     Args:
         program: A key of `PAPERS`.
-        functions: All names of the program. Its public functions measure the claims.
+        claims: The claims.
         texts: Default of `--texts`.
         epochs: Default of `--epochs`.
         flags: Flags of `recollect.train` for all runs.
@@ -273,7 +277,6 @@ def main(program: str, functions: dict[str, Any], *, texts: int, epochs: int, **
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    own = (each for each in functions.values() if getattr(each, "__module__", None) == functions["__name__"])
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         sizes = {"train": options.texts, "test": options.tests}
@@ -282,8 +285,8 @@ def main(program: str, functions: dict[str, Any], *, texts: int, epochs: int, **
         base = recollect.train(samples[0], out=work / "base", **given, **_LENGTHS) / "checkpoint"
         bench = Bench(samples, base, work, options.pairs, epochs=options.epochs, **_LENGTHS, **flags)
         measured = []
-        for measure in (each for each in own if not each.__name__.startswith("_")):
-            measured.append(measure(bench))
+        for each in claims:
+            measured.append(each(bench) if callable(each) else bench.claim(*each))
             print(measured[-1].row(), flush=True)
             text = json.dumps([asdict(claim) for claim in measured], indent=1)
             (options.results / f"{program}.json").write_text(text + "\n")

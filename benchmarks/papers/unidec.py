@@ -1,8 +1,8 @@
-"""The claims of UniDEC (Kharbanda et al., 2024). Each public function measures one claim, with label keys alone."""
+"""The claims of UniDEC (Kharbanda et al., 2024). Each row of `CLAIMS` is one, measured with label keys alone."""
 
 from __future__ import annotations
 
-from benchmarks.papers.claims import Bench, Claim, Flags, main
+from benchmarks.papers.claims import Flags, Measure, main
 
 UNIDEC: Flags = {"method": "unidec", "positives": 3, "hard_negatives": 6}
 ENCODER, CLASSIFIER = UNIDEC | {"view": "dual encoder"}, UNIDEC | {"view": "classifier"}
@@ -11,42 +11,17 @@ ONE_POSITIVE: Flags = {"method": "supcon", "positives": 1, "hard_negatives": 6}
 FOUR_POSITIVES = ONE_POSITIVE | {"positives": 4}
 DEXML = ONE_POSITIVE | {"method": "dexml"}
 
-
-def both_views_are_better_than_the_encoder(bench: Bench) -> Claim:
-    return bench.claim("Table 5", "P@1", "both views, dual encoder", (53.79, 47.49), UNIDEC, ENCODER)
-
-
-def both_views_are_better_than_the_classifier(bench: Bench) -> Claim:
-    return bench.claim("Table 5", "P@1", "both views, classifier", (53.79, 46.26), UNIDEC, CLASSIFIER)
-
-
-def both_views_are_better_than_the_encoder_for_rare(bench: Bench) -> Claim:
-    return bench.claim("Table 5", "PSP@5", "both views, dual encoder", (37.96, 34.02), UNIDEC, ENCODER)
-
-
-def both_views_are_better_than_the_classifier_for_rare(bench: Bench) -> Claim:
-    return bench.claim("Table 5", "PSP@5", "both views, classifier", (37.96, 34.44), UNIDEC, CLASSIFIER)
-
-
-def hard_negatives_improve_the_first_label(bench: Bench) -> Claim:
-    return bench.claim("Table 5", "P@1", "hard negatives, none", (53.79, 48.36), UNIDEC, NO_MINING)
-
-
-def hard_negatives_cost_rare_labels(bench: Bench) -> Claim:
-    return bench.claim("Table 5", "PSP@1", "no hard negatives, some", (34.03, 32.19), NO_MINING, UNIDEC)
-
-
-def one_positive_has_the_better_first_label(bench: Bench) -> Claim:
-    return bench.claim("Table 6", "P@1", "SupconDE with 1 positive, 4", (51.03, 50.31), ONE_POSITIVE, FOUR_POSITIVES)
-
-
-def several_positives_help_rare_labels(bench: Bench) -> Claim:
-    return bench.claim("Table 6", "PSP@5", "SupconDE with 4 positives, 1", (35.92, 35.25), FOUR_POSITIVES, ONE_POSITIVE)
-
-
-def several_positives_are_better_than_decoupled_softmax(bench: Bench) -> Claim:
-    return bench.claim("Table 2", "P@1", "SupconDE, DEXML (equal pools)", (51.03, 42.15), ONE_POSITIVE, DEXML)
-
+CLAIMS: list[Measure] = [
+    ("Table 5", "P@1", "both views, dual encoder", (53.79, 47.49), UNIDEC, ENCODER),
+    ("Table 5", "P@1", "both views, classifier", (53.79, 46.26), UNIDEC, CLASSIFIER),
+    ("Table 5", "PSP@5", "both views, dual encoder", (37.96, 34.02), UNIDEC, ENCODER),
+    ("Table 5", "PSP@5", "both views, classifier", (37.96, 34.44), UNIDEC, CLASSIFIER),
+    ("Table 5", "P@1", "hard negatives, none", (53.79, 48.36), UNIDEC, NO_MINING),
+    ("Table 5", "PSP@1", "no hard negatives, some", (34.03, 32.19), NO_MINING, UNIDEC),
+    ("Table 6", "P@1", "SupconDE with 1 positive, 4", (51.03, 50.31), ONE_POSITIVE, FOUR_POSITIVES),
+    ("Table 6", "PSP@5", "SupconDE with 4 positives, 1", (35.92, 35.25), FOUR_POSITIVES, ONE_POSITIVE),
+    ("Table 2", "P@1", "SupconDE, DEXML (equal pools)", (51.03, 42.15), ONE_POSITIVE, DEXML),
+]
 
 if __name__ == "__main__":
-    main("unidec", globals(), texts=3_000, epochs=8, batch_size=256)
+    main("unidec", CLAIMS, texts=3_000, epochs=8, batch_size=256)
