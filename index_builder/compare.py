@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import ValidationError
-from scipy.stats import t as student
+from scipy.stats import ttest_1samp
 
 from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.run_quality import Quality, Queries, measure
@@ -46,7 +46,7 @@ from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.metrics import SEGMENTS, PairedGain
+from recollect.trainer.metrics import SEGMENTS
 from recollect.trainer.train_settings import TrainSettings
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
@@ -325,12 +325,11 @@ def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None
         only one query.
     """
     differences = np.round(first - second, 10)  # the means over seeds have rounding errors
-    mean, error = PairedGain.of(np.zeros_like(differences), differences)
-    queries = len(differences)
-    if queries == 1:
+    mean = float(differences.mean())
+    if len(differences) == 1:
         return {"difference": mean, "p": None}
-    p = 2 * float(student.sf(abs(mean) / error, queries - 1)) if error else float(mean == 0)
-    return {"difference": mean, "p": p}
+    differ = np.ptp(differences) > 0
+    return {"difference": mean, "p": float(ttest_1samp(differences, 0).pvalue) if differ else float(mean == 0)}
 
 
 def _column(

@@ -112,7 +112,7 @@ def measure(path: Path, queries: Queries, device: str) -> Quality:
     """
     run, memory = RunFolder(path), open_memory(path / "memory")
     vectors, defaults = queries.vectors(run, device), memory.defaults
-    label_counts = np.bincount(memory.value_indices, minlength=memory.plan.labels)
+    label_counts = memory.label_counts
 
     def metrics(predictions: Int[np.ndarray, "query 100"]) -> Metrics:
         return report(predictions, queries.truth, label_counts, memory.plan.instances, queries.propensity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from recollect.service.console import print_status
@@ -9,12 +10,12 @@ from recollect.trainer.settings import PresetsSettings, SampleSettings
 
 
 def presets(settings: PresetsSettings) -> None:
-    from recollect.trainer.presets.listing import as_json, details, table
+    from recollect.trainer.presets.listing import details, table
     from recollect.trainer.presets.preset import all_presets, find_preset
 
     chosen = list(all_presets().values()) if settings.preset is None else [find_preset(settings.preset)]
     if settings.json_:
-        documents = [as_json(preset) for preset in chosen]
+        documents = [dataclasses.asdict(preset) for preset in chosen]
         print(json.dumps(documents if settings.preset is None else documents[0]))  # noqa: T201
         return
     print("\n".join(table(chosen) if settings.preset is None else details(chosen[0])))  # noqa: T201

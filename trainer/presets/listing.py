@@ -1,8 +1,7 @@
-"""Text and JSON of presets, for `recollect presets`."""
+"""Text of presets, for `recollect presets`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,10 +30,6 @@ def details(preset: Preset) -> list[str]:
     lines += [*map("different: {}".format, preset.differences), ""]
     lines += [f"{key} = {source}" for key, source in preset.sources.items()]
     return [*lines, "", *_commands(preset)]
-
-
-def as_json(preset: Preset) -> dict[str, Any]:
-    return dataclasses.asdict(preset)
 
 
 def _row(preset: Preset) -> tuple[str, ...]:
