@@ -9,6 +9,7 @@ out of the memory, and answered by exact search with the default options.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,28 +140,20 @@ def fit_isotonic(held_out: HeldOut) -> Isotonic:
     return Isotonic(logits=tuple(centres.tolist()), probabilities=tuple(rates.tolist()))
 
 
-def _of_all_labels(fit: Callable[[HeldOut], Platt | Isotonic]) -> Callable[[HeldOut], Fit]:
-    return lambda held_out: Fit(fit(held_out))
-
-
-def _with_first(fit: Callable[[HeldOut], Platt | Isotonic]) -> Callable[[HeldOut], Fit]:
+def _with_first(fit: Callable[[HeldOut], Platt | Isotonic], held_out: HeldOut) -> Fit:
     """Fit the first labels apart from the other labels, if both have predictions and true labels."""
-
-    def fit_both(held_out: HeldOut) -> Fit:
-        first, others = held_out.ranks(slice(1)), held_out.ranks(slice(1, None))
-        if not (first.hit.any() and others.hit.any()):
-            return Fit(fit(held_out))
-        return Fit(fit(others), fit(first))
-
-    return fit_both
+    first, others = held_out.ranks(slice(1)), held_out.ranks(slice(1, None))
+    if not (first.hit.any() and others.hit.any()):
+        return Fit(fit(held_out))
+    return Fit(fit(others), fit(first))
 
 
 # The fits that are compared; the first one wins if several are equally good.
-_FITS = (
-    _of_all_labels(fit_platt),
-    _of_all_labels(fit_isotonic),
-    _with_first(fit_platt),
-    _with_first(fit_isotonic),
+_FITS: tuple[Callable[[HeldOut], Fit], ...] = (
+    lambda held_out: Fit(fit_platt(held_out)),
+    lambda held_out: Fit(fit_isotonic(held_out)),
+    functools.partial(_with_first, fit_platt),
+    functools.partial(_with_first, fit_isotonic),
 )
 
 
