@@ -1,25 +1,19 @@
-"""Run the load test programs in separate processes, as a user does, because Locust changes the process it runs in."""
+"""Run the load test programs in separate processes, as a user does."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
+from tests import forked
 from tests.test_architecture import REPOSITORY
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     """Run Python in the repository root."""
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
+    return forked.run([sys.executable, *map(str, command)], cwd=REPOSITORY, capture_output=True, text=True)
 
 
 def last_line(result: subprocess.CompletedProcess[str]) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.loadtests.programs import run
 from tests.loadtests.stub import StubAnswer, stub
 from tests.service.http_helpers import serving
 from tests.test_architecture import REPOSITORY
@@ -20,8 +19,11 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def locust(host: str, *options: object) -> subprocess.CompletedProcess[str]:
-    fixed = ("-m", "locust", "-f", "loadtests/locustfile.py", "--headless", "--host", host, "--users", 4)
-    return run(*fixed, "--spawn-rate", 4, "--run-time", "3s", *options)
+    """Run locust in a new interpreter, because it changes the process that it runs in."""
+    fixed = ("-f", "loadtests/locustfile.py", "--headless", "--host", host, "--users", 4, "--spawn-rate", 4)
+    command = [sys.executable, "-m", "locust", *fixed, "--run-time", "3s", *options]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run([*map(str, command)], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
 
 def test_right_answers_of_a_real_service_pass(built: Any, tmp_path: Path) -> None:

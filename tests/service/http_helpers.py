@@ -72,7 +72,7 @@ def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> It
     """Serve a store on a free port. `prelude` is Python code that the server process runs first."""
     program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
     command = [sys.executable, "-c", program, "serve", "--store", str(store), "--port", "0", "--threads", "1", *flags]
-    start = subprocess.Popen if prelude else forked.Popen  # changed code may keep a thread that outlives the server
+    start = subprocess.Popen if "PYTHONPATH" in variables else forked.Popen  # other code needs a new interpreter
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as stderr:

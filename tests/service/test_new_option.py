@@ -65,7 +65,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 
 def test_new_option_works_over_http_and_in_the_cache(light_versions: Path, next_release: Path) -> None:
-    with serving(light_versions, prelude="pass", **variables_of(next_release)) as server:
+    with serving(light_versions, **variables_of(next_release)) as server:
         body = {"query": "bread", "loud": True}
         quiet, loud, cached = (
             httpx.post(f"{server.url}/predict", json=each, timeout=PATIENCE_SECONDS)
