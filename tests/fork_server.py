@@ -60,13 +60,16 @@ def serve(address: str) -> None:
                 if request == b"user":
                     users.add(connection)
                     selector.register(connection, selectors.EVENT_READ)
+                elif not request:  # the client has gone
+                    connection.close()
                 elif (child := os.fork()) == 0:
                     for other in (listener, selector, wake, woken, connection, *users, *children.values()):
                         other.close()
                     _run(json.loads(request), descriptors)
                 else:
                     children[child] = connection
-                    connection.send(str(child).encode())
+                    with contextlib.suppress(BrokenPipeError):
+                        connection.send(str(child).encode())
                     for descriptor in descriptors:
                         os.close(descriptor)
             else:  # a user has gone
@@ -111,8 +114,7 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(request["env"])
-        if request["cwd"] is not None:
-            os.chdir(request["cwd"])
+        os.chdir(request["cwd"])
         if request["session"]:
             os.setsid()
         kind, program, *rest = request["arguments"]

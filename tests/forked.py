@@ -35,7 +35,7 @@ class Popen(subprocess.Popen[Any]):
         command, _, _, _, _, cwd, env, _, _, _, *pipes = given
         (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite), session = pipes[:6], pipes[11]
         ends = [end if end >= 0 else number for number, end in enumerate((p2cread, c2pwrite, errwrite))]
-        request = {"arguments": command[1:], "cwd": cwd and os.fspath(cwd), "session": session}
+        request = {"arguments": command[1:], "cwd": os.fspath(cwd or os.getcwd()), "session": session}
         self._server = _connect()
         socket.send_fds(self._server, [json.dumps(request | {"env": dict(env or os.environ)}).encode()], ends)
         self.pid, self._child_created = int(self._server.recv(99)), True

@@ -140,6 +140,12 @@ def test_json_has_all_presets_or_one(run: Callable[..., tuple[int, str, str]]) -
     assert one["variants"][0]["instances"] == 294_805
 
 
+def test_unknown_name_gives_one_line_with_similar_names(run: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = run("rae/lf-amazontitles")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert RAE in err
+
+
 # ---- --preset and --scale ----
 
 
