@@ -424,44 +424,12 @@ def _best(
     second: Float[np.ndarray, " row"],
     last: Int[np.ndarray, " row"],
 ) -> Int[np.ndarray, " best"]:
-    """The first `most` of the rows from `start` to `stop`, in the order of `best_rows`."""
+    """The first `most` of the rows from `start` to `stop`: falling by `first`, then by `second`, rising by `last`."""
     heap = _heap_of_best(start, stop, most, first, second, last)
     for end in range(len(heap) - 1, 0, -1):  # the last row of those that are left moves behind them
         heap[0], heap[end] = heap[end], heap[0]
         _sift(heap, end, 0, first, second, last)
     return heap
-
-
-@_compiled(_array(int64), int64, _array(float64), _array(float64), _array(int64))
-def best_rows(
-    offsets: Int[np.ndarray, " offset"],
-    most: int,
-    first: Float[np.ndarray, " row"],
-    second: Float[np.ndarray, " row"],
-    last: Int[np.ndarray, " row"],
-) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " best"]]:
-    """The first rows of each query: falling by `first`, then falling by `second`, then rising by `last`.
-
-    Args:
-        offsets: Query i has the rows `offsets[i]` to `offsets[i + 1]`.
-        most: Maximum number of rows of a query.
-        first: The first criterion.
-        second: The second criterion.
-        last: The last criterion.
-
-    Returns:
-        New offsets, and the rows.
-    """
-    queries = len(offsets) - 1
-    ends = np.zeros(queries + 1, dtype=np.int64)
-    for query in range(queries):
-        ends[query + 1] = ends[query] + min(most, offsets[query + 1] - offsets[query])
-    best = np.empty(ends[queries], dtype=np.int64)
-    for query in range(queries):
-        chosen = _best(offsets[query], offsets[query + 1], most, first, second, last)
-        for nth in range(len(chosen)):
-            best[ends[query] + nth] = chosen[nth]
-    return ends, best
 
 
 @_compiled(
@@ -1174,12 +1142,10 @@ def sum_trees(
                 reached[row] = every
             for split in range(first_splits[tree], first_splits[tree + 1]):
                 values, most, others = columns[feature[split]], threshold[split], kept[split]
-                if missing_left[split]:
-                    for row in range(size):
-                        reached[row] &= others if values[row] > most else every
-                else:
-                    for row in range(size):
-                        reached[row] &= every if values[row] <= most else others
+                missing_right = not missing_left[split]
+                for row in range(size):
+                    goes_right = values[row] > most or (missing_right and values[row] != values[row])
+                    reached[row] &= others if goes_right else every
             for column in range(len(leaves)):
                 for row in range(size):
                     lowest = reached[row] & (~reached[row] + np.uint64(1))
@@ -1192,7 +1158,7 @@ _SCORES = (_array(int64), _array(int64), _array(float64))
 
 
 @_compiled(*_SCORES, *_SCORES, int64)
-def order_candidates(
+def order_labels(
     offsets: Int[np.ndarray, " offset"],
     labels: Int[np.ndarray, " row"],
     scores: Float[np.ndarray, " row"],
@@ -1205,7 +1171,8 @@ def order_candidates(
 ]:
     """Order the labels of each query: the ranker's candidates by their logits, then the other labels by their scores.
 
-    A candidate without a score has the score 0, and a label that is no candidate has the logit -inf.
+    A candidate without a score has the score 0, and a label that is no candidate has the logit -inf. At equal logits
+    and scores, the lower label comes first.
 
     Args:
         offsets: Query i has the scored labels `offsets[i]` to `offsets[i + 1]`.

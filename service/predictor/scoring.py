@@ -74,8 +74,10 @@ class Ranking:
 
     def best(self, most: int | None = None) -> Ranking:
         """The rows of each query by falling score, then by label position: at most `most`, or all of them."""
-        offsets, rows = loops.best_rows(self.offsets, most or len(self.label), self.score, self.score, self.label)
-        return Ranking(offsets, self.label[rows], self.score[rows])
+        nothing = np.zeros(len(self.offsets), dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0)
+        most = most or len(self.label)
+        offsets, label, score, _ = loops.order_labels(self.offsets, self.label, self.score, *nothing, most)
+        return Ranking(offsets, label, score)
 
 
 def weigh_keys(

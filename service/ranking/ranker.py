@@ -102,7 +102,7 @@ class Ranker:
         """Put the candidates before all other labels by their logits, and take the first `most`."""
         most = most or len(scores.label) + len(found.label)
         return Ranking(
-            *loops.order_candidates(
+            *loops.order_labels(
                 scores.offsets, scores.label, scores.score, found.offsets, found.label, found.logit, most
             )
         )
