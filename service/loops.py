@@ -723,7 +723,9 @@ def _take(
     return count
 
 
-_WORDS = (_array(int64, 3), _array(int32), _array(uint16))
+_tuple_of: Any = types.UniTuple
+# The mapped postings, and those of texts that were added.
+_POSTINGS = [_tuple_of(each, 2) for each in (_array(int64, 3), _array(int32), _array(uint16))]
 
 
 @_compiled(
@@ -731,10 +733,9 @@ _WORDS = (_array(int64, 3), _array(int32), _array(uint16))
     _array(uint64),
     _array(float64),
     _array(int64),
-    *_WORDS,
+    *_POSTINGS,
     _array(int64),
     _array(uint64, 2),
-    *_WORDS,
     _array(boolean),
     _array(int64),
     float64[::1],
@@ -747,14 +748,11 @@ def search_words(
     terms: UInt64[np.ndarray, " term"],
     impacts: Float[np.ndarray, " term"],
     texts: Int[np.ndarray, " term"],
-    spans: Int[np.ndarray, "1 term 2"],
-    posting_rows: Int[np.ndarray, " posting"],
-    bits: UInt16[np.ndarray, " posting"],
+    spans: tuple[Int[np.ndarray, "part term 2"], ...],
+    posting_rows: tuple[Int[np.ndarray, " posting"], ...],
+    bits: tuple[UInt16[np.ndarray, " posting"], ...],
     starts: Int[np.ndarray, " frequent"],
     maps: UInt64[np.ndarray, "frequent word"],
-    live_spans: Int[np.ndarray, "part term 2"],
-    live_rows: Int[np.ndarray, " live_posting"],
-    live_bits: UInt16[np.ndarray, " live_posting"],
     removed: Bool[np.ndarray, " row"],
     last_keys: Int[np.ndarray, " last"],
     sums: Float[np.ndarray, " text"],
@@ -769,14 +767,11 @@ def search_words(
         terms: The terms.
         impacts: The weight of each term in its query, before scaling.
         texts: Number of texts that contain each term.
-        spans: The postings of the terms, from `find_postings`.
+        spans: The postings of the terms, from `find_postings`: the mapped ones, then those of texts that were added.
         posting_rows: The text of each posting.
         bits: The weight of each posting, as the bits of a 16-bit float from 0 to 1.
-        starts: This argument and the next one: from `map_frequent`.
+        starts: This argument and the next one: from `map_frequent`, for the mapped postings.
         maps: See there.
-        live_spans: This argument and the next two: the postings of texts that were added.
-        live_rows: See there.
-        live_bits: See there.
         removed: Whether each text was removed; texts beyond its end were not.
         last_keys: The keys of the last texts; the key of another text is its row.
         sums: A zero for each text, which is 0 again at the end.
@@ -808,14 +803,15 @@ def search_words(
             cost += texts[term]
             if chosen == 0 or cost <= budget:
                 chosen += 1
-                most += spans[0, term, 1] - spans[0, term, 0]
-                for part in range(len(live_spans)):
-                    most += live_spans[part, term, 1] - live_spans[part, term, 0]
+                for kind in range(2):
+                    for part in range(len(spans[kind])):
+                        most += spans[kind][part, term, 1] - spans[kind][part, term, 0]
 
         rows, keys, values = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64), np.empty(most)
-        found = _add_postings(posting_rows, bits, spans[0], weights, order[:chosen], sums, rows, 0)
-        for part in range(len(live_spans)):
-            found = _add_postings(live_rows, live_bits, live_spans[part], weights, order[:chosen], sums, rows, found)
+        found = 0
+        for kind in range(2):
+            for own in spans[kind]:
+                found = _add_postings(posting_rows[kind], bits[kind], own, weights, order[:chosen], sums, rows, found)
         found = _take(rows[:found], sums, removed, last_keys, keys, values)
         if chosen < known:
             best = _heap_of_best(0, found, candidates, values, values, keys)
@@ -823,9 +819,10 @@ def search_words(
             for nth in range(found):
                 near[nth] = rows[best[nth]]
                 sums[near[nth]] = values[best[nth]]
-            _add_to_rows(posting_rows, bits, spans[0], weights, starts, maps, rest, sums, near)
-            for part in range(len(live_spans)):
-                _add_to_rows(live_rows, live_bits, live_spans[part], weights, starts[:0], maps, rest, sums, near)
+            for kind in range(2):
+                frequent = starts[:0] if kind else starts
+                for own in spans[kind]:
+                    _add_to_rows(posting_rows[kind], bits[kind], own, weights, frequent, maps, rest, sums, near)
             found = _take(near, sums, removed, last_keys, keys, values)
         for nth in range(found):
             values[nth] = np.float32(values[nth])
@@ -837,7 +834,6 @@ def search_words(
 
 # The four searches of a query: instances and labels by their vectors, and both by their words.
 _SEARCHES = 4
-_tuple_of: Any = types.UniTuple
 _FOUND = [_tuple_of(each[:, ::1], _SEARCHES) for each in (int64, float32)]
 _NAMES = (_array(int64), _array(int64))
 # Columns of the evidence for a label: its votes, the sum of the similarities of its instances by vectors, then for each

@@ -54,13 +54,12 @@ class LookUp(NamedTuple):
     """The postings of some terms in one index.
 
     Attributes:
-        spans: The first posting of each term and the one after its last one, in the mapped postings.
-        live_spans: The same in the postings of texts that were added.
+        spans: The first posting of each term and the one after its last one, in each part: in the mapped postings, and
+            in those of texts that were added.
         texts: Number of texts that contain each term, without those that were removed.
     """
 
-    spans: Int[np.ndarray, "1 term 2"]
-    live_spans: Int[np.ndarray, "part term 2"]
+    spans: tuple[Int[np.ndarray, "part term 2"], ...]
     texts: Int[np.ndarray, " term"]
 
 
@@ -96,7 +95,7 @@ class WordIndex:
     def look_up(self, terms: UInt64[np.ndarray, " term"]) -> LookUp:
         added, removed = self._live
         (spans, texts), (live_spans, live), (_, gone) = (each.find(terms) for each in (self._postings, added, removed))
-        return LookUp(spans, live_spans, texts + live - gone)
+        return LookUp((spans, live_spans), texts + live - gone)
 
     def search(
         self,
@@ -117,16 +116,16 @@ class WordIndex:
             found: Their postings.
             top: Number of texts to find.
         """
+        (rows, bits), (live_rows, live_bits) = self._postings.arrays, self._live[0].arrays
         keys, similarities = loops.search_words(
             offsets,
             terms,
             impacts,
             found.texts,
             found.spans,
-            *self._postings.arrays,
+            (rows, live_rows),
+            (bits, live_bits),
             *self._frequent,
-            found.live_spans,
-            *self._live[0].arrays,
             self._is_removed,
             self._keys,
             _zeros(self._rows),
