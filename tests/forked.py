@@ -9,6 +9,7 @@ All processes of a test run share one server, `tests.fork_server`. The first pro
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import functools
 import json
@@ -96,4 +97,5 @@ def _start_server() -> socket.socket:
             while user.connect_ex(str(ADDRESS)):
                 time.sleep(0.02)
         user.send(b"user")
+    atexit.register(user.close)
     return user
