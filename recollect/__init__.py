@@ -45,6 +45,11 @@ __all__ = [
 
 # No library sends reports about its use. It reads its variable when it is imported; child processes inherit all three.
 os.environ.update(ORT_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_TELEMETRY="1", RAY_USAGE_STATS_ENABLED="0")
+# An idle thread of OpenMP (torch, faiss) sleeps after this many checks for new work. With the 300,000 checks of GNU's
+# library, idle threads take the cores that other threads and programs need: on busy cores, a training or a build takes
+# several times as long. OpenMP reads the variable when it loads.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # The base class of all errors that a user can correct, for `except recollect.ERRORS as error`.
 ERRORS = (RecollectError,)
