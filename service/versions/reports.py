@@ -75,19 +75,19 @@ class FolderReports:
         with contextlib.suppress(OSError):
             self._path(replica_name()).unlink()
 
-    def read(self) -> list[Report]:
-        """The reports of the last ten seconds, sorted by replica. Content that is not a report is ignored.
+    def read(self, seconds: float | None = None) -> list[Report]:
+        """The reports of the last ten seconds, or of so many, sorted by replica. Content that is no report is ignored.
 
         Raises:
             OSError, RedisError: If the reports cannot be read.
         """
-        found = (self._read(path) for path in sorted(self._folder.glob("*.json")))
+        found = (self._read(path, seconds or _STALE_SECONDS) for path in sorted(self._folder.glob("*.json")))
         return [report for report in found if report is not None]
 
     def _path(self, replica: str) -> Path:
         return self._folder / f"{replica}.json"
 
-    def _read(self, path: Path) -> Report | None:
+    def _read(self, path: Path, seconds: float) -> Report | None:
         try:
             with path.open("rb") as file:
                 age, content = time.time() - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
@@ -97,7 +97,7 @@ class FolderReports:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        return _parsed(path.stem, content, age)
+        return _parsed(path.stem, content) if abs(age) <= seconds else None
 
 
 class RedisReports:
@@ -120,23 +120,23 @@ class RedisReports:
         with contextlib.suppress(RedisError):
             self._redis.execute(lambda client: client.hdel(self._key, replica_name()))
 
-    def read(self) -> list[Report]:
+    def read(self, seconds: float | None = None) -> list[Report]:
         def read(client: Any) -> tuple[dict[bytes, bytes], float]:
             return client.hgetall(self._key), _redis_seconds(client)
 
         contents, now = self._redis.execute(read)
-        found, outdated = list[Report](), list[bytes]()
+        found, outdated = list[Report | None](), list[bytes]()
         for name, content in sorted(contents.items()):
             written, _, text = content.partition(b" ")
             with contextlib.suppress(ValueError):  # another program has written the value
                 age = now - float(written)
                 if abs(age) > _KEPT_SECONDS:
                     outdated.append(name)
-                elif (report := _parsed(name.decode(errors="replace"), text, age)) is not None:
-                    found.append(report)
+                elif abs(age) <= (seconds or _STALE_SECONDS):
+                    found.append(_parsed(name.decode(errors="replace"), text))
         if outdated:
             self._redis.execute(lambda client: client.hdel(self._key, *outdated))
-        return found
+        return [report for report in found if report is not None]
 
 
 Reports = FolderReports | RedisReports
@@ -157,28 +157,33 @@ def wait_for_replicas(
         reports: The reports of the replicas.
         record: The record that the activation wrote.
         seconds: Maximum time to wait.
-        replicas: Number of replicas that must carry it out. None means all replicas that report.
+        replicas: Number of replicas that must carry it out. None means all replicas that report, also those that
+            are killed meanwhile.
 
     Raises:
-        NotServedError: If every replica that is behind refuses a version, the versions are not open in time, or there
-            is another activation; names the replicas and the reasons.
+        NotServedError: If every replica that is behind refuses a version or was killed, the versions are not open in
+            time, or there is another activation; names the replicas and the reasons.
         OSError, RedisError: If the reports cannot be read until the time is over.
     """
-    start = time.monotonic()
+    start, known = time.monotonic(), set[str]()
     while True:
-        waited, found, error = time.monotonic() - start, list[Report](), None
+        waited, found, killed, error = time.monotonic() - start, list[Report](), list[Report](), None
         try:
             found = reports.read()
+            alive = {each.replica for each in found}
+            known |= alive
+            if replicas is None:
+                killed = [each for each in reports.read(_KEPT_SECONDS) if each.replica in known - alive]
         except (OSError, RedisError) as failure:
             error = failure
         behind = [each for each in found if each.generation != record.generation]
-        if not behind and len(found) >= (replicas or 1):
+        if not behind and not killed and len(found) >= (replicas or 1):
             return found
         _require_last(store, record)
-        refused = bool(behind) and all(each.refused == record.generation for each in behind)
-        none_runs = not found and error is None and replicas is None
-        if refused or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
-            raise error or NotServedError(_describe(record, found, behind, replicas or 0))
+        failed = bool(behind or killed) and all(each.refused == record.generation for each in behind)
+        none_runs = not known and error is None and replicas is None
+        if failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
+            raise error or NotServedError(_describe(record, found, behind, killed, replicas or 0))
         time.sleep(_POLL_SECONDS)
 
 
@@ -195,11 +200,13 @@ def _require_last(store: Store, record: ActivationRecord) -> None:
         )
 
 
-def _describe(record: ActivationRecord, found: list[Report], behind: list[Report], replicas: int) -> str:
+def _describe(
+    record: ActivationRecord, found: list[Report], behind: list[Report], killed: list[Report], replicas: int
+) -> str:
     """The replicas that have not carried out an activation, with the reasons."""
     fact = f"{record.candidate} is the candidate" if record.candidate else f"{record.version} is current"
-    expected = max(len(found), replicas)
-    if not found:
+    expected = max(len(found) + len(killed), replicas)
+    if not found and not killed:
         return (
             f"{fact}, but no replica reports: none is running, none may write to the store's folder, "
             "or the replicas share a Redis that --redis-url does not name"
@@ -210,7 +217,8 @@ def _describe(record: ActivationRecord, found: list[Report], behind: list[Report
         serves = f"serves {each.version}" if each.version else "serves no version"
         late = f"it has not opened the new version yet (generation {each.generation})"
         lines.append(f"  {each.replica} {serves}: {each.problem if each.refused == record.generation else late}")
-    if expected > len(found):
+    lines += [f"  {each.replica} stopped reporting: it was killed, or it hangs" for each in killed]
+    if expected > len(found) + len(killed):
         lines.append(f"  only {len(found)} of {expected} replicas report")
     return "\n".join(lines)
 
@@ -286,14 +294,14 @@ def _name_of(process: int) -> str:
     return f"{host}-{process}-{secrets.token_hex(2)}"
 
 
-def _parsed(name: str, content: bytes, age: float) -> Report | None:
-    """The report of a replica; None if it is stale, or if the content is not its report."""
+def _parsed(name: str, content: bytes) -> Report | None:
+    """The report of a replica; None if the content is not its report."""
     try:
         report = Report.model_validate_json(content)
     except ValidationError:
         return None
     is_own = report.replica == name and _REPLICA_NAME.fullmatch(name) is not None
-    return report if is_own and abs(age) <= _STALE_SECONDS else None
+    return report if is_own else None
 
 
 def _redis_seconds(client: Any) -> float:

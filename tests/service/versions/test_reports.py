@@ -15,7 +15,6 @@ from recollect.service.errors import NotServedError
 from recollect.service.redis_client import RedisClient
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import (
-    FolderReports,
     RedisReports,
     Report,
     replica_name,
@@ -76,14 +75,15 @@ def test_wait_expects_every_replica_that_reports_or_a_given_number(store: Path) 
         wait_for(store, "v5", *[each.model_copy(update={"generation": 4}) for each in both], replicas=3)
 
 
-def test_report_of_a_killed_replica_does_not_count_when_it_is_stale(
+def test_wait_fails_if_a_replica_is_killed_and_a_stale_report_does_not_count_later(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recollect.service.versions.reports._STALE_SECONDS", 0.2)
-    done = report("v5", "host-2-cd", generation=2)
-    FolderReports(store / "replicas").write(report("v3", "host-1-ab"))
+    with pytest.raises(NotServedError, match=r"host-1-ab stopped reporting: it was killed, or it hangs"):
+        wait_for(store, "v5", report("v5", "host-1-ab"))
     time.sleep(0.3)
-    assert wait_for(store, "v5", done) == [done]
+    done = report("v3", "host-2-cd", generation=3)
+    assert wait_for(store, "v3", done) == [done]
 
 
 def test_wait_error_names_the_replica_that_refuses_the_version_and_its_reason(store: Path) -> None:
