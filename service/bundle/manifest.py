@@ -9,11 +9,10 @@ import functools
 import itertools
 import json
 import re
+from array import array
 from datetime import datetime
 from typing import Annotated, Literal
 
-import numpy as np
-from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recollect.service.bundle.files import LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
@@ -167,9 +166,9 @@ class Isotonic(_Section):
     probabilities: tuple[Fraction, ...]
 
     @functools.cached_property
-    def table(self) -> Float[np.ndarray, "2 point"]:
-        """The logits and their probabilities."""
-        return np.array([self.logits, self.probabilities])
+    def columns(self) -> tuple[array[float], array[float]]:
+        """The logits and the probabilities as arrays, which numpy reads without a copy."""
+        return array("d", self.logits), array("d", self.probabilities)
 
     @model_validator(mode="after")
     def _check_rising(self) -> Isotonic:

@@ -55,7 +55,7 @@ def calibrate(calibration: Platt | Isotonic, logits: Float[np.ndarray, " label"]
         # tanh instead of exp, because exp overflows for large negative logits.
         scaled: np.ndarray = 0.5 + 0.5 * np.tanh((calibration.slope * logits + calibration.intercept) / 2)
         return scaled
-    table: np.ndarray = np.interp(logits, *calibration.table)
+    table: np.ndarray = np.interp(logits, *calibration.columns)
     return table
 
 

@@ -200,6 +200,7 @@ def _add_tree(
 
 def _round_down(values: Float[np.ndarray, " value"]) -> Float[np.ndarray, " value"]:
     """The greatest 32-bit numbers that are not greater: a 32-bit feature is at most both, or above both."""
-    rounded = values.astype(np.float32)
+    with np.errstate(over="ignore"):  # a number beyond 32 bits becomes infinite
+        rounded = values.astype(np.float32)
     lower: np.ndarray = np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
     return lower

@@ -19,7 +19,7 @@ from tests.trainer.conftest import SAMPLE_TEXTS, load
 HEADS: dict[str, Callable[[], Head]] = {
     "classifier": lambda: Classifier(32, 6),
     "prototypes": lambda: Prototypes(32, 6, ("text", "free", "centroid"), 2),
-    "prototypes with momentum": lambda: Prototypes(32, 6, ("text", "centroid"), 0, "ema"),
+    "prototypes without free vectors": lambda: Prototypes(32, 6, ("text", "centroid"), 0),
     "classifier with projection": lambda: Classifier(32, 6, normalised=False, projection=12),
 }
 
