@@ -154,7 +154,7 @@ def best_labels(
     device: str = "cpu",
 ) -> Int[np.ndarray, "query 100"]:
     """The best labels of each query with a setting and label keys of weight alpha; -1 pads short lists."""
-    values, label_keys = memory.label_sets.to_csr(memory.plan.labels), memory.label_keys(alpha).filled()
+    values, label_keys = memory.relevance, memory.label_keys(alpha).filled()
     instance_keys = memory.instance_keys if setting.lambda_ else memory.instance_keys[:0]
     best = []
     for start in with_progress(range(0, len(vectors), _BLOCK_QUERIES), "block", "measure"):

@@ -200,13 +200,15 @@ def extend(settings: ExtendSettings) -> None:
 
 
 def activate(settings: ActivateSettings) -> None:
-    store, reports = _store(settings), _reports(settings)
+    store = _store(settings)
+    reports = _reports(settings, store)
     record = store.activate(settings.version, settings.candidate, settings.by, settings.why)
     _report_switch(settings, store, reports, record)
 
 
 def rollback(settings: RollbackSettings) -> None:
-    store, reports = _store(settings), _reports(settings)
+    store = _store(settings)
+    reports = _reports(settings, store)
     _report_switch(settings, store, reports, store.rollback(settings.by, settings.why))
 
 
@@ -226,7 +228,8 @@ def prune(settings: PruneSettings) -> None:
     from recollect.service.memory_log.log import prune_log
     from recollect.service.milvus.connection import Connection, collections_of, unnamed
 
-    store, reports = _store(settings), _reports(settings)
+    store = _store(settings)
+    reports = _reports(settings, store)
 
     def in_use() -> set[str]:
         return {version for report in reports.read() for version in report.open}
@@ -281,11 +284,11 @@ def _store(settings: ServiceSettings) -> Store:
     return Store(settings.store, settings.verify_key, settings.bundle_cache)
 
 
-def _reports(settings: SwitchSettings | PruneSettings) -> Reports:
+def _reports(settings: SwitchSettings | PruneSettings, store: Store) -> Reports:
     from recollect.service.redis_client import RedisClient
     from recollect.service.versions.reports import reports_of
 
-    return reports_of(_store(settings), RedisClient.of(settings))
+    return reports_of(store, RedisClient.of(settings))
 
 
 def _report_switch(settings: SwitchSettings, store: Store, reports: Reports, record: ActivationRecord) -> None:

@@ -105,6 +105,12 @@ _POWER = 3
 
 
 @_inlined
+def _word_logit(similarity: float) -> float:
+    """The logit of a key that words found."""
+    return _POWER * np.log(np.float64(similarity)) if similarity > 0 else -np.inf
+
+
+@_inlined
 def _softmax(
     keys: Int[np.ndarray, " key"],
     logits: Float[np.ndarray, " key"],
@@ -164,10 +170,9 @@ def weigh_keys(
             keys[query, slot] = near[query, slot]
             weights[query, slot] = np.float64(similarities[query, slot]) / temperature
         for slot in range(shared.shape[1]):
-            key, similarity = shared[query, slot], word_similarities[query, slot]
-            keys[query, by_vectors + slot] = key
-            weights[query, by_vectors + slot] = _POWER * np.log(np.float64(similarity)) if similarity > 0 else -np.inf
-            if key >= 0:
+            keys[query, by_vectors + slot] = shared[query, slot]
+            weights[query, by_vectors + slot] = _word_logit(word_similarities[query, slot])
+            if shared[query, slot] >= 0:
                 share = word_weight
         _softmax(keys[query, :by_vectors], weights[query, :by_vectors], mapped, live_log_counts, 1 - share)
         _softmax(keys[query, by_vectors:], weights[query, by_vectors:], mapped, live_log_counts, share)
@@ -540,15 +545,15 @@ def count_terms(
     table, entries = _table(most), terms.view(np.int64)
     for text in range(texts):
         start, first, length = count, offsets[text], offsets[text + 1] - offsets[text]
+        own = entries[start:]
         _clear(table)
         for nth in range(2 * length - 1):  # all words, then all pairs
             word = first + nth - (length if nth >= length else 0)
             term = words[word] if nth < length else _hash_pair(words[word], words[word + 1])
-            place = _find(table, entries[start:count], np.int64(term))
-            if table[place] < 0:
-                table[place], terms[count] = count - start, term
+            entry = start + _entry(table, own, count - start, np.int64(term))
+            if entry == count:
                 count += 1
-            frequencies[start + table[place]] += 1
+            frequencies[entry] += 1
         ends[text + 1] = count
     return ends, terms[:count], frequencies[:count]
 
@@ -842,6 +847,30 @@ _EVIDENCE = 2 + 3 * _SEARCHES
 
 
 @_inlined
+def _fill_nearest(
+    features: Float[np.ndarray, "candidate feature"],
+    row: int,
+    evidence: Float[np.ndarray, "entry evidence"],
+    entry: int,
+    similarities: tuple[Float[np.ndarray, "query found"], ...],
+    query: int,
+    nearest: Float[np.ndarray, " search"],
+    search: int,
+    place: int,
+    similarity: int,
+    gap: int,
+) -> None:
+    """Write three features of one candidate, to these columns: those of its nearest key in a search, if it has one."""
+    column = 2 + 3 * search
+    if evidence[entry, column + 1] > 0:
+        slot = evidence[entry, column + 2]
+        found = similarities[search][query, int(slot)]
+        features[row, place] = slot
+        features[row, similarity] = found
+        features[row, gap] = nearest[search] - found
+
+
+@_inlined
 def _fill_features(
     features: Float[np.ndarray, "candidate feature"],
     row: int,
@@ -861,31 +890,17 @@ def _fill_features(
     features[row, 2] = evidence[entry, 2]  # instance_votes
     features[row, 3] = evidence[entry, 3]  # instance_count
     if evidence[entry, 3] > 0:
-        similarity = similarities[0][query, int(evidence[entry, 4])]
-        features[row, 5] = evidence[entry, 4]  # instance_place
-        features[row, 6] = similarity  # instance_similarity
         features[row, 7] = evidence[entry, 1] / evidence[entry, 3]  # instance_mean
-        features[row, 8] = nearest[0] - similarity  # instance_gap
     features[row, 9] = nearest[0]  # nearest_instance
     features[row, 10] = evidence[entry, 5]  # label_votes
-    if evidence[entry, 6] > 0:
-        similarity = similarities[1][query, int(evidence[entry, 7])]
-        features[row, 11] = similarity  # label_similarity
-        features[row, 12] = evidence[entry, 7]  # label_place
-        features[row, 13] = nearest[1] - similarity  # label_gap
     if with_words:
         features[row, 18] = evidence[entry, 8]  # word_instance_votes
         features[row, 19] = evidence[entry, 9]  # word_instance_count
-        if evidence[entry, 9] > 0:
-            similarity = similarities[2][query, int(evidence[entry, 10])]
-            features[row, 20] = evidence[entry, 10]  # word_instance_place
-            features[row, 21] = similarity  # word_instance_similarity
-            features[row, 22] = nearest[2] - similarity  # word_instance_gap
-        if evidence[entry, 12] > 0:
-            similarity = similarities[3][query, int(evidence[entry, 13])]
-            features[row, 23] = similarity  # word_label_similarity
-            features[row, 24] = evidence[entry, 13]  # word_label_place
-            features[row, 25] = nearest[3] - similarity  # word_label_gap
+    # instance_..., label_..., word_instance_... and word_label_...: place, similarity and gap
+    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 0, 5, 6, 8)
+    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 1, 12, 11, 13)
+    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 2, 20, 21, 22)
+    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 3, 24, 23, 25)
 
 
 @_inlined
@@ -1014,11 +1029,8 @@ def find_candidates(
             is_label, column, own = search % 2 == 1, 2 + 3 * search, keys[search][query]
             share = np.empty(len(own))
             for slot in range(len(own)):
-                similarity = np.float64(similarities[search][query, slot])
-                if search < 2:
-                    share[slot] = similarity / temperature
-                else:
-                    share[slot] = _POWER * np.log(similarity) if similarity > 0 else -np.inf
+                similarity = similarities[search][query, slot]
+                share[slot] = np.float64(similarity) / temperature if search < 2 else _word_logit(similarity)
             _softmax(own, share, mapped, live_log_counts if search == 0 else live_log_counts[:0], 1.0)
             votes = np.zeros(len(own))
             slot = 0

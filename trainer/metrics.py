@@ -186,7 +186,7 @@ def query_scores(
 
 
 class PairedGain(NamedTuple):
-    """How much better some scores are than others of the same queries.
+    """The gain from one set of scores to another one, of the same queries.
 
     Attributes:
         mean: The mean difference.

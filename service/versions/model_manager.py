@@ -117,7 +117,7 @@ class ModelManager:
     def withdraw(self, seconds: float) -> None:
         """Remove the report of this replica within this time, before the process ends at once.
 
-        Otherwise `activate --wait` would wait for this replica.
+        Otherwise `activate --wait` would count this replica as killed.
         """
         self._reporter.stop(seconds)
 

@@ -172,8 +172,8 @@ def wait_for_replicas(
             found = reports.read()
             alive = {each.replica for each in found}
             known |= alive
-            if replicas is None:
-                killed = [each for each in reports.read(_KEPT_SECONDS) if each.replica in known - alive]
+            if replicas is None and (silent := known - alive):
+                killed = [each for each in reports.read(_KEPT_SECONDS) if each.replica in silent]
         except (OSError, RedisError) as failure:
             error = failure
         behind = [each for each in found if each.generation != record.generation]

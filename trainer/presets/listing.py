@@ -1,4 +1,4 @@
-"""Text of presets, for `recollect presets`."""
+"""The texts that `recollect presets` prints."""
 
 from __future__ import annotations
 
