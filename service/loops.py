@@ -852,22 +852,23 @@ def _fill_nearest(
     row: int,
     evidence: Float[np.ndarray, "entry evidence"],
     entry: int,
-    similarities: tuple[Float[np.ndarray, "query found"], ...],
+    count: int,
+    similarities: Float[np.ndarray, "query found"],
     query: int,
-    nearest: Float[np.ndarray, " search"],
-    search: int,
+    nearest: float,
     place: int,
     similarity: int,
     gap: int,
 ) -> None:
-    """Write three features of one candidate, to these columns: those of its nearest key in a search, if it has one."""
-    column = 2 + 3 * search
-    if evidence[entry, column + 1] > 0:
-        slot = evidence[entry, column + 2]
-        found = similarities[search][query, int(slot)]
-        features[row, place] = slot
+    """Write three features of one candidate, to the last three columns: those of its nearest key in a search, if any.
+
+    The evidence has the number of the candidate's keys in column `count`, and then the place of the nearest one.
+    """
+    if evidence[entry, count] > 0:
+        found = similarities[query, int(evidence[entry, count + 1])]
+        features[row, place] = evidence[entry, count + 1]
         features[row, similarity] = found
-        features[row, gap] = nearest[search] - found
+        features[row, gap] = nearest - found
 
 
 @_inlined
@@ -897,10 +898,10 @@ def _fill_features(
         features[row, 18] = evidence[entry, 8]  # word_instance_votes
         features[row, 19] = evidence[entry, 9]  # word_instance_count
     # instance_..., label_..., word_instance_... and word_label_...: place, similarity and gap
-    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 0, 5, 6, 8)
-    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 1, 12, 11, 13)
-    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 2, 20, 21, 22)
-    _fill_nearest(features, row, evidence, entry, similarities, query, nearest, 3, 24, 23, 25)
+    _fill_nearest(features, row, evidence, entry, 3, similarities[0], query, nearest[0], 5, 6, 8)
+    _fill_nearest(features, row, evidence, entry, 6, similarities[1], query, nearest[1], 12, 11, 13)
+    _fill_nearest(features, row, evidence, entry, 9, similarities[2], query, nearest[2], 20, 21, 22)
+    _fill_nearest(features, row, evidence, entry, 12, similarities[3], query, nearest[3], 24, 23, 25)
 
 
 @_inlined
