@@ -947,6 +947,7 @@ def _fill_name_features(
     *_NAMES,
     _array(int32),
     *_NAMES,
+    int64,
 )
 def find_candidates(
     keys: tuple[Int[np.ndarray, "query found"], ...],
@@ -975,6 +976,7 @@ def find_candidates(
     name_of: Int[np.ndarray, " label"],
     query_offsets: Int[np.ndarray, " query_offset"],
     query_words: Int[np.ndarray, " query_word"],
+    most_words: int,
 ) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " candidate"], Float[np.ndarray, "candidate feature"]]:
     """Choose the ranker's candidates of each query, and compute their features.
 
@@ -1005,6 +1007,7 @@ def find_candidates(
         name_of: The number of the name of each label; empty if it is the label.
         query_offsets: Query i has the words `query_offsets[i]` to `query_offsets[i + 1]`.
         query_words: The words of the queries.
+        most_words: Number of words of a query, from its first word, that are compared with names.
 
     Returns:
         Query i has the candidates `offsets[i]` to `offsets[i + 1]`, in no particular order; and the features, in the
@@ -1078,7 +1081,8 @@ def find_candidates(
             for row in _heap_of_best(0, size, by_others if nth else by_votes, measure, measure, row_labels):
                 chosen[rows[row]] = True
 
-        words = query_words[query_offsets[query] : query_offsets[query + 1]]
+        first_word, end = query_offsets[query], query_offsets[query + 1]
+        words = query_words[first_word : min(end, first_word + most_words)]
         word_table, stop = _table(len(words)), offsets[query]
         for nth in range(len(words)):
             word_table[_find(word_table, words, words[nth])] = nth

@@ -21,6 +21,7 @@ from recollect.service.bundle.bundle import LabelTable
 from recollect.service.bundle.manifest import Order
 from recollect.service.bundle.values import Values
 from recollect.service.console import progress_bar
+from recollect.service.lexical.terms import Words
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
@@ -171,7 +172,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             vectors = predictor.encode(texts)
-            by_words = None if words is None else words.search_each(texts)
+            query_words = Words.of(texts)
+            by_words = None if words is None else words.search_each(query_words)
             search = _CachedSearch(predictor.memory.searcher, vectors)
             relevance = truth.relevance[start : start + len(vectors)]
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
@@ -183,7 +185,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                     mixed = _weigh(search, setting, values, words.join(by_words, setting.lambda_))
                 scores = score_labels(mixed, setting.lambda_, values)
                 if setting.order == "probability" and predictor.memory.ranker is not None:
-                    ranking = _ranker_order(predictor, texts, by_words, search, setting, keys, scores)
+                    ranking = _ranker_order(predictor, query_words, by_words, search, setting, keys, scores)
                 else:
                     ranking = scores.best()
                 ranking = _allowed(ranking, start, truth)
@@ -234,7 +236,7 @@ def _weigh(search: _CachedSearch, setting: Setting, values: Values, by_words: Ne
 
 def _ranker_order(
     predictor: Predictor,
-    texts: list[str],
+    words: Words,
     by_words: tuple[Neighbours, Neighbours] | None,
     search: _CachedSearch,
     setting: Setting,
@@ -245,7 +247,7 @@ def _ranker_order(
     memory, top_b = predictor.memory, setting.top_b
     assert memory.ranker is not None
     searched = Found(search.instances(top_b), search.labels(top_b), by_words)
-    found = memory.ranker.rank(texts, searched, keys, setting.lambda_, setting.options().temperature)
+    found = memory.ranker.rank(words, searched, keys, setting.lambda_, setting.options().temperature)
     return memory.ranker.reorder(scores, found)
 
 

@@ -19,6 +19,7 @@ from recollect.index_builder.bundle_tables import read_field
 from recollect.service.console import progress_bar
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.lexical.postings import invert
+from recollect.service.lexical.terms import Words
 from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.scoring import weigh_keys
 from recollect.service.predictor.searcher import Neighbours, join_parts
@@ -120,12 +121,12 @@ class ExampleSource:
         for first in range(0, len(absent), _BLOCK_QUERIES):
             block = slice(first, first + _BLOCK_QUERIES)
             rows = absent[block]
-            texts = [self._texts[row] for row in rows.tolist()]
+            query_words = Words.of(self._texts[row] for row in rows.tolist())
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
             nearest_keys = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
             voting = weigh_keys(nearest_keys, temperature, values)
-            found = Found(instances, labels, None if words is None else words.search_each(texts))
-            candidates = find_candidates(texts, found, voting, lambda_, temperature, values, facts)
+            found = Found(instances, labels, None if words is None else words.search_each(query_words))
+            candidates = find_candidates(query_words, found, voting, lambda_, temperature, values, facts)
             pairs = candidates.query, candidates.label
             examples = Examples(
                 query=candidates.query,

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from recollect.service import loops
 from recollect.service.bundle.arrays import map_offsets, map_positions
 from recollect.service.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
 from recollect.service.lexical.postings import Postings, invert, map_terms, map_weights, write_postings
-from recollect.service.lexical.terms import count_terms
+from recollect.service.lexical.terms import Words
 from recollect.service.lexical.word_index import WordIndex
 from recollect.service.predictor.searcher import Neighbours, join_parts
 
@@ -68,15 +69,15 @@ class LexicalIndex:
             lambda_: Weight of instances against labels; at 1 only instances are found, at 0 only labels.
             top: Number of keys to find for each query.
         """
-        return self.join(self.search_each(texts, top), lambda_, top)
+        return self.join(self.search_each(Words.of(texts), top), lambda_, top)
 
     def join(self, found: tuple[Neighbours, Neighbours], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
         """The result of `search`, from that of `search_each`."""
         return join_parts(*found, len(self.instances), top, lambda_)
 
-    def search_each(self, texts: Sequence[str], top: int = TOP_WORDS) -> tuple[Neighbours, Neighbours]:
-        """Two lists for each query: the top instances, and the top labels by their positions."""
-        offsets, terms, frequencies = count_terms(texts)
+    def search_each(self, words: Words, top: int = TOP_WORDS) -> tuple[Neighbours, Neighbours]:
+        """Two lists for each query, whose words are given: the top instances, and the top labels by their positions."""
+        offsets, terms, frequencies = loops.count_terms(*words)
         found = [part.look_up(terms) for part in (self.instances, self.labels)]
         counts = found[0].texts + found[1].texts
         rarity = np.log1p((self.instances.present + self.labels.present) / np.maximum(counts, 1)) ** 2

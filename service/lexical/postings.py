@@ -21,7 +21,7 @@ from recollect.service.bundle.arrays import map_array
 from recollect.service.bundle.files import posting_files
 from recollect.service.errors import BundleError
 from recollect.service.files import save_array
-from recollect.service.lexical.terms import count_terms, hash_word
+from recollect.service.lexical.terms import Words, hash_word
 
 # Number of texts whose terms are counted together.
 _BLOCK_TEXTS = 8_192
@@ -85,7 +85,7 @@ def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
     texts, cached = iter(texts), functools.lru_cache(_CACHED_WORDS)(hash_word)
     blocks = []
     while block := list(islice(texts, _BLOCK_TEXTS)):
-        offsets, term, frequency = count_terms(block, cached)
+        offsets, term, frequency = loops.count_terms(*Words.of(block, cached))
         row = np.repeat(np.arange(len(block), dtype=np.int32), np.diff(offsets))
         blocks.append((row + np.int32(first_row), term, _weights(row, term, frequency, len(block))))
         first_row += len(block)

@@ -1,4 +1,4 @@
-"""Terms: the words of a text and its pairs of neighbouring words, as 64-bit hashes. Words are even, pairs are odd.
+"""Words: splits texts into words, and hashes the words to even numbers. Pairs of neighbouring words have odd hashes.
 
 A word is a run of letters, digits and combining marks in any script. Scripts without spaces between words (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) give one word for each character; pairs of neighbours then stand for words. Words
@@ -15,11 +15,10 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt64
-
-from recollect.service import loops
 
 # Longest part of a text that is read, in characters: the cost of a query must have a bound.
 MAX_CHARACTERS = 20_000
@@ -35,7 +34,8 @@ _MARKS = (
     "\u06d6-\u06ed\u0900-\u0963\u0966-\u0d7f"
 )
 _WORD = re.compile(f"[{_UNSPACED}]|(?:(?![{_UNSPACED}_])[\\w{_MARKS}])+")
-_ASCII_WORD = re.compile("[a-z0-9]+")
+# ASCII letters in lower case, digits, and a space for every other ASCII character.
+_ASCII = str.maketrans({code: chr(code).lower() if chr(code).isalnum() else " " for code in range(128)})
 
 # Number of words of queries whose hashes are remembered. Most words of a query are frequent words.
 _CACHED_WORDS = 1 << 16
@@ -44,8 +44,8 @@ _CACHED_WORDS = 1 << 16
 def words(text: str) -> list[str]:
     """The words of a text, in order, without upper case."""
     text = text[:MAX_CHARACTERS]
-    if text.isascii():  # the same words in a third of the time
-        return _ASCII_WORD.findall(text.lower())
+    if text.isascii():  # the same words in a fraction of the time
+        return text.translate(_ASCII).split()
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -57,21 +57,23 @@ def hash_word(word: str) -> int:
 hash_query_word = functools.lru_cache(_CACHED_WORDS)(hash_word)
 
 
-def count_terms(
-    texts: Iterable[str], hash_word: Callable[[str], int] = hash_query_word
-) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " term"], Int[np.ndarray, " term"]]:
-    """Count the terms of some texts.
+class Words(NamedTuple):
+    """The words of some texts, in order, as hashes.
 
-    Args:
-        texts: The texts.
-        hash_word: `hash_word`, or a version of it that caches.
-
-    Returns:
-        Text i has the terms `offsets[i]` to `offsets[i + 1]`; and how often each of them occurs.
+    Attributes:
+        offsets: Text i has the words `offsets[i]` to `offsets[i + 1]`.
+        hashes: The hashes of the words.
     """
-    hashes: list[int] = []
-    offsets = [0]
-    for text in texts:
-        hashes += map(hash_word, words(text))
-        offsets.append(len(hashes))
-    return loops.count_terms(np.array(offsets), np.array(hashes, dtype=np.uint64))
+
+    offsets: Int[np.ndarray, " offset"]
+    hashes: UInt64[np.ndarray, " word"]
+
+    @classmethod
+    def of(cls, texts: Iterable[str], hash_word: Callable[[str], int] = hash_query_word) -> Words:
+        """Split texts into words. `hash_word` is the function of this name, or a version of it that caches."""
+        hashes: list[int] = []
+        offsets = [0]
+        for text in texts:
+            hashes += map(hash_word, words(text))
+            offsets.append(len(hashes))
+        return cls(np.array(offsets), np.array(hashes, dtype=np.uint64))

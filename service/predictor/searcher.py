@@ -116,7 +116,9 @@ class KeyIndex:
             self._last_parameters = top_b, parameters
         found = self._search_gpu(vectors, top_b, parameters)
         values, keys = found or self.index.search(vectors, top_b, params=parameters)
-        return Neighbours(np.where(keys < 0, -np.inf, values), keys)
+        if (keys[:, -1:] < 0).any():  # the missing keys of a query are its last ones
+            values[keys < 0] = -np.inf
+        return Neighbours(values, keys)
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]

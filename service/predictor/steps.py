@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.service.errors import QueryError
+from recollect.service.lexical.terms import Words
 from recollect.service.memory.corrections import Corrected
 from recollect.service.options import MOST_ASSIGNED, AnswerOptions
 from recollect.service.predictor.answers import LogitTerm, Reason, Stopwatch
@@ -107,15 +108,16 @@ def rank_labels(
     """
     values, lambda_ = memory.values, options.lambda_
     ranker = memory.ranker if options.order == "probability" and queries is not None else None
-    words, by_words = None, None
-    if memory.words is not None and queries is not None and (options.word_weight > 0 or ranker is not None):
-        words = memory.words.search_each(queries)
-        by_words = memory.words.join(words, lambda_) if options.word_weight > 0 else None
+    words = None if queries is None or (ranker is None and options.word_weight == 0) else Words.of(queries)
+    found_by_words, by_words = None, None
+    if memory.words is not None and words is not None:
+        found_by_words = memory.words.search_each(words)
+        by_words = memory.words.join(found_by_words, lambda_) if options.word_weight > 0 else None
         watch.lap("words")
 
     admits = None if label_filter is None else label_filter.admits
     candidates = None
-    if ranker is None or queries is None:
+    if ranker is None or words is None:
         nearest = memory.searcher.search(vectors, options.top_b, lambda_)
         watch.lap("search")
     else:
@@ -123,8 +125,8 @@ def rank_labels(
         watch.lap("search")
         # The ranker has features of its own for words.
         voting = weigh_keys(nearest, options.temperature, values)
-        found = Found(instances, labels, words)
-        candidates = ranker.rank(queries, found, voting, lambda_, options.temperature, admits)
+        found = Found(instances, labels, found_by_words)
+        candidates = ranker.rank(words, found, voting, lambda_, options.temperature, admits)
         watch.lap("rank")
 
     def score(found: Neighbours) -> tuple[WeightedKeys, Ranking]:

@@ -10,7 +10,6 @@ exist is NaN, for example the similarity of the nearest voting instance if no in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,12 +18,16 @@ from jaxtyping import Bool, Float, Int
 
 from recollect.service import loops
 from recollect.service.bundle.values import Values
+from recollect.service.lexical.terms import Words
 from recollect.service.predictor.scoring import WeightedKeys
 from recollect.service.predictor.searcher import Neighbours
-from recollect.service.ranking.names import Names, query_words
+from recollect.service.ranking.names import Names
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
 BY_VOTES, BY_OTHERS = 100, 40
+
+# Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
+_NAME_WORDS = 128
 
 # The features, in the order of their columns.
 FEATURES = (
@@ -109,7 +112,7 @@ class Candidates:
 
 
 def find_candidates(
-    queries: Sequence[str],
+    words: Words,
     found: Found,
     voting: WeightedKeys,
     lambda_: float,
@@ -123,7 +126,7 @@ def find_candidates(
     """Choose the candidates of each query, and compute their features.
 
     Args:
-        queries: The texts of the queries.
+        words: The words of the queries.
         found: The keys that the searches found.
         voting: The keys that vote (Eq. 7), without keys by words: the first instances and the first labels of the
             searches by vectors.
@@ -135,7 +138,8 @@ def find_candidates(
         by_votes: Number of candidates by votes.
         by_others: Number of candidates by each other measure.
     """
-    nothing = Neighbours(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+    queries = len(words.offsets) - 1
+    nothing = Neighbours(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
     searches = (found.instances, found.labels, *(found.by_words or (nothing, nothing)))
     similarities, keys = zip(*(each.arrays for each in searches), strict=True)
     return Candidates(
@@ -156,6 +160,8 @@ def find_candidates(
             len(ALL_FEATURES),
             facts.counts,
             *facts.names.arrays,
-            *query_words(queries),
+            words.offsets,
+            words.hashes.view(np.int64),
+            _NAME_WORDS,
         )
     )

@@ -5,8 +5,7 @@ A label whose whole name is in a query is often true, above all if the name is a
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,7 @@ from recollect.service.bundle.arrays import map_array, map_offsets
 from recollect.service.bundle.files import NAME_OFFSETS, NAME_WORDS
 from recollect.service.bundle.values import Matrix
 from recollect.service.files import save_array
-from recollect.service.lexical.terms import hash_query_word, hash_word, words
-
-# Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
-_QUERY_WORDS, _CHARACTERS_PER_WORD = 128, 10
+from recollect.service.lexical.terms import Words, hash_word
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,7 @@ class Names:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Names:
-        hashes: list[int] = []
-        offsets = [0]
-        for text in texts:
-            hashes += map(hash_word, words(text))
-            offsets.append(len(hashes))
-        return cls(Matrix(np.array(offsets, dtype=np.int64), np.array(hashes, dtype=np.uint64)))
+        return cls(Matrix(*Words.of(texts, hash_word)))
 
     @classmethod
     def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
@@ -67,11 +58,3 @@ class Names:
         row_of = np.empty(0, dtype=np.int32) if self.row_of is None else self.row_of
         first, live = (each.indices.view(np.int64) for each in (self.mapped, self.live))
         return self.mapped.indptr, first, self.live.indptr, live, row_of
-
-
-def query_words(queries: Sequence[str]) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " word"]]:
-    """The first words of each query, as the words of names: query i has the words `offsets[i]` to `offsets[i + 1]`."""
-    first = [words(text[: _QUERY_WORDS * _CHARACTERS_PER_WORD])[:_QUERY_WORDS] for text in queries]
-    offsets = np.cumsum([0, *map(len, first)])
-    hashes = map(hash_query_word, itertools.chain.from_iterable(first))
-    return offsets, np.fromiter(hashes, dtype=np.uint64, count=offsets[-1]).view(np.int64)

@@ -6,7 +6,6 @@ The ranker's candidates come first, in order of their logits. The other labels f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from recollect.service import loops
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.values import Values
+from recollect.service.lexical.terms import Words
 from recollect.service.memory.corrections import Corrections
 from recollect.service.predictor.answers import LogitTerm
 from recollect.service.predictor.scoring import Ranking, WeightedKeys
@@ -77,7 +77,7 @@ class Ranker:
 
     def rank(
         self,
-        queries: Sequence[str],
+        words: Words,
         found: Found,
         voting: WeightedKeys,
         lambda_: float,
@@ -87,14 +87,14 @@ class Ranker:
         """Find the candidates of some queries and compute their log-odds.
 
         Args:
-            queries: The texts of the queries.
+            words: The words of the queries.
             found: The keys that the searches found.
             voting: The keys that vote, without keys by words: the ranker has other features for words.
             lambda_: Weight of instances against labels.
             temperature: Tau.
             admits: Whether a label may be a candidate; None admits all labels.
         """
-        candidates = find_candidates(queries, found, voting, lambda_, temperature, self._values, self.facts, admits)
+        candidates = find_candidates(words, found, voting, lambda_, temperature, self._values, self.facts, admits)
         logits = self.model.logits(candidates.features)
         return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
 

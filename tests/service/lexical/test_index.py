@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recollect.service import loops
 from recollect.service.errors import BundleError
 from recollect.service.lexical import word_index
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.lexical.postings import invert
-from recollect.service.lexical.terms import count_terms
+from recollect.service.lexical.terms import Words
 from recollect.service.lexical.word_index import WordIndex
 
 VOCABULARY = [f"word{number}" for number in range(300)]
@@ -29,7 +30,7 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
     """The similarities and rows that the written formula gives, in float64, term by term."""
 
     def frequencies(text: str) -> dict[int, int]:
-        _, terms, counts = count_terms([text])
+        _, terms, counts = loops.count_terms(*Words.of([text]))
         return dict(zip(terms.tolist(), counts.tolist(), strict=True))
 
     documents = {row: frequencies(text) for row, text in texts.items()}
@@ -51,7 +52,7 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
 
 
 def search(index: WordIndex, query: str, top: int):
-    found, _ = LexicalIndex(index, WordIndex(invert([]), 0)).search_each([query], top)
+    found, _ = LexicalIndex(index, WordIndex(invert([]), 0)).search_each(Words.of([query]), top)
     present = found.keys[0] >= 0
     return found.similarities[0][present], found.keys[0][present]
 

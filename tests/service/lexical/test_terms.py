@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from recollect.service.lexical.terms import MAX_CHARACTERS, count_terms, hash_word, words
+from recollect.service import loops
+from recollect.service.lexical.terms import MAX_CHARACTERS, Words, hash_word, words
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ from recollect.service.lexical.terms import MAX_CHARACTERS, count_terms, hash_wo
         ("Привет, мир", ["привет", "мир"]),
         ("ﬁsh ＡＢＣ", ["fish", "abc"]),
         ("\u0000\u200b ...", []),
+        ("a\x1fB\x7f_c", ["a", "b", "c"]),
         ("", []),
     ],
 )
@@ -31,7 +33,7 @@ def test_words_of_any_script_are_found(text, expected):
 
 
 def test_terms_are_words_and_ordered_pairs_of_neighbours():
-    offsets, terms, frequencies = count_terms(["red chair red", "chair red", "", "red"])
+    offsets, terms, frequencies = loops.count_terms(*Words.of(["red chair red", "chair red", "", "red"]))
     counts = list(zip(terms.tolist(), frequencies.tolist(), strict=True))
     by_text = [dict(counts[start:stop]) for start, stop in pairwise(offsets.tolist())]
     red, chair = hash_word("red"), hash_word("chair")

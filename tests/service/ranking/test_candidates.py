@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from recollect.service.bundle.values import Matrix, Values
+from recollect.service.lexical.terms import Words
 from recollect.service.predictor.scoring import WeightedKeys, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, join_parts
 from recollect.service.ranking.candidates import (
@@ -45,7 +46,9 @@ def random_case(seed: int, words: bool) -> tuple[Found, WeightedKeys, Values]:
 
 def find(case: tuple[Found, WeightedKeys, Values], facts: LabelFacts, **rest: Any) -> Candidates:
     found, voting, values = case
-    return find_candidates(TEXTS[: len(voting.keys)], found, voting, LAMBDA, TEMPERATURE, values, facts, **rest)
+    return find_candidates(
+        Words.of(TEXTS[: len(voting.keys)]), found, voting, LAMBDA, TEMPERATURE, values, facts, **rest
+    )
 
 
 def all_searches(found: Found) -> list[WeightedKeys]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.service.bundle.values import Matrix, Values
+from recollect.service.lexical.terms import Words
 from recollect.service.predictor.scoring import weigh_keys
 from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.candidates import ALL_FEATURES, Found, LabelFacts, find_candidates
@@ -21,7 +22,7 @@ def overlap(names: Names, queries: list[str], labels: list[list[int]]) -> list[l
     nothing = Neighbours(found.similarities[:, :0], keys[:, :0])
     facts = LabelFacts(np.ones(len(NAMES), dtype=np.int32), names)
     candidates = find_candidates(
-        queries, Found(nothing, found), weigh_keys(found, 1.0, VALUES), 0.0, 1.0, VALUES, facts
+        Words.of(queries), Found(nothing, found), weigh_keys(found, 1.0, VALUES), 0.0, 1.0, VALUES, facts
     )
     rows = dict(zip(zip(candidates.query, candidates.label, strict=True), candidates.features, strict=True))
     first = ALL_FEATURES.index("name_words")
