@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from recollect.service.model import open_model
 from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours, search_parts
+from recollect.service.predictor.searcher import join_parts
 from recollect.service.settings import Device
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.encoder import Encoder
@@ -183,7 +182,9 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
     defaults = memory.defaults
     lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
-    found = exact_search(memory, vectors, top_b, lambda_)
+    instances = exact_neighbours(memory.instance_keys, vectors, top_b)
+    labels = exact_neighbours(memory.label_keys(), vectors, top_b)
+    found = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
     ranking = score_labels(weigh_keys(found, defaults["temperature"], values), lambda_, values).best()
     uids = list(read_field(memory.folder / "labels.jsonl", "uid"))
     most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer
@@ -193,10 +194,3 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
         for text, start, stop in zip(texts, rows[:-1], rows[1:], strict=True)
         if stop > start
     ]
-
-
-def exact_search(memory: Memory, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
-    """Find the top-b keys by exact search. At lambda = 0 only label keys are searched, at 1 only instance keys."""
-    search_instances = functools.partial(exact_neighbours, memory.instance_keys)
-    search_labels = functools.partial(exact_neighbours, memory.label_keys())
-    return search_parts(search_instances, search_labels, memory.plan.instances, vectors, top_b, lambda_)

@@ -25,7 +25,7 @@ from recollect.service.lexical.terms import Words
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours, Searcher, search_parts
+from recollect.service.predictor.searcher import Neighbours, Searcher, join_parts
 from recollect.service.ranking.candidates import Found
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.metrics import hits
@@ -202,19 +202,12 @@ class _CachedSearch:
     """Searches each index only once for each number of keys, and merges the keys for a lambda as the service does."""
 
     def __init__(self, searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> None:
-        self._vectors, self._count = vectors, searcher.instances.keys
+        self._count = searcher.instances.keys
         self.instances = functools.cache(functools.partial(searcher.instances.search, vectors))
         self.labels = functools.cache(functools.partial(searcher.labels.search, vectors))
 
     def nearest(self, top_b: int, lambda_: float) -> Neighbours:
-        return search_parts(
-            lambda _, top_b: self.instances(top_b),
-            lambda _, top_b: self.labels(top_b),
-            self._count,
-            self._vectors,
-            top_b,
-            lambda_,
-        )
+        return join_parts(self.instances(top_b), self.labels(top_b), self._count, top_b, lambda_)
 
 
 def _weigh(search: _CachedSearch, setting: Setting, values: Values, by_words: Neighbours | None = None) -> WeightedKeys:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.service.memory.rows import Rows
-from recollect.service.predictor.searcher import Keys, Neighbours, PartSearch, merge
+from recollect.service.predictor.searcher import Keys, Neighbours, merge
 
 # A search asks for this number of keys more than it needs, and for more in proportion to the removed keys.
 _SPARE_KEYS = 16
@@ -39,7 +39,7 @@ class LiveKeyIndex:
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         rows, top_b = self._rows, min(top_b, self.keys)
-        mapped = _search_present(self._mapped.search, rows.removed[: rows.mapped], rows.removed_mapped, vectors, top_b)
+        mapped = _search_present(self._mapped, rows.removed[: rows.mapped], rows.removed_mapped, vectors, top_b)
         if not len(rows.vectors):
             return mapped
         least = mapped.similarities[:, -1] if mapped.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
@@ -69,7 +69,7 @@ class LiveKeyIndex:
 
 
 def _search_present(
-    search: PartSearch,
+    index: Keys,
     removed: Bool[np.ndarray, " key"],
     gone: int,
     vectors: Float[np.ndarray, "query dim"],
@@ -78,7 +78,7 @@ def _search_present(
     """The top-b keys that are present, of an index whose searches also find removed keys.
 
     Args:
-        search: Searches the index.
+        index: The index.
         removed: Whether each of its keys was removed.
         gone: Number of removed keys.
         vectors: The queries.
@@ -89,12 +89,12 @@ def _search_present(
     if not top_b:
         return Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
     if not gone:
-        return search(vectors, top_b)
+        return index.search(vectors, top_b)
     found = Neighbours(np.full((len(vectors), top_b), -np.inf, np.float32), np.full((len(vectors), top_b), -1))
     lacking, wanted = np.arange(len(vectors)), math.ceil(top_b * keys / (keys - gone)) + _SPARE_KEYS
     while len(lacking):
         wanted = min(wanted, keys, top_b + gone)
-        raw = search(vectors[lacking], wanted)
+        raw = index.search(vectors[lacking], wanted)
         present = (raw.keys >= 0) & ~removed[np.maximum(raw.keys, 0)]
         place = np.cumsum(present, axis=1) - 1
         query, slot = np.nonzero(present & (place < top_b))

@@ -8,7 +8,7 @@ keys finds almost none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -230,7 +230,10 @@ class Searcher:
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
         """The top-b instance keys and label keys; lambda 0 leaves out instance keys, lambda 1 leaves out label keys."""
-        return search_parts(self.instances.search, self.labels.search, self.instances.keys, vectors, top_b, lambda_)
+        nothing = Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
+        instances = self.instances.search(vectors, top_b) if lambda_ > 0 else nothing
+        labels = self.labels.search(vectors, top_b) if lambda_ < 1 else nothing
+        return join_parts(instances, labels, self.instances.keys, top_b, lambda_)
 
     def search_each(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float
@@ -259,47 +262,15 @@ def _open_keys(bundle: Bundle, name: str, info: IndexInfo, keys: int, device: De
     return index
 
 
-# Finds the top-b keys among the instance keys or among the label keys; a key is its row number.
-PartSearch = Callable[[Float[np.ndarray, "query dim"], int], Neighbours]
-
-
-def search_parts(
-    search_instances: PartSearch,
-    search_labels: PartSearch,
-    instances: int,
-    vectors: Float[np.ndarray, "query dim"],
-    top_b: int,
-    lambda_: float,
-) -> Neighbours:
+def join_parts(found: Neighbours, labels: Neighbours, instances: int, top_b: int, lambda_: float) -> Neighbours:
     """The top-b keys of the kinds of keys that lambda gives weight to (RAE-XMC, Eq. 5 and 8).
 
     Args:
-        search_instances: Searches instance keys.
-        search_labels: Searches label keys.
+        found: The top-b instance keys.
+        labels: The top-b label keys, by the positions of the labels.
         instances: Number of instance keys; label keys are numbered after them.
-        vectors: The queries.
-        top_b: Number of keys to find for each query.
-        lambda_: Weight of instances against labels; at 1 only instances are searched, at 0 only labels.
-    """
-    nothing = Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
-    return join_parts(
-        search_instances(vectors, top_b) if lambda_ > 0 else nothing,
-        search_labels(vectors, top_b) if lambda_ < 1 else nothing,
-        instances,
-        top_b,
-        lambda_,
-    )
-
-
-def join_parts(found: Neighbours, labels: Neighbours, instances: int, top_b: int, lambda_: float) -> Neighbours:
-    """Join what both searches of `search_parts` have found.
-
-    Args:
-        found: The instance keys.
-        labels: The label keys, by the positions of the labels.
-        instances: Number of instance keys.
         top_b: Number of keys to keep of both kinds together.
-        lambda_: At 1 only instance keys are kept, at 0 only label keys.
+        lambda_: Weight of instances against labels; at 1 only instance keys are kept, at 0 only label keys.
     """
     if lambda_ == 1:
         return found
