@@ -35,6 +35,24 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Flags whose value may be left out, and the value that they have then.
 _LEFT_OUT_VALUES = {"--ray": "local"}
 
+# How the help writes a value, by the Python type that pydantic writes.
+_VALUES = {
+    "int": "N",
+    "float": "N",
+    "str": "TEXT",
+    "SecretStr": "TEXT",
+    "Path": "PATH",
+    "{int,all}": "{N,all}",
+    "{Path,str}": "PATH",
+    "ByteSize": "SIZE",
+    "list[str]": "A,B",
+    "tuple[str,...]": "A,B",
+    "list[int]": "N,N",
+    "list[float]": "N,N",
+    "tuple[float,float]": "N,N",
+}
+_VALUE = re.compile(rf"(--[\w-]+ )({'|'.join(map(re.escape, _VALUES))})(?=[\] \n])( *)")
+
 USAGE = "usage: recollect VERB [--help] ..."
 
 
@@ -112,8 +130,8 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
             return settings_class(name)(
                 _cli_parse_args=_with_values(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
             )
-    except SystemExit:  # after --help; the help does not show a default of None
-        _write(sys.stdout, re.sub(r"\s*\(default:\s+(null|\0)\)", "", printed.getvalue()).rstrip())
+    except SystemExit:  # after --help
+        _write(sys.stdout, _plain_help(printed.getvalue()))
         sys.stdout.flush()
         raise
     except ValidationError as error:
@@ -122,6 +140,18 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
         raise UsageError(f"{message}; {_nearest_flag(name, message)}see `recollect {name} --help`") from None
+
+
+def _plain_help(text: str) -> str:
+    """A help text without Python's types, and without defaults of None."""
+
+    def plain(value: re.Match[str]) -> str:
+        word = _VALUES[value[2]]
+        shift = len(value[2]) - len(word) if value[3] else 0  # the descriptions stay in their column
+        return value[1] + word + " " * (len(value[3]) + shift)
+
+    text = re.sub(r"\s*\(default:\s+(null|\0)\)", "", text)
+    return _VALUE.sub(plain, re.sub(r"list\[(\{[\w,]+\})\]", r"\1", text)).rstrip()
 
 
 def _with_values(arguments: Sequence[str]) -> list[str]:

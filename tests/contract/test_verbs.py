@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,9 @@ def test_help_lists_all_verbs_and_explains_the_flags_of_each() -> None:
         for verb, done in zip(VERBS, threads.map(lambda verb: run(verb, "--help"), VERBS), strict=True):
             assert done.stdout.startswith(f"usage: recollect {verb} "), verb
             assert "--help" in done.stdout
+            assert not re.search(r"--[\w-]+ (\w+\[|\{Path|int|float|str|Path|[A-Z]+[a-z])", done.stdout), (
+                "a Python type"
+            )
 
 
 # ---- Ask ----
