@@ -1,4 +1,4 @@
-"""The memory of a published bundle as a memory folder, for a compaction without the run.
+"""The memory of a published bundle, for a compaction without the run.
 
 An index that stores exact vectors gives back its keys. Other indexes store approximate codes, so the texts of their
 keys are encoded again with the encoder of the bundle. The keys of labels can have another source than this encoder: an
@@ -20,16 +20,16 @@ from jaxtyping import Float, Int
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.manifest import Manifest, Precision
+from recollect.service.bundle.manifest import Precision
 from recollect.service.bundle.strings import StringTable
 from recollect.service.console import print_status, progress_bar
-from recollect.service.files import save_array, save_rows, write_lines
+from recollect.service.files import save_rows
 from recollect.service.milvus.collection import KeyCollection, open_searcher
 from recollect.service.milvus.connection import Connection
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.searcher import KeyIndex, Keys, Searcher
 from recollect.trainer.data.split import no_pairs
-from recollect.trainer.memory.memory import Memory, MemoryPlan, open_memory, write_defaults
+from recollect.trainer.memory.memory import Memory, MemoryPlan
 
 _BLOCK_KEYS, _BLOCK_TEXTS = 16_384, 1_024
 # Number of texts whose vectors are compared with the stored codes of their keys, and their least similarity. Codes of
@@ -49,17 +49,23 @@ class _Part:
 
     Attributes:
         name: The part.
-        uids: Uids of the keys.
         texts: Texts of the keys.
         index: The index of the keys.
-        read: Reads the keys of some rows exactly; None if the index has no exact keys.
     """
 
     name: str
-    uids: StringTable
     texts: StringTable
     index: Keys
-    read: Read | None
+
+    @property
+    def read(self) -> Read | None:
+        """Reads the keys of some rows exactly; None if the index has no exact keys."""
+        if isinstance(self.index, KeyCollection):
+            return self.index.vectors
+        if isinstance(self.index, KeyIndex) and _is_exact(self.index.index):
+            reconstruct: Read = self.index.index.reconstruct_batch
+            return reconstruct
+        return None
 
     def check(self, bundle: Bundle, encoder: QueryEncoder) -> None:
         """Check that the encoder of the bundle makes the keys from their texts.
@@ -95,80 +101,39 @@ class _Part:
         return encoder.encode_texts([], texts) if self.name == "label" else encoder.encode_texts(texts)
 
 
-class BundleMemory:
-    """The memory of a bundle, which can be written as a memory folder.
+def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, milvus: Connection | None) -> Memory:
+    """Read the memory of a bundle.
 
     Args:
         bundle: The bundle.
         encoder: Its encoder.
+        folder: Folder for the file of the keys.
         milvus: The connection to Milvus, for a bundle whose keys are there.
 
     Raises:
         BuildError: If the keys can be neither read from the indexes nor computed with the encoder.
         EngineError: If Milvus does not answer.
     """
-
-    def __init__(self, bundle: Bundle, encoder: QueryEncoder, milvus: Connection | None = None) -> None:
-        self._bundle, self._encoder = bundle, encoder
-        version, info = bundle.manifest.version, bundle.manifest.encoder
-        if info.teacher is not None:
-            raise BuildError(
-                f"--run: required for version {version}, because its keys have another encoder ({info.teacher}) than "
-                "its queries; name the run from which the version was built"
-            )
-        searcher = Searcher.open(bundle) if milvus is None else open_searcher(bundle.manifest, milvus)
-        self._parts = [
-            _open_part("instance", searcher.instances, bundle.instances.uids, bundle.instances.texts),
-            _open_part("label", searcher.labels, bundle.labels.uids, bundle.labels.texts),
-        ]
-        for part in self._parts:
-            if part.read is None:
-                part.check(bundle, encoder)
-
-    def write(self, folder: Path) -> Memory:
-        """Write the memory, and open it.
-
-        Args:
-            folder: A folder that does not exist.
-        """
-        folder.mkdir(parents=True)
-        for part in self._parts:
-            source = "read from the index" if part.read else "encoded again, because the index stores no exact keys"
-            print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
-            texts = ({"uid": part.uids[row], "text": part.texts[row]} for row in range(len(part.texts)))
-            write_lines(folder / f"{part.name}s.jsonl", texts)
-        bundle, plan = self._bundle, _plan(self._bundle.manifest)
-        blocks = (block for part in self._parts for block in part.keys(self._encoder))
-        save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks)
-        save_array(folder / "value_indptr.npy", np.asarray(bundle.instances.values.indptr))
-        save_array(folder / "value_indices.npy", np.asarray(bundle.instances.values.indices))
-        save_array(folder / "filtered_pairs.npy", no_pairs())
-        options = bundle.manifest.defaults
-        defaults = {"lambda": options.lambda_, "temperature": options.temperature, "top_b": options.top_b}
-        # The keys of labels are those of the bundle, which can be mixed with instances already.
-        write_defaults(folder, plan, defaults | {"label_key_alpha": 0.0})
-        return open_memory(folder)
-
-
-def _open_part(name: str, index: Keys, uids: StringTable, texts: StringTable) -> _Part:
-    read: Read | None = None
-    if isinstance(index, KeyCollection):
-        read = index.vectors
-    elif isinstance(index, KeyIndex) and _is_exact(index.index):
-        read = index.index.reconstruct_batch
-    return _Part(name, uids, texts, index, read)
-
-
-def _is_exact(index: Any) -> bool:
-    """Whether an index stores its vectors in single precision, in the order of the rows."""
-    vectors = index.storage if isinstance(index, faiss.IndexHNSW) else index
-    return isinstance(faiss.downcast_index(vectors), faiss.IndexFlat)
-
-
-def _plan(manifest: Manifest) -> MemoryPlan:
-    """The plan for the keys of a bundle. It names the exported encoder, so no training accepts the memory."""
-    info = manifest.encoder
-    return MemoryPlan(
+    manifest = bundle.manifest
+    version, info, options = manifest.version, manifest.encoder, manifest.defaults
+    if info.teacher is not None:
+        raise BuildError(
+            f"--run: required for version {version}, because its keys have another encoder ({info.teacher}) than its "
+            "queries; name the run from which the version was built"
+        )
+    searcher = Searcher.open(bundle) if milvus is None else open_searcher(manifest, milvus)
+    parts = [
+        _Part("instance", bundle.instances.texts, searcher.instances),
+        _Part("label", bundle.labels.texts, searcher.labels),
+    ]
+    for part in parts:
+        if part.read is None:
+            part.check(bundle, encoder)
+    for part in parts:
+        source = "read from the index" if part.read else "encoded again, because the index stores no exact keys"
+        print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
+    # The plan names the exported encoder, so no training accepts the memory.
+    plan = MemoryPlan(
         instances=manifest.counts.instances,
         labels=manifest.counts.labels,
         dim=manifest.dim,
@@ -182,3 +147,26 @@ def _plan(manifest: Manifest) -> MemoryPlan:
         encoder_sha256=manifest.files["encoder.onnx"].sha256,
         dataset_sha256=manifest.files["value_indices.npy"].sha256,
     )
+    blocks = (block for part in parts for block in part.keys(encoder))
+    values = bundle.instances.values
+    return Memory(
+        folder=folder,
+        plan=plan,
+        # The keys of labels are those of the bundle, which can be mixed with instances already.
+        defaults={
+            "lambda": options.lambda_,
+            "temperature": options.temperature,
+            "top_b": options.top_b,
+            "label_key_alpha": 0.0,
+        },
+        keys=save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks),
+        value_indptr=values.indptr,
+        value_indices=values.indices,
+        filtered_pairs=no_pairs(),
+    )
+
+
+def _is_exact(index: Any) -> bool:
+    """Whether an index stores its vectors in single precision, in the order of the rows."""
+    vectors = index.storage if isinstance(index, faiss.IndexHNSW) else index
+    return isinstance(faiss.downcast_index(vectors), faiss.IndexFlat)

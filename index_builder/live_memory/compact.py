@@ -8,10 +8,8 @@ entries that are written meanwhile, stay live.
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import faiss
@@ -29,7 +27,7 @@ from recollect.index_builder.bundle_tables import read_field, write_bundle_table
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.left_out_votes import texts_of
-from recollect.index_builder.live_memory.bundle_memory import BundleMemory
+from recollect.index_builder.live_memory.bundle_memory import read_bundle_memory
 from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
 from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
@@ -37,16 +35,18 @@ from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import current_metrics, golden_queries, verify
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.files import RANKER
-from recollect.service.bundle.signing import SigningKey, read_signing_key
+from recollect.service.bundle.manifest import Manifest, Point
+from recollect.service.bundle.signing import read_signing_key
 from recollect.service.console import print_status
 from recollect.service.errors import ActivationConflictError
 from recollect.service.lexical.index import write_lexical_index
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.writer import MemoryWriter, follow
+from recollect.service.memory_log.writer import follow
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.predictor.golden import write_golden
 from recollect.service.ranking.names import Names
+from recollect.service.settings import Device
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
@@ -76,12 +76,42 @@ def compact(settings: CompactSettings) -> str | None:
     if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
     store = Store(settings.store, settings.verify_key, settings.bundle_cache)
-    current = store.require_current()
-    record = store.activation()
-    version = _compact(store, current, settings, signing, threads)
-    if version is not None and settings.activate and record is not None:
-        _activate(store, version, record)
-    return version
+    current, record = store.require_current(), store.activation()
+    bundle = store.open(current)
+    old = bundle.manifest
+    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
+    live = follow(MemoryLog.of(store, old, encoder.encode_texts), bundle)
+    memory = live.catch_up()
+    if memory.sequence == old.memory_sequence:
+        print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
+        return None
+    if kept_entries(memory):
+        live.log.require_writable()  # a log that lacks entries fails here, before the work that takes minutes
+    _describe(store, old, memory)
+    with contextlib.ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        collections = None if old.engine is None else stack.enter_context(NewCollections(settings))
+        base = _base_memory(settings.run, bundle, encoder, temporary, collections)
+        before = current_metrics(store, settings, threads)
+        out, device = settings.out or temporary / "merged", usable_device(settings)
+        try:
+            merged = write_merged_memory(base, memory, out / "memory")
+            sample = _sample(merged)
+            with store.incoming() as folder:
+                points = _write_bundle(folder, bundle, merged, sample, memory.sequence, settings, device, collections)
+                manifest = verify(folder, before, sample, points, settings, threads, device)
+                require_passed(manifest.checks, settings.force)
+                # The entries that a bundle cannot contain are appended again, so that they follow those that the bundle
+                # contains. Their present state is written, so that they cannot undo a change that was written
+                # meanwhile. A compaction that fails does not change the log.
+                live.write(kept_entries)
+                publish(store, folder, manifest, signing)
+        except BaseException:
+            shutil.rmtree(out, ignore_errors=True)
+            raise
+    if settings.activate and record is not None:
+        _activate(store, manifest.version, record)
+    return manifest.version
 
 
 def _activate(store: Store, version: str, before: ActivationRecord) -> None:
@@ -95,79 +125,56 @@ def _activate(store: Store, version: str, before: ActivationRecord) -> None:
         ) from None
 
 
-def _compact(
-    store: Store, current: str, settings: CompactSettings, signing: SigningKey | None, threads: int
-) -> str | None:
-    """Publish a bundle with the current version's memory and all live entries.
+def _describe(store: Store, old: Manifest, memory: Snapshot) -> None:
+    """Tell the user what a memory changes in a version.
 
-    Return its version; None if there are no live entries.
+    Raises:
+        BuildError: If the memory has no instance or no label that a bundle can contain.
     """
-    bundle = store.open(current)
-    collections = None if bundle.manifest.engine is None else NewCollections(settings)
-    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
-    with tempfile.TemporaryDirectory() as temporary, collections or contextlib.nullcontext():
-        open_base = _find_base(settings.run, bundle, encoder, Path(temporary), collections)
-        log = MemoryLog.of(store, bundle.manifest, encoder.encode_texts)
-        live = follow(log, bundle)
-        memory, sequence = live.catch_up(), log.sequence
-        if sequence == bundle.manifest.memory_sequence:
-            print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
-            return None
-        kept, instances, labels = kept_entries(memory), contained_instances(memory), memory.labels.present()
-        if not len(instances) or not labels.any():
-            raise BuildError(
-                f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle "
-                "needs both, so add some first"
-            )
-        if kept:
-            log.require_writable()  # a missing key fails here, before the work that takes minutes
-        old = bundle.manifest.counts
-        old_instances, old_labels = np.count_nonzero(instances < old.instances), np.count_nonzero(labels[: old.labels])
-        print_status(
-            f"compact: entries up to {sequence:,}: {len(instances) - old_instances:,} instances and "
-            f"{np.count_nonzero(labels) - old_labels:,} labels added, {old.instances - old_instances:,} and "
-            f"{old.labels - old_labels:,} removed; {len(kept):,} entries stay live"
+    instances, labels = contained_instances(memory), memory.labels.present()
+    if not len(instances) or not labels.any():
+        raise BuildError(
+            f"{store.name}: expected live entries that leave an instance and a label, found none left; a bundle needs "
+            "both, so add some first"
         )
-        before = current_metrics(store, settings, threads)
-        out = settings.out or Path(temporary) / "merged"
-        try:
-            base = open_base()
-            merged = write_merged_memory(base, memory, out / "memory")
-            sample = _sample(base)
-            return _publish(
-                store, bundle, merged, sample, sequence, before, settings, signing, threads, live, collections
-            )
-        except BaseException:
-            shutil.rmtree(out, ignore_errors=True)
-            raise
+    counts = old.counts
+    left_instances = np.count_nonzero(instances < counts.instances)
+    left_labels = np.count_nonzero(labels[: counts.labels])
+    print_status(
+        f"compact: entries up to {memory.sequence:,}: {len(instances) - left_instances:,} instances and "
+        f"{np.count_nonzero(labels) - left_labels:,} labels added, {counts.instances - left_instances:,} and "
+        f"{counts.labels - left_labels:,} removed; {len(kept_entries(memory)):,} entries stay live"
+    )
 
 
-def _find_base(
+def _base_memory(
     run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path, collections: NewCollections | None
-) -> Callable[[], Memory]:
-    """Find the memory of the current version, and return a function that opens it.
-
-    Without a run, this function checks that the bundle can give its keys. The returned function writes them into the
-    folder, which takes longer.
-    """
+) -> Memory:
+    """The memory of the current version, from its run or from its bundle, whose keys are written into a folder."""
     if run is None:
-        milvus = None if collections is None else collections.connection
-        return functools.partial(BundleMemory(bundle, encoder, milvus).write, folder / "base")
+        return read_bundle_memory(bundle, encoder, folder, None if collections is None else collections.connection)
     memory = open_memory(run / "memory")
-    _check_run(memory, bundle, run)
-    _check_encoder(encoder, _sample(memory), bundle, run)
-    return lambda: memory
+    _check_run(memory, encoder, bundle, run)
+    return memory
 
 
-def _check_run(memory: Memory, bundle: Bundle, run: Path) -> None:
-    """Check that a bundle has the instances and labels of a run, row by row."""
+def _check_run(memory: Memory, encoder: QueryEncoder, bundle: Bundle, run: Path) -> None:
+    """Check that a run has the instances and labels of a bundle, row by row, and keys of its encoder."""
+    version = bundle.manifest.version
     for name, uids in (("instances", bundle.instances.uids), ("labels", bundle.labels.uids)):
         rows = list(read_field(memory.folder / f"{name}.jsonl", "uid"))
         if len(rows) != len(uids) or any(uids[row] != uid for row, uid in enumerate(rows)):
             raise BuildError(
-                f"--run: expected the {name} of version {bundle.manifest.version}, found others in {run}; name the run "
-                "from which the version was built, or --out of the compaction that built it"
+                f"--run: expected the {name} of version {version}, found others in {run}; name the run from which the "
+                "version was built, or --out of the compaction that built it"
             )
+    sample = _sample(memory)
+    found = cosines(sample.vectors, encoder.encode_texts(sample.texts)).min()
+    if not found >= WORST_COSINE[bundle.manifest.encoder.precision]:
+        raise BuildError(
+            f"--run: expected keys of the encoder of version {version}, found keys of another one in {run} (cosine "
+            f"{found:.4f}); name the run from which the version was built"
+        )
 
 
 def _sample(memory: Memory) -> Sample:
@@ -176,51 +183,29 @@ def _sample(memory: Memory) -> Sample:
     return Sample(texts_of(memory, rows), memory.queries(rows))
 
 
-def _check_encoder(encoder: QueryEncoder, sample: Sample, bundle: Bundle, run: Path) -> None:
-    found, least = cosines(sample.vectors, encoder.encode_texts(sample.texts)), WORST_COSINE
-    if not found.min() >= least[bundle.manifest.encoder.precision]:
-        raise BuildError(
-            f"--run: expected keys of the encoder of version {bundle.manifest.version}, found keys of another one in "
-            f"{run} (cosine {found.min():.4f}); name the run from which the version was built"
-        )
-
-
-def _publish(
-    store: Store,
+def _write_bundle(
+    folder: Path,
     bundle: Bundle,
     memory: Memory,
     sample: Sample,
     sequence: int,
-    before: dict[str, float],
     settings: CompactSettings,
-    signing: SigningKey | None,
-    threads: int,
-    live: MemoryWriter[Snapshot],
+    device: Device,
     collections: NewCollections | None,
-) -> str:
-    """Write, check and publish the bundle of a merged memory; return its version.
-
-    Just before the publication, the entries that a bundle cannot contain are appended to the log again, so that they
-    follow those that the bundle contains. Their present state is written, so that they cannot undo a change that was
-    written meanwhile. A compaction that fails does not change the log.
-    """
-    device, old = usable_device(settings), bundle.manifest
-    with store.incoming() as folder:
-        write_bundle_tables(memory, folder)
-        for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
-            shutil.copyfile(bundle.folder / name, folder / name)
-        write_golden(folder, golden_queries(memory, sample))
-        if old.has_ranker:
-            Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
-        if old.has_lexical_index:
-            write_lexical_index(
-                folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
-            )
-        keys = write_keys(memory, folder, settings, device, old.encoder, collections)
-        manifest = describe_bundle(memory, keys, old.encoder, old.defaults, old.probabilities, {}, sequence)
-        write_manifest(folder, manifest)
-        manifest = verify(folder, before, sample, keys.points, settings, threads, device)
-        require_passed(manifest.checks, settings.force)
-        live.write(kept_entries)
-        publish(store, folder, manifest, signing)
-    return manifest.version
+) -> dict[str, Point]:
+    """Write the bundle of a merged memory; return the points at which its indexes were measured."""
+    old = bundle.manifest
+    write_bundle_tables(memory, folder)
+    for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
+        shutil.copyfile(bundle.folder / name, folder / name)
+    write_golden(folder, golden_queries(memory, sample))
+    if old.has_ranker:
+        Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+    if old.has_lexical_index:
+        write_lexical_index(
+            folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
+        )
+    keys = write_keys(memory, folder, settings, device, old.encoder, collections)
+    manifest = describe_bundle(memory, keys, old.encoder, old.defaults, old.probabilities, {}, sequence)
+    write_manifest(folder, manifest)
+    return keys.points

@@ -214,6 +214,7 @@ def test_compaction_without_live_entries_or_with_another_run_changes_nothing(
     status, version, errors = compact("out")
     assert (status, version) == (0, "")  # a nightly job must not fail on a quiet day
     assert "nothing to compact" in errors
+    write(store, Remove("instance", "Law/0"))
     status, _, errors = compact("out", run=tmp_path / "missing")
     assert status == 2
     assert "missing/memory: expected a memory, found none" in errors
