@@ -14,7 +14,7 @@ from recollect.service.http import problems
 from recollect.service.http.annif import AnnifRoutes
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
-from recollect.service.http.memory_routes import ChangeThreads, MemoryRoutes
+from recollect.service.http.memory_routes import MemoryRoutes
 from recollect.service.http.middleware import Gateway
 from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.schemas import Problem
@@ -63,14 +63,13 @@ def create_app(
     cache = AnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics, redis) if settings.cache_mb else None
     max_cost = max_request_cost(settings.max_batch, settings.max_query_bytes)
     rate_limits = RateLimits(settings.max_batch, max_cost, settings.workers, redis, metrics)
-    versions, changes = model_manager.versions, ChangeThreads()
+    versions = model_manager.versions
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
         async with serving():
             yield
-        await asyncio.to_thread(changes.close)
         await asyncio.to_thread(model_manager.close)
         await asyncio.to_thread(batcher.close)
         if tracer is not None:
@@ -92,7 +91,7 @@ def create_app(
     predictions.register(app.router)
     StatusRoutes(versions, batcher, redis, metrics).register(app.router, with_metrics=settings.metrics != "off")
     LabelRoutes(versions, rate_limits).register(app.router)
-    memory_routes = MemoryRoutes(versions, rate_limits, changes, settings.writable, settings.delta_keys)
+    memory_routes = MemoryRoutes(versions, rate_limits, settings.writable, settings.delta_keys)
     memory_routes.register(app.router)
     if api_keys is not None:
         operations.register(app.router)

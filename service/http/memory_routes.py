@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
+import functools
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
+import anyio
 import numpy as np
 import structlog
 from fastapi import APIRouter, Request, Response
@@ -49,8 +49,8 @@ log = structlog.get_logger(__name__)
 MAX_ROWS = 1_000
 # Maximum number of new keys of a change, with the labels that it creates.
 _MAX_KEYS = 2 * MAX_ROWS
-# Number of threads that change the memory, and maximum number of changes that run or wait for a thread.
-_THREADS, _MAX_CHANGES = 8, 64
+# Number of threads that change the memory, and maximum number of changes that wait for a thread.
+_THREADS, _MAX_WAITING = 8, 56
 # Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
 _BYTES_PER_UNIT = 1_024
 
@@ -66,7 +66,6 @@ _KEY_PARAMETER = {
 }
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_Result = TypeVar("_Result")
 
 
 class _Body(BaseModel):
@@ -158,14 +157,12 @@ class MemoryRoutes:
     Attributes:
         versions: The open versions.
         rate_limits: Counts the cost of the changes of each API key.
-        threads: The threads that change the memory.
         writable: Whether changes are allowed.
         max_live_keys: Number of live keys from which on changes that add keys are refused.
     """
 
     versions: OpenVersions
     rate_limits: RateLimits
-    threads: ChangeThreads
     writable: bool
     max_live_keys: int
 
@@ -293,12 +290,24 @@ class MemoryRoutes:
         Raises:
             ProblemError: If the request may not change the memory, or its key is malformed.
             RepeatedKeyError: If another request had its key.
+            OverloadError: If too many changes wait.
         """
         self.require_write(request)
         key = await _key_of(request)
         cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts))
         await self.rate_limits.charge(request.scope["api_key"], cost)
-        return await self.threads.run(lambda: self._write(make, key, answer))
+        if (waiting := self._threads.statistics().tasks_waiting) >= _MAX_WAITING:
+            raise OverloadError(f"{waiting} changes of the memory wait; retry shortly")
+        return await anyio.to_thread.run_sync(self._write, make, key, answer, limiter=self._threads)
+
+    @functools.cached_property
+    def _threads(self) -> anyio.CapacityLimiter:
+        """Threads of their own, so that a large change does not delay other requests.
+
+        Several threads, because the log writes changes that wait at the same time as one group. A change that runs ends
+        even if its client disconnects.
+        """
+        return anyio.CapacityLimiter(_THREADS)
 
     def _write(self, make: Change, key: tuple[str, str] | None, answer: dict[str, str]) -> dict[str, Any]:
         def limited(memory: Snapshot, encode: Encode) -> list[Entry]:
@@ -365,38 +374,3 @@ async def _key_of(request: Request) -> tuple[str, str] | None:
     request_line = f"{request.method} {request.url.path}\n".encode()
     body = hashlib.sha256(request_line + await request.body()).hexdigest()
     return hashlib.sha256(f"{request.scope['api_key'].name}\n{key}".encode()).hexdigest(), body
-
-
-class ChangeThreads:
-    """Runs changes of the memory on threads of their own, so that a large change does not delay other requests.
-
-    Several threads, because the log writes changes that wait at the same time as one group. The event loop uses an
-    object.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "change")
-        self._changes = 0
-
-    async def run(self, change: Callable[[], _Result]) -> _Result:
-        """Run a change to its end, even if the client disconnects.
-
-        Raises:
-            OverloadError: If too many changes wait.
-        """
-        if self._changes >= _MAX_CHANGES:
-            raise OverloadError(f"{self._changes} changes of the memory wait; retry shortly")
-        context = contextvars.copy_context()  # the log context with the request's id
-        self._changes += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, context.run, change)
-        future.add_done_callback(self._end)
-        return await asyncio.shield(future)
-
-    def close(self) -> None:
-        """Wait for the changes in progress, and drop those that wait for a thread. No dropped change was written."""
-        self._threads.shutdown(cancel_futures=True)
-
-    def _end(self, future: asyncio.Future[_Result]) -> None:
-        self._changes -= 1
-        if not future.cancelled():
-            future.exception()  # no warning if the request has ended before the change
