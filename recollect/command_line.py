@@ -33,7 +33,7 @@ _NEXT_STEPS: dict[type[OSError], str] = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Flags whose value may be left out, and the value that they have then.
-_LEFT_OUT_VALUES = {"--ray": "local"}
+_LEFT_OUT_VALUES = {"--ray": "auto"}
 
 # How the help writes a value, by the Python type that pydantic writes.
 _VALUES = {

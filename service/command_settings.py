@@ -61,8 +61,8 @@ class PredictSettings(_QuerySettings):
     )
     ray: str | None = Field(
         None,
-        description="Answer --input with tasks of the Ray cluster at HOST:PORT; without a value, start Ray on this "
-        "machine; auto: the cluster that runs on this machine (default: no Ray)",
+        description="Answer --input with tasks of the Ray cluster at HOST:PORT; auto or no value: the cluster of which "
+        "this machine is a node (default: no Ray)",
     )
 
 

@@ -117,7 +117,7 @@ def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
         with WorkerPool(content, count) as pool:
             yield lambda blocks: _in_order(blocks, pool.submit, pool.result, count * _BLOCKS_PER_WORKER)
         return
-    with connected(settings.ray, count):
+    with connected(settings.ray):
         count = settings.workers or cluster_cores()
         with RayTasks(count) as tasks:
             for message in tasks.result(tasks.submit(open_version, content)):

@@ -1,4 +1,4 @@
-"""Calls of a function as tasks of Ray, on this machine or on the cluster at an address.
+"""Calls of a function as tasks of Ray, on the cluster at an address.
 
 Ray is a package of the extra `recollect-xmc[ray]`. Only this module imports it, and only if a user asks for Ray.
 """
@@ -9,20 +9,14 @@ import contextlib
 import importlib.util
 import logging
 import os
-import secrets
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from recollect.service.errors import ClusterError, ServiceError, SettingsError, WorkerError
 
-# The address that starts Ray on this machine, for the time of the task.
-LOCAL = "local"
-# Memory of Ray's object store on this machine, which holds the blocks on their way. Ray writes more blocks to the disk.
-_STORE_BYTES = 512 << 20
 # A process that dies is often the victim of another program, so Ray repeats its task. If so many processes die with the
 # same task, then it needs more memory than there is.
 _ATTEMPTS = 3
@@ -40,7 +34,7 @@ def check_address(address: str) -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise SettingsError("--ray: expected the package ray, found none; pip install 'recollect-xmc[ray]'")
-    if address in (LOCAL, "auto"):
+    if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65_536:
@@ -65,38 +59,21 @@ def _no_cluster(address: str, found: str) -> ClusterError:
 
 
 @contextlib.contextmanager
-def connected(address: str, cores: int) -> Iterator[None]:
-    """Connect this process to Ray.
-
-    Ray on this machine listens on the loopback interface only, demands a random token, and ends with the block of the
-    `with` statement or with this process.
+def connected(address: str) -> Iterator[None]:
+    """Connect this process to a cluster.
 
     Args:
-        address: LOCAL; the word auto for the cluster that runs on this machine; or HOST:PORT of a cluster.
-        cores: Number of cores that Ray uses if it starts on this machine.
+        address: HOST:PORT of the cluster, or the word auto for the cluster of which this machine is a node.
 
     Raises:
-        ClusterError: If Ray does not start, or the cluster does not accept this process.
+        ClusterError: If there is no cluster, or it does not accept this process.
     """
-    variables = {"RAY_task_oom_retries": str(_ATTEMPTS - 1)}
-    options: dict[str, Any] = {"address": address}
-    with contextlib.ExitStack() as stack:
-        if address == LOCAL:
-            # Without a token, Ray writes one to ~/.ray. With the switch for systems on which it never forms clusters,
-            # all its ports are ports of 127.0.0.1. Its processes get as much time of the processor as other programs.
-            variables |= {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-            variables |= {"RAY_worker_niceness": "0"}
-            options |= {"num_cpus": cores, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-            # In /tmp, because the path of a socket may have at most 107 bytes.
-            folder = tempfile.TemporaryDirectory(prefix="recollect-ray-", dir="/tmp", ignore_cleanup_errors=True)
-            options["_temp_dir"] = stack.enter_context(folder)
-        for name, value in variables.items():  # they stay set, because Ray reads them once in a process
-            os.environ.setdefault(name, value)
-        import ray
+    os.environ.setdefault("RAY_task_oom_retries", str(_ATTEMPTS - 1))  # stays set, because Ray reads it once
+    import ray
 
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages of Ray's threads
+    with contextlib.redirect_stdout(sys.stderr):  # for messages of Ray's threads
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises errors of many classes
             raise _no_cluster(address, " ".join(str(error).split())[:300]) from None
         try:

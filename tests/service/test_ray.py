@@ -1,4 +1,4 @@
-"""`recollect predict --ray`: real processes of Ray, on this machine and in a cluster, that die, and bad input."""
+"""`recollect predict --ray`: real processes of a cluster of Ray, that die, and bad input."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from tests.service.test_bulk import MANY, ROWS, SMALL_BLOCKS, fails, finished_ro
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
 # Ray reads this variable once, at its import: the clusters of all tests that run in this process are at 127.0.0.1.
-_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-os.environ[_LOOPBACK] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+# Not in a folder of pytest, because the path of a socket must be short.
+FOLDER = Path(f"/tmp/ray-{os.getpid()}")
 
 
 @pytest.fixture(autouse=True)
@@ -45,39 +46,6 @@ def answers_of_one_process(source: Path) -> bytes:
     target = source.with_name("expected" + "".join(source.suffixes))
     assert start("--input", source, "--output", target, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
     return target.read_bytes()
-
-
-def children(process: subprocess.Popen[Any], name: str) -> list[psutil.Process]:
-    """The processes of Ray on this machine whose program has a name."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    named = []
-    for each in found:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if " ".join(each.cmdline()).partition(" ")[0].endswith(name):
-                named.append(each)
-    return named
-
-
-def test_processes_of_ray_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(_LOOPBACK)  # the command sets it by itself
-    target = source.with_name("out.jsonl")
-    process = running("--input", source, "--ray", target=target)
-    listening = {
-        each.laddr.ip.removeprefix("::ffff:")
-        for child in [psutil.Process(process.pid), *children(process, "")]
-        for each in child.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
-    }
-    assert listening == {"127.0.0.1"}
-    while not (busy := children(process, "ray::_call")):  # between two calls, a process has another name
-        assert process.poll() is None
-    busy[0].kill()
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, output) == (0, b""), errors
-    assert target.read_bytes() == answers_of_one_process(source)
-    assert not list(Path("/tmp").glob(f"recollect-ray-*/session_*_{process.pid}"))
 
 
 # ---- A cluster ----
@@ -113,13 +81,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             patch.setenv(f"RAY_{name}", value)
         port = free.getsockname()[1]
         free.close()
-        folder = Path(f"/tmp/ray-{os.getpid()}")  # not in a folder of pytest: the path of a socket must be short
-        flags = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={folder}"]
+        flags = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={FOLDER}"]
         try:
             with ray_process(*flags):
                 yield f"127.0.0.1:{port}"
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 def test_a_cluster_answers_parquet_and_continues_a_task_whose_command_was_killed(cluster: str, tmp_path: Path) -> None:
@@ -135,6 +102,29 @@ def test_a_cluster_answers_parquet_and_continues_a_task_whose_command_was_killed
     assert target.read_bytes() == answers_of_one_process(source)
 
 
+def test_processes_of_ray_write_the_bytes_of_one_process_also_if_one_of_them_is_killed(
+    cluster: str, source: Path
+) -> None:
+    target = source.with_name("out.jsonl")
+    process = running("--input", source, "--ray", cluster, target=target)
+    while not (busy := busy_processes()):  # between two calls, a process has another name
+        assert process.poll() is None
+    busy[0].kill()
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, output) == (0, b""), errors
+    assert target.read_bytes() == answers_of_one_process(source)
+
+
+def busy_processes() -> list[psutil.Process]:
+    """The processes of the cluster that run a call."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended meanwhile
+            if each.cmdline()[:1] == ["ray::_call"] and any(str(FOLDER) in part for part in each.parent().cmdline()):
+                found.append(each)
+    return found
+
+
 def test_a_version_that_does_not_open_and_a_bad_row_are_one_message(
     cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +138,7 @@ def test_a_version_that_does_not_open_and_a_bad_row_are_one_message(
 
 
 def test_a_call_that_ends_its_process_is_repeated_and_then_named(cluster: str, tmp_path: Path) -> None:
-    with connected(cluster, 2), RayTasks(2) as tasks:
+    with connected(cluster), RayTasks(2) as tasks:
         dying, living = tasks.submit(os.abort), tasks.submit(os.path.join, "a", "b")
         assert tasks.result(living) == "a/b"
         with pytest.raises(WorkerError, match=r"ended 3 times with the same task; is there enough memory\?"):
