@@ -30,19 +30,6 @@ def test_synthetic_memory_can_be_opened_and_has_a_text_for_every_key(memory: Mem
         assert len(set(lines)) == rows
 
 
-def test_equal_arguments_give_equal_memories_and_different_seeds_give_different_memories(
-    memory: Memory, tmp_path: Path
-) -> None:
-    reported: list[int] = []
-    SyntheticMemory(6_000, 900, 24, 5, 0).write(tmp_path / "again", reported.append)
-    again = open_memory(tmp_path / "again")
-    for name in ("keys", "value_indptr", "value_indices"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(memory, name))
-    assert sum(reported) == 6_900
-    other = write(tmp_path / "other", seed=1)
-    assert not np.allclose(other.keys, memory.keys)
-
-
 def test_label_frequencies_follow_zipfs_law(memory: Memory) -> None:
     sizes = np.diff(memory.value_indptr)
     assert sizes.min() >= 1
@@ -55,12 +42,3 @@ def test_label_frequencies_follow_zipfs_law(memory: Memory) -> None:
     slope = np.polyfit(np.log(rank), np.log(counts[:300]), 1)[0]
     assert -1.2 < slope < -0.5
     assert counts[:90].sum() > 0.3 * counts.sum()  # a tenth of the labels
-
-
-@pytest.mark.parametrize(("instances", "labels"), [(1, 1), (5, 3), (50, 1)])
-def test_synthetic_memory_with_few_instances_and_labels_can_be_written(
-    tmp_path: Path, instances: int, labels: int
-) -> None:
-    memory = write(tmp_path / "memory", instances, labels)
-    assert memory.keys.shape == (instances + labels, 24)
-    assert memory.value_indices.max() < labels

@@ -73,15 +73,3 @@ def test_interval_encloses_a_calibration_error_that_is_too_high_in_every_resampl
     error = found["ECE@1"]
     assert error.resampled.mean() > error.value
     assert error.interval[0] < error.value < error.interval[1]
-
-
-def test_equal_calls_give_equal_intervals() -> None:
-    statistics = ranking_statistics(PREDICTIONS, HIT, TRUTH, COUNTS, INSTANCES, PROPENSITY)
-    first, second = (bootstrap([statistics])[0] for _ in range(2))
-    assert {name: metric.interval for name, metric in first.items()} == {
-        name: metric.interval for name, metric in second.items()
-    }
-
-
-def test_no_setting_has_no_interval() -> None:
-    assert bootstrap([]) == []

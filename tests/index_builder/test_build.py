@@ -25,7 +25,6 @@ from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.searcher import unwrapped
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.memory.memory import open_memory, write_defaults
 from tests import forked
 from tests.conftest import TOPICS
@@ -142,23 +141,6 @@ def small_top_b(run: Path) -> Path:
 HOPELESS = "PCA1,Flat"  # keeps one of 32 dimensions
 
 
-def test_bundle_below_the_recall_target_is_not_published_and_the_table_shows_its_recall(
-    small_top_b: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "store"
-    assert recollect.main(["build", str(small_top_b), "--store", str(store), "--index", HOPELESS]) == 1
-    out, err = capsys.readouterr()
-    assert (out, contents(store), list((store / "bundles").iterdir())) == ("", {}, [])
-    assert "labels: 1 of 8 texts have characters that the tokenizer cannot read ([UNK]); for example '音楽'\n" in err
-    rows = {line.split("  ")[0]: line.split() for line in err.splitlines()}
-    for part in ("labels", "instances"):
-        *_, found, sign, least, verdict = rows[f"recall at 5, {part} ({HOPELESS})"]
-        assert (sign, least, verdict) == (">=", "0.98", "FAILED")
-        assert 0 < float(found) < 0.98
-    assert rows["worst cosine to the trained encoder (fp32)"][-1] == "ok"
-    assert "not published; fix the cause, or publish anyway with --force" in err.splitlines()[-1]
-
-
 def test_force_publishes_a_failed_bundle_and_the_manifest_records_the_failure(
     small_top_b: Path, quick_export: None, tmp_path: Path
 ) -> None:
@@ -211,16 +193,6 @@ def test_label_keys_include_instances_when_the_memory_sets_label_key_alpha(
     assert found == pytest.approx(dict(zip(TOPICS, weights / weights.sum(), strict=True)), abs=1e-5)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 2.0])
-@pytest.mark.parametrize("row", [3, 28 + 5])
-def test_key_that_is_not_a_unit_vector_is_rejected(
-    run: Path, quick_export: None, tmp_path: Path, change_array: ChangeArray, row: int, value: float
-) -> None:
-    change_array("keys.npy", lambda keys: keys[row].fill(value))
-    with pytest.raises(BuildError, match=f"row {row}: expected "):
-        build(BuildSettings(run=run, store=tmp_path / "store"))
-
-
 def test_keys_of_another_encoder_are_rejected(
     run: Path, quick_export: None, tmp_path: Path, change_array: ChangeArray
 ) -> None:
@@ -236,15 +208,7 @@ def test_memory_that_other_encoder_weights_computed_is_rejected(run: Path, tmp_p
         build(BuildSettings(run=run, store=tmp_path / "store"))
 
 
-def test_memory_with_a_vote_for_a_missing_label_is_rejected(
-    run: Path, tmp_path: Path, change_array: ChangeArray
-) -> None:
-    change_array("value_indices.npy", lambda votes: votes.__setitem__(0, 8))
-    with pytest.raises(MemoryFolderError, match="labels below 8, found others"):
-        build(BuildSettings(run=run, store=tmp_path / "store"))
-
-
-@pytest.mark.parametrize("lines", [["{"], ['{"uid": "x"}'], [], ["[]"]])
+@pytest.mark.parametrize("lines", [["{"], []])
 def test_memory_with_damaged_texts_is_rejected(run: Path, quick_export: None, tmp_path: Path, lines: list[str]) -> None:
     path = run / "memory" / "instances.jsonl"
     path.write_text("\n".join([*path.read_text().splitlines()[: 28 - 1], *lines]) + "\n")

@@ -226,31 +226,6 @@ def test_another_tuning_metric_repeats_the_tuning_but_not_the_training(
     assert "best two by P@1" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_methods_that_train_the_full_encoder_can_be_compared(
-    compared: Compared, tmp_path: Path, in_this_process: list[str]
-) -> None:
-    out = tmp_path / "full"
-    output = compared.again(out, "--train", "full", "--max-steps", "2", "--learning-rate", "0.01", methods="infonce")
-    assert output.status == 0
-    assert in_this_process == ["train untrained", "tune untrained", "train infonce", "tune infonce"]
-    dataset, path = open_dataset(compared.dataset), out / "runs" / "infonce"
-    found = json.loads((path / "quality.json").read_text())["quality"]
-    assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
-
-
-def test_comparison_can_start_from_an_encoder_that_has_an_adapter(
-    compared: Compared, tmp_path: Path, in_this_process: list[str]
-) -> None:
-    checkpoint = compared.out / "runs" / "near" / "checkpoint"
-    out = tmp_path / "further"
-    output = compared.again(out, "--encoder", checkpoint, "--max-steps", "1", methods="infonce")
-    assert output.status == 0
-    dataset = open_dataset(compared.dataset)
-    for path in (out / "untrained", out / "runs" / "infonce"):
-        found = json.loads((path / "quality.json").read_text())["quality"]
-        assert found["tuned"] == pytest.approx(by_hand(open_memory(path / "memory"), path / "checkpoint", dataset))
-
-
 def test_same_folder_with_other_flags_for_a_trained_contestant_is_rejected(
     compared: Compared, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,13 +284,9 @@ def test_output_folder_with_files_of_something_else_is_refused(dataset: Path) ->
     ("flags", "expected"),
     [
         (["--methods", "rae,bayes"], f"--methods: expected one of {', '.join(METHODS)}; found 'bayes'"),
-        (["--methods", "rae,dexml,rae"], "--methods: expected each value once; found"),
         (["--methods", ""], "--methods: expected at least one method, or a file with --variants, found neither"),
         (["--seeds", "1,1"], "--seeds: expected each value once; found"),
-        (["--seeds", ""], "--seeds: expected"),
         (["--seeds", "0,-1"], "--seeds: expected greater than or equal to 0; found '-1'"),
-        (["--epochs", "0"], "--epochs: expected greater than or equal to 1; found '0'"),
-        (["--metric", "F1"], "--metric: expected"),
         (["--variants", "/none.toml"], "/none.toml: No such file or directory"),
     ],
 )
@@ -327,15 +298,10 @@ def test_error_names_the_wrong_flag(dataset: Path, flags: list[str], expected: s
     ("written", "expected"),
     [
         ("[near", "expected TOML with one table for each variant, found: "),
-        ("bank = 0", "[bank]: expected a table with a method"),
-        ("[near]\npositives = 2", "[near]: expected a table with a method"),
         ('[rae]\nmethod = "rae"', "[rae]: expected a name"),
         ('["../up"]\nmethod = "rae"', "[../up]: expected a name of letters, digits"),
-        ('[rae-seed1]\nmethod = "rae"', "[rae-seed1]: expected a name"),
         ('[near]\nmethod = "rae"\nbanks = 0', "[near] banks: expected a flag of `recollect train`"),
         ('[near]\nmethod = "rae"\nmax_steps = 9', "[near] max_steps: expected a flag that may differ between variants"),
-        ('[near]\nmethod = "rae"\nseed = 1', "[near] seed: expected a flag that may differ between variants"),
-        ('[near]\nmethod = "rae"\npositives = "few"', "[near] positives: expected a flag of `recollect train`"),
         ('[near]\nmethod = "infonce"\nmine_top = 9', "[near]: --mine-top: expected hard negatives to mine"),
     ],
 )

@@ -83,19 +83,6 @@ def test_metrics_of_each_decile_equal_loops_over_pairs() -> None:
             assert row["label_key_share"] == pytest.approx(100 * np.mean([key >= INSTANCES for key in voting]))
 
 
-def test_decile_without_true_labels_has_no_recall_and_empty_deciles_are_left_out() -> None:
-    truth, counts = sparse.csr_matrix(np.array([[True, False, False]])), np.array([5, 2, 9])
-    deciles = deciles_of_labels(counts)
-    predictions = np.array([[0, 1]])
-    rows = by_frequency(
-        predictions, hits(predictions, truth), truth, counts, deciles, np.zeros((2, 10), dtype=np.int64)
-    )
-    assert [(row["labels"], row["least"], row["most"]) for row in rows] == [(1, 2, 2), (1, 5, 5), (1, 9, 9)]
-    assert [row["R@10"] for row in rows] == [None, 100, None]
-    assert [row["instance_keys"] for row in rows] == [None, 0, None]
-    assert [row["label_key_share"] for row in rows] == [None, None, None]
-
-
 def test_evaluate_gives_the_deciles_of_each_setting(built: Any) -> None:
     given = {"dataset": built.dataset, "store": built.store, "threads": 1, "lambda": [0, 0.5, 1]}
     evaluation = evaluate(EvaluateSettings.model_validate(given))

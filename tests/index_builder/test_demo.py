@@ -15,13 +15,12 @@ from recollect.service.store.store import Store
 
 
 def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
-    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: Any,
+    quick_road_export: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def copy(encoder: object, folder: Path, *_: object) -> None:
-        for name in ("encoder.onnx", "tokenizer.json"):
-            shutil.copy(built.store / "bundles" / built.version / name, folder)
-
-    monkeypatch.setattr("recollect.index_builder.build.export_encoder", copy)
     monkeypatch.setattr(
         "recollect.index_builder.demo.write_sample", lambda folder, _: shutil.copytree(built.dataset, folder)
     )

@@ -36,7 +36,7 @@ def run(built: Any, *flags: object, dataset: Path | None = None) -> int:
     return recollect.main(["evaluate", str(dataset or built.dataset), "--store", str(built.store), *map(str, flags)])
 
 
-def test_page_has_every_section_all_metrics_and_the_charts(built: Any, tmp_path: Path) -> None:
+def test_page_has_every_section_all_metrics_and_the_charts_and_needs_no_other_file(built: Any, tmp_path: Path) -> None:
     evaluation = measure(built, report=tmp_path / "new" / "report")
     page = read(tmp_path / "new" / "report")
     assert re.findall("<h2>(.*?)</h2>", page) == SECTIONS
@@ -44,11 +44,6 @@ def test_page_has_every_section_all_metrics_and_the_charts(built: Any, tmp_path:
     for title in ("Quality by lambda", "Recall of the first k labels", "Recall by label frequency", "Keys that vote"):
         assert title in page
     assert "Reliability" not in page  # the version gives no probabilities
-
-
-def test_page_needs_no_other_file_and_has_no_script(built: Any, tmp_path: Path) -> None:
-    measure(built, report=tmp_path)
-    page = read(tmp_path)
     assert "<script" not in page
     assert all(link.startswith("#") for link in re.findall(r'(?:href|src)="([^"]*)"', page))
 
@@ -102,9 +97,3 @@ def test_compare_measures_another_version_on_the_same_texts(
     flags = ["evaluate", str(built.dataset), "--store", str(two_versions), "--compare", "other"]
     assert recollect.main(flags) == 0
     assert "compared with other, with its default options:" in capsys.readouterr().out
-
-
-def test_version_compared_with_itself_does_not_differ(built: Any) -> None:
-    found = measure(built, compare="current").comparison
-    assert found is not None
-    assert {value for name, value in found["differences"].items() if name != "intervals"} == {0}

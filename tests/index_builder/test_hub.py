@@ -136,9 +136,6 @@ def test_downloaded_run_is_read_without_the_hub(
     ("address", "message"),
     [
         ("hf://me", "hf://me: expected hf://user/name or hf://user/name@revision"),
-        ("hf://me/a/b", "hf://me/a/b: expected hf://user/name"),
-        ("hf://me/na me", "hf://me/na me: expected hf://user/name"),
-        ("hf://me/absent@", "hf://me/absent@: expected hf://user/name or hf://user/name@revision"),
         (
             "hf://me/absent",
             "hf://me/absent: the hub answered 404: there is no such repository, or HF_TOKEN may not use it",
@@ -159,9 +156,7 @@ def test_wrong_address_is_refused(hub: Hub, capsys: pytest.CaptureFixture[str], 
     [
         ("wrong", "me/bills", r"--to me/bills: .*HF_TOKEN"),
         ("hf_s\u00e9cret", "me/bills", r"HF_TOKEN: expected printable ASCII characters, found others"),
-        ("hf_s\x01cret", "me/bills", r"HF_TOKEN: expected printable ASCII characters, found others"),
         (TOKEN, "bills", "--to bills: expected user/name"),
-        (TOKEN, "me/bills/x", "--to me/bills/x: expected user/name"),
     ],
 )
 def test_push_that_the_hub_refuses_names_the_next_step(

@@ -13,7 +13,7 @@ import pytest
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import evaluate
-from recollect.index_builder.lexical import Gain, measure_gain, write_lexical
+from recollect.index_builder.lexical import measure_gain, write_lexical
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
 from recollect.service.bundle.manifest import Manifest
 from recollect.service.model import open_model
@@ -154,8 +154,3 @@ def test_memory_without_labelled_instances_has_nothing_to_tune_on(
         folder.mkdir()
         assert write_lexical(open_memory(run / "memory"), folder, run, lexical) == (0, {})  # type: ignore[arg-type]
     assert "no instance has a label" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("after", "error", "certain"), [(52.0, 0.9, True), (52.0, 1.1, False), (49.0, 0.1, False)])
-def test_gain_is_certain_above_two_standard_errors(after: float, error: float, certain: bool) -> None:
-    assert Gain(0.1, 50.0, after, error, 100).certain == certain

@@ -12,7 +12,7 @@ import pytest
 from recollect.index_builder.faiss_index import build_index
 from recollect.index_builder.recall import exact_neighbours, reachable_share
 from recollect.service.predictor.searcher import unwrapped
-from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
+from tests.index_builder.vectors import enriched, opened, random_keys, recall_of
 
 
 @pytest.mark.parametrize("block", [7, 64, 1_000])
@@ -86,16 +86,6 @@ def test_keys_that_links_connect_to_the_entry_point_are_reachable(
     star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # no link leads to key 39
     assert reachable_share(graph_of(star, 7, factory)) == 9 / 40
     assert reachable_share(graph_of({}, 39, factory)) == 1 / 40
-
-
-def test_all_keys_of_a_graph_are_reachable_until_links_are_cut() -> None:
-    index, _ = build_index(clustered_keys(1_000), "HNSW32", 0, lambda rows: None)
-    assert reachable_share(index) == 1
-    hnsw = index.hnsw
-    neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
-    lost = [key for key in range(100) if key != hnsw.entry_point]
-    neighbours[np.isin(neighbours, lost)] = -1
-    assert reachable_share(index) == 1 - len(lost) / 1_000
 
 
 @pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,SQ8", "IVF4_HNSW8,Flat", "PCA8,Flat"])

@@ -11,8 +11,7 @@ import pytest
 
 import recollect
 from recollect.service.bundle.files import MANIFEST, SIGNATURE
-from recollect.service.bundle.signing import read_signing_key
-from recollect.service.errors import BundleError, KeyFileError
+from recollect.service.errors import BundleError
 from recollect.service.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair
 
@@ -70,22 +69,6 @@ def test_openssl_can_create_the_keys_and_verify_the_signature(
     with (bundle / MANIFEST).open("ab") as manifest:
         manifest.write(b"\n")
     assert openssl(*check, "-sigfile", bundle / SIGNATURE).returncode != 0
-
-
-@needs_openssl
-@pytest.mark.parametrize(
-    ("command", "found"),
-    [
-        (("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"), "RSAPrivateKey"),
-        (("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"), "ECPrivateKey"),
-        (("genpkey", "-algorithm", "ed25519", "-aes-256-cbc", "-pass", "pass:x"), "ENCRYPTED PRIVATE KEY"),
-        (("ecparam", "-name", "prime256v1", "-genkey"), "EC PARAMETERS"),
-    ],
-)
-def test_other_kinds_of_keys_from_openssl_are_rejected(tmp_path: Path, command: tuple[str, ...], found: str) -> None:
-    assert openssl(*command, "-out", tmp_path / "key").returncode == 0
-    with pytest.raises(KeyFileError, match=f"expected an Ed25519 private key in PEM, found: .*{found}"):
-        read_signing_key(tmp_path / "key")
 
 
 @pytest.mark.parametrize("name", NO_PRIVATE_KEY)

@@ -12,12 +12,11 @@ import pytest
 
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import CheckFailed
-from recollect.index_builder.evaluation.evaluate import default_metrics, evaluate
+from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.onnx_export import Sample
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
 from recollect.index_builder.verify import check, encode_sample, golden_queries
 from recollect.service.bundle.manifest import Check
-from recollect.service.model import open_model
 from recollect.service.store.store import Store
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
@@ -66,15 +65,6 @@ def test_golden_labels_equal_labels_computed_in_float64_over_all_keys(
         assert (
             each.labels == answered(memory, vector, lambda_, 0.3, top_b)[:4]
         )  # golden labels are at most half of the eight labels
-
-
-def test_text_without_any_answer_is_not_a_golden_query(tiny_memory: tuple[Memory, Sample]) -> None:
-    memory, sample = tiny_memory
-    nothing = np.zeros_like(memory.value_indptr), memory.value_indices[:0]
-    without_votes = dataclasses.replace(
-        memory, value_indptr=nothing[0], value_indices=nothing[1], defaults=memory.defaults | {"lambda": 1.0}
-    )
-    assert golden_queries(without_votes, sample) == []
 
 
 # Checks.
@@ -158,16 +148,3 @@ def test_manifest_of_a_forced_bundle_states_the_points_by_which_it_is_worse(
         assert checks[name].found == pytest.approx(metrics[0][metric] - metrics[1][metric])
     assert not checks["P@1 on dataset, points lost"].passed
     assert checks["P@1 on dataset, points lost"].found > 20
-
-
-def test_gate_accepts_a_loss_within_max_drop(built: Any, store: Path, worse_run: Path, quick_road_export: None) -> None:
-    checks = checks_of(store, build(gated(worse_run, store, built, max_drop=100)))
-    assert all(checks[name].passed for name in GATED)
-
-
-def test_metrics_of_the_gate_equal_evaluate_with_default_options(built: Any) -> None:
-    predictor = open_model(built.store, built.version).predictor
-    (row,) = evaluate(EvaluateSettings(dataset=built.dataset, store=built.store, threads=1)).rows
-    metrics = default_metrics(predictor, built.dataset)
-    assert metrics == pytest.approx({name: row[name] for name in metrics})
-    assert {"P@1", "P@5", "nDCG@5", "R@100"} <= metrics.keys()

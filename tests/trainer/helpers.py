@@ -11,8 +11,7 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from recollect.trainer.data.split import LabelSets
-from recollect.trainer.distributed import Ranks
+from recollect.trainer.data.split import LabelSets, Split
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.head import Head
 from recollect.trainer.methods import METHODS, MethodOptions
@@ -23,6 +22,11 @@ def label_sets(rows: Iterable[Collection[int]]) -> LabelSets:
     kept = [sorted(row) for row in rows]
     pointers = np.cumsum([0, *map(len, kept)], dtype=np.int64)
     return LabelSets(pointers, np.array([label for row in kept for label in row], dtype=np.int32))
+
+
+def label_lists(split: Split) -> list[list[int]]:
+    """Return the labels of each instance."""
+    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
 
 
 def random_sets(rng: np.random.Generator, instances: int, labels: int) -> list[set[int]]:
@@ -80,13 +84,6 @@ def options(method: str, **given: Any) -> MethodOptions:
 def files(folder: Path) -> dict[str, bytes]:
     """Read all files of a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-class OwnShare(Ranks):
-    """One of several ranks. Its collective operations return its own share, without other processes."""
-
-    def all_gather_arrays(self, part: np.ndarray, rows: int, device: str) -> np.ndarray:
-        return part
 
 
 class Clock:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.batches import Batch, Batches, Pairs
 from recollect.trainer.training.negatives import HardNegatives
@@ -147,17 +146,6 @@ def test_disjoint_instances_share_no_label_and_exclude_the_query_itself(case: Ca
         assert batch.disjoint_instances(queries, instances).tolist() == expected
 
 
-def test_batch_without_labels_has_an_empty_pool() -> None:
-    (batch,) = Case([set(), set()], 3, [0, 1], 2, 1, 2, 0, None).epoch(0)
-    assert len(batch.pool) == 0
-    assert batch.relevant.mask((0, 2), (0, 0)).shape == (2, 0)
-
-
-def test_each_purpose_has_its_own_random_numbers() -> None:
-    drawn = {generator(0, purpose, number).random() for purpose in Purpose for number in range(5)}
-    assert len(drawn) == 5 * len(Purpose)
-
-
 class TestClusteredBatches:
     """Eight clusters of five instances each, and one held-out instance."""
 
@@ -189,10 +177,6 @@ class TestClusteredBatches:
         assert seen == [self.batches().at(step, None, clusters).rows.tolist() for step, clusters in steps_and_clusters]
         assert len(set(map(tuple, seen))) == len(steps_and_clusters)
 
-    def test_instance_without_a_cluster_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="expected a cluster for each instance to train on, found -1"):
-            self.batches().at(0, None, np.append(-1, self.CLUSTERS[1:]))
-
 
 class TestWeightedPositives:
     STEPS = 500
@@ -220,6 +204,3 @@ class TestWeightedPositives:
         for pair, probability in expected.items():
             count = sum(tuple(labels) == pair for labels in drawn)
             assert abs(count - self.STEPS * probability) < 4.5 * np.sqrt(self.STEPS * probability * (1 - probability))
-
-    def test_all_labels_of_a_query_with_few_labels_are_drawn(self) -> None:
-        assert set(map(tuple, self.drawn(np.ones(5), 3, [{1, 4}]))) == {(1, 4)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter
@@ -48,15 +48,6 @@ class TestSavedCheckpoint:
             load(tmp_path / "checkpoint").encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32)
         )
 
-    def test_checkpoint_without_tokenizer_config_keeps_its_tokenizer(
-        self, tiny_distilbert: Any, tmp_path: Path
-    ) -> None:
-        encoder = load(tiny_distilbert.folder)
-        save_checkpoint(encoder, tmp_path / "checkpoint")
-        (tmp_path / "checkpoint" / "tokenizer_config.json").unlink()
-        loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
-        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), encoder.encode(SAMPLE_TEXTS, 32))
-
     @pytest.mark.parametrize("kind", HEADS)
     def test_loaded_checkpoint_with_a_head_gives_identical_keys(
         self, kind: str, tiny_bert: Any, tmp_path: Path
@@ -75,30 +66,6 @@ class TestSavedCheckpoint:
             np.testing.assert_array_equal(found, expected)
         assert encoder_digest(loaded) == encoder_digest(encoder)
         assert encoder_digest(encoder) != encoder_digest(encoder.with_adapter(adapter))
-
-    def test_load_encoder_drops_the_head(self, tiny_bert: Any, tmp_path: Path) -> None:
-        bare = load(tiny_bert.folder)
-        save_checkpoint(bare.with_adapter(None, HEADS["classifier"]()), tmp_path / "checkpoint")
-        loaded = load_encoder(str(tmp_path / "checkpoint"), "auto", 32, 8, "cpu")
-        assert (loaded.model.head, loaded.dim) == (None, 32)
-        np.testing.assert_array_equal(loaded.encode(SAMPLE_TEXTS, 32), bare.encode(SAMPLE_TEXTS, 32))
-
-    def test_interrupted_save_keeps_the_previous_checkpoint(
-        self, tiny_bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        save_checkpoint(load(tiny_bert.folder, "mean"), tmp_path / "checkpoint")
-        before = {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()}
-
-        def interrupt(_: int) -> None:
-            raise KeyboardInterrupt
-
-        another = load(tiny_bert.folder, "cls")
-        with monkeypatch.context() as interrupted:
-            interrupted.setattr("os.fsync", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                save_checkpoint(another, tmp_path / "checkpoint")
-        assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()} == before
-        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
     def test_missing_checkpoint_is_refused_and_the_error_names_the_command_that_writes_it(self, tmp_path: Path) -> None:
         with pytest.raises(

@@ -94,12 +94,6 @@ def test_clusters_from_splits_by_sample_are_as_tight_as_clusters_of_all_vectors_
     assert at_once > tightness(vectors, shuffled) + 0.15
 
 
-@pytest.mark.parametrize("clusters", [0, 6])
-def test_impossible_number_of_clusters_is_refused(clusters: int) -> None:
-    with pytest.raises(ValueError, match=f"clusters: expected 1 to 5, one for each vector at most, found {clusters}"):
-        cluster(np.zeros((5, 2), np.float32), clusters)
-
-
 def due(curriculum: Curriculum, epochs: int) -> list[int]:
     return [curriculum.due(epoch) for epoch in range(epochs)]
 

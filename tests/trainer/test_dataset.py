@@ -46,45 +46,10 @@ def test_head_of_a_split_contains_its_first_rows(rows: int) -> None:
     assert head.filtered_pairs.tolist() == kept
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.data())
-def test_split_without_some_rows_and_labels_has_the_other_pairs_under_new_numbers(data: st.DataObject) -> None:
-    labels = 5
-    sets = data.draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=1, max_size=8))
-    filters = data.draw(st.lists(st.sets(st.integers(0, labels - 1)), min_size=len(sets), max_size=len(sets)))
-    rows = np.array(data.draw(st.lists(st.booleans(), min_size=len(sets), max_size=len(sets))))
-    kept = np.array(data.draw(st.lists(st.booleans(), min_size=labels, max_size=labels)))
-    pairs = [[row, label] for row, own in enumerate(filters) for label in sorted(own)]
-    whole = split_of([(f"u{row}", f"t{row}", sorted(own)) for row, own in enumerate(sets)], pairs)
-
-    some = whole.where(rows, kept)
-
-    old_rows, old_labels = np.flatnonzero(rows).tolist(), np.flatnonzero(kept).tolist()
-    assert some.entries.uids.to_pylist() == [f"u{row}" for row in old_rows]
-    assert some.entries.texts.to_pylist() == [f"t{row}" for row in old_rows]
-    for found, expected in ((some.labels, sets), (some.filtered, filters)):
-        named = [[old_labels[label] for label in row] for row in np.split(found.indices, found.indptr[1:-1])]
-        assert named[: len(old_rows)] == [sorted(expected[row] & set(old_labels)) for row in old_rows]
-
-
 @pytest.mark.parametrize("uid", ["a\n", "x\ny", "\t", "\x7f", "a\x00"])
 def test_uid_with_a_control_character_is_refused(uid: str) -> None:
     with pytest.raises(DatasetError, match="^file: expected uids without control characters, found .* in row 2; "):
         check_uids(pa.array(["b", uid], pa.large_string()), Path("file"))
-
-
-@given(st.lists(st.sampled_from("abcdef"), max_size=12))
-def test_error_for_a_repeated_uid_names_its_first_two_rows(uids: list[str]) -> None:
-    strings = pa.array(uids, pa.large_string())
-    again = next((row for row, uid in enumerate(uids) if uid in uids[:row]), None)
-    if again is None:
-        check_uids(strings, Path("file"))
-        return
-    first = uids.index(uids[again])
-    with pytest.raises(
-        DatasetError, match=f"^file: uid '{uids[again]}' occurs twice, in rows {first + 1} and {again + 1};"
-    ):
-        check_uids(strings, Path("file"))
 
 
 class TestFingerprint:

@@ -256,13 +256,6 @@ def test_shares_of_the_ranks_cover_all_rows_and_differ_by_at_most_one_row(size: 
     assert Ranks(0, size).bounds(rows, size - 1) == bounds[-1]
 
 
-def test_process_started_without_torchrun_is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with process_group("cpu") as ranks:
-        assert ranks == ALONE
-        assert not dist.is_initialized()
-
-
 class TestRefused:
     @pytest.fixture(autouse=True)
     def started(self, monkeypatch: pytest.MonkeyPatch) -> None:

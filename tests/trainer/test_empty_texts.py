@@ -65,13 +65,6 @@ def test_kept_texts_stay_in_their_rows(folder: Path) -> None:
     assert [note.partition("; ")[2] for note in notes] == ["they are kept (--empty-texts)"] * 2
 
 
-def test_dataset_of_which_no_text_remains_is_refused(folder: Path, write_lines: WriteLines) -> None:
-    write_lines(folder / "filter_labels_train.txt", [])
-    write_lines(folder / "trn.json", [{"title": "", "target_ind": [0]}])
-    with pytest.raises(DatasetError, match=r"trn\.json: expected at least one train text, found none"):
-        opened(folder, "drop")[0].read_split("train")
-
-
 def test_line_without_words_is_dropped_with_its_row_of_the_matrix(tmp_path: Path, write_lines: WriteLines) -> None:
     write_lines(tmp_path / "raw_data" / "train.raw.txt", ["one", " ", "three"])
     write_lines(tmp_path / "raw_data" / "label.raw.txt", ["red", "blue"])

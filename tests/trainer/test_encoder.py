@@ -5,11 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import load_pretrained, packaged_folder
+from recollect.trainer.encoding.tokens import batches_by_length
 from recollect.trainer.errors import EncoderError
 
 TEXTS = ["quick Brown fox", "Café naïve ABC", "x", "lazy dog " * 30, "garden chair red blue paint", "the lawn the lawn"]
@@ -59,13 +62,6 @@ def test_order_and_batch_size_do_not_change_vectors(
     np.testing.assert_allclose(tiny_encoder.encode(TEXTS[::-1], 32)[::-1], expected, atol=1e-5)
 
 
-def test_text_is_truncated_to_max_length_including_special_tokens(tiny_encoder: Encoder) -> None:
-    # [CLS] quick fox [SEP] are four tokens, so the words after "fox" do not count.
-    short, long = tiny_encoder.encode(["quick fox", "quick fox jumps over the dog"], 4)
-    np.testing.assert_allclose(short, long, atol=1e-6)
-    assert np.abs(tiny_encoder.encode(["quick fox jumps over the dog"], 5)[0] - short).max() > 1e-3
-
-
 def test_text_that_gives_no_tokens_has_a_unit_vector(tiny_encoder: Encoder) -> None:
     assert np.linalg.norm(tiny_encoder.encode(["\u200b\x01"], 32)) == pytest.approx(1, abs=1e-6)
 
@@ -85,3 +81,16 @@ def test_vector_that_is_not_finite_is_refused_and_the_error_quotes_the_text(
 def test_gpu_gives_the_same_vectors_as_the_cpu(tiny_bert: Any) -> None:
     on_cpu, on_gpu = (load_pretrained(str(tiny_bert.folder), "mean", 32, 8, device) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(on_gpu.encode(TEXTS, 32), on_cpu.encode(TEXTS, 32), atol=1e-4)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 40), st.integers(1, 40))
+def test_batches_by_length_contain_each_row_once_longest_first_within_both_limits(
+    lengths: list[int], batch_tokens: int, batch_rows: int
+) -> None:
+    batches = [rows.tolist() for rows in batches_by_length(np.array(lengths, dtype=np.int64), batch_tokens, batch_rows)]
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    in_order = [lengths[row] for rows in batches for row in rows]
+    assert in_order == sorted(lengths, reverse=True)
+    assert all(len(rows) == 1 or len(rows) * lengths[rows[0]] <= batch_tokens for rows in batches)
+    assert all(1 <= len(rows) <= batch_rows for rows in batches)

@@ -16,6 +16,7 @@ from scipy import sparse
 from recollect.trainer.data.dataset import FORMATS, open_dataset
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.errors import DatasetError
+from tests.trainer.helpers import label_lists
 
 WriteLines = Callable[..., Path]
 
@@ -83,7 +84,7 @@ def test_every_format_gives_the_same_data(
     assert dataset.labels.texts.to_pylist() == LABELS
     assert data.entries.uids.to_pylist() == [str(row) for row in range(len(TEXTS[split]))]
     assert data.entries.texts.to_pylist() == TEXTS[split]
-    assert [row.tolist() for row in np.split(data.labels.indices, data.labels.indptr[1:-1])] == POSITIONS[split]
+    assert label_lists(data) == POSITIONS[split]
     assert data.filtered_pairs.shape == (0, 2)
 
 
@@ -163,13 +164,6 @@ def test_dataset_without_labels_is_refused(tmp_path: Path, write_lines: WriteLin
         open_dataset(tmp_path / format_name)
 
 
-def test_dataset_split_without_rows_is_refused(tmp_path: Path, write_lines: WriteLines) -> None:
-    write_as("native", tmp_path / "data", write_lines)
-    write_lines(tmp_path / "data" / "train.jsonl", ["", "  "])
-    with pytest.raises(DatasetError, match=r"train\.jsonl: expected at least one train text, found none"):
-        open_dataset(tmp_path / "data").read_split("train")
-
-
 @pytest.mark.parametrize("format_name", ["xmc", "pecos", "xclib"])
 def test_dropping_unknown_labels_is_refused_in_formats_without_names_of_labels(
     tmp_path: Path, write_lines: WriteLines, format_name: str
@@ -204,16 +198,6 @@ class TestFilterFile:
         write_lines(folder / "data" / "filter_labels_train.txt", lines)
         pairs: list[list[int]] = open_dataset(folder / "data").read_split("train").filtered_pairs.tolist()
         return pairs
-
-    def test_pairs_of_a_filter_file_are_read_in_order(self, tmp_path: Path, write_lines: WriteLines) -> None:
-        assert self.read(tmp_path, write_lines, ["0 2", "2 0"]) == [[0, 2], [2, 0]]
-
-    def test_filter_file_of_one_split_is_not_applied_to_the_other_split(
-        self, tmp_path: Path, write_lines: WriteLines
-    ) -> None:
-        write_as("xmc", tmp_path / "data", write_lines)
-        write_lines(tmp_path / "data" / "filter_labels_test.txt", ["0 0"])
-        assert len(open_dataset(tmp_path / "data").read_split("train").filtered_pairs) == 0
 
     @pytest.mark.parametrize("line", ["3 0", "0 -1"])
     def test_filter_pair_out_of_range_is_refused(self, tmp_path: Path, write_lines: WriteLines, line: str) -> None:

@@ -170,11 +170,6 @@ def test_language_matches_without_case_and_by_its_beginning(folder: Path, langua
     assert open_dataset(use_skos(folder, REGIONS), label_language=language).labels.texts.to_pylist() == names
 
 
-def test_tags_that_differ_in_case_are_one_language(folder: Path) -> None:
-    content = TURTLE.replace('"koirat"@fi', '"Koirat"@FI').replace("@en", "@fi")
-    assert open_dataset(use_skos(folder, content)).labels.texts.to_pylist() == ["kissat", "Koirat"]
-
-
 def test_names_in_skos_xl_are_read(folder: Path) -> None:
     content = f"""\
 @prefix skos: <http://www.w3.org/2004/02/skos/core#> .

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
+from tests.trainer.helpers import label_lists
 
 WriteLines = Callable[..., Path]
 
@@ -33,20 +34,16 @@ def read(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Split]:
 Read = Callable[..., Split]
 
 
-def label_sets(split: Split) -> list[list[int]]:
-    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
-
-
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
 def test_plain_and_gzip_files_give_equal_splits(read: Read, name: str) -> None:
     split = read({"uid": "a", "text": "one", "labels": [0]}, {"uid": "b", "text": "two", "labels": [2, 1]}, name=name)
     assert split.entries.uids.to_pylist() == ["a", "b"]
     assert split.entries.texts.to_pylist() == ["one", "two"]
-    assert label_sets(split) == [[0], [1, 2]]
+    assert label_lists(split) == [[0], [1, 2]]
 
 
 def test_one_row_may_mix_label_positions_and_uids(read: Read) -> None:
-    assert label_sets(read({"text": "t", "labels": ["blue", 0]}, {"text": "u", "labels": ["green"]})) == [[0, 2], [1]]
+    assert label_lists(read({"text": "t", "labels": ["blue", 0]}, {"text": "u", "labels": ["green"]})) == [[0, 2], [1]]
 
 
 def test_excluded_labels_of_a_row_are_filtered_pairs_and_a_filter_file_adds_others(
@@ -55,7 +52,7 @@ def test_excluded_labels_of_a_row_are_filtered_pairs_and_a_filter_file_adds_othe
     write_lines(tmp_path / "filter_labels_train.txt", ["2 1", "0 2"])
     rows = [{"text": "t", "labels": [0], "exclude": ["blue", 1, 1]}, {"text": "u", "labels": []}]
     split = read(*rows, {"text": "v", "labels": [1], "exclude": [1]})
-    assert label_sets(split) == [[0], [], [1]]
+    assert label_lists(split) == [[0], [], [1]]
     assert split.filtered_pairs.tolist() == [[0, 1], [0, 2], [2, 1]]
 
 
@@ -80,7 +77,7 @@ def test_unknown_labels_are_dropped_with_a_note(read: Read, tmp_path: Path) -> N
         file.write('{"text": "v", "labels": ["mauve", "red"], "exclude": ["teal"]}\n')
     notes = list[str]()
     split = open_dataset(tmp_path, unknown_labels="drop", note=notes.append).read_split("train")
-    assert label_sets(split) == [[0], [0], [0]]
+    assert label_lists(split) == [[0], [0], [0]]
     path = tmp_path / "train.jsonl"
     assert notes == [f"{path}: 2 names of labels are unknown; they are dropped (the first: {path}:3: mauve)"]
 
@@ -91,7 +88,7 @@ INTEGERS = [{"uid": uid, "text": f"number {uid}"} for uid in (3, "1", 2, "red")]
 def test_integer_is_the_uid_with_its_digits(read: Read) -> None:
     split = read({"uid": 100, "text": "t", "labels": ["3", 1], "exclude": [2]}, labels=INTEGERS)
     assert split.entries.uids.to_pylist() == ["100"]
-    assert label_sets(split) == [[0, 1]]
+    assert label_lists(split) == [[0, 1]]
     assert split.filtered_pairs.tolist() == [[0, 2]]
 
 
@@ -112,7 +109,7 @@ def test_position_that_may_be_a_wrong_uid_is_refused_with_both_readings(
 
 def test_position_is_read_if_uids_that_are_integers_are_no_positions(read: Read) -> None:
     labels = [{"uid": uid, "text": uid} for uid in ("4027089-0", "1021591971")]
-    assert label_sets(read({"text": "t", "labels": [1]}, {"text": "u", "labels": [1021591971, 0]}, labels=labels)) == [
+    assert label_lists(read({"text": "t", "labels": [1]}, {"text": "u", "labels": [1021591971, 0]}, labels=labels)) == [
         [1],
         [0, 1],
     ]
@@ -146,21 +143,14 @@ GOOD = {"text": "t", "labels": [0]}
 BAD_LINES: dict[str, tuple[Any, str]] = {
     "broken JSON": ('{"text": ', "expected a JSON object, found '{\"text\": ' .Expecting value"),
     "nested too deep": ('{"text": ' + "[" * 100_000, "expected a JSON object, found "),
-    "not an object": ("[1]", r"expected a JSON object, found '\[1\]'"),
     "invalid UTF-8": (b'{"text": "caf\xe9", "labels": []}', "expected UTF-8, found byte 0xe9 at column 14; .*iconv"),
     "lone surrogate": ('{"text": "\\ud800", "labels": []}', "'text': .*surrogate"),
     "empty text": ({"text": "", "labels": []}, "'text': the text is empty"),
     "text missing": ({"title": "t", "labels": []}, r"expected the field 'text', found \['labels', 'title'\]"),
     "text not a string": ({"text": 5, "labels": []}, "'text': expected a string, found int"),
-    "uid not a string": ({"uid": 1.5, "text": "t", "labels": []}, "'uid': expected a string, found float"),
-    "uid empty": ({"uid": "", "text": "t", "labels": []}, "'uid': the uid is empty"),
     "labels not a list": ({"text": "t", "labels": "red"}, "expected 'labels' to be a list, found 'red'"),
     "position too large": ({"text": "t", "labels": [0, 3]}, "label position 3 is out of range; expected 0 to 2"),
-    "position negative": ({"text": "t", "labels": [-1]}, "label position -1 is out of range"),
     "position a bool": ({"text": "t", "labels": [True]}, "expected the uid or the position of a label, found True"),
-    "position a float": ({"text": "t", "labels": [1.0]}, "expected the uid or the position of a label, found 1.0"),
-    "exclude no list": ({"text": "t", "labels": [], "exclude": "red"}, "expected 'exclude' to be a list, found 'red'"),
-    "excluded label unknown": ({"text": "t", "labels": [], "exclude": ["mauve"]}, "label uid 'mauve' is unknown"),
     "unknown label uid": ({"text": "t", "labels": ["mauve"]}, "label uid 'mauve' is unknown; .*3 uids"),
 }
 

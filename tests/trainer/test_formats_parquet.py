@@ -10,6 +10,7 @@ import pytest
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
+from tests.trainer.helpers import label_lists
 
 LABELS = {"label": ["red", "green", "blue"], "text": ["Red", "Green", "Blue"]}
 
@@ -30,8 +31,7 @@ Read = Callable[..., Split]
 
 
 def as_lists(split: Split) -> dict[str, list[int]]:
-    label_sets = np.split(split.labels.indices, split.labels.indptr[1:-1])
-    return dict(zip(split.entries.texts.to_pylist(), [row.tolist() for row in label_sets], strict=True))
+    return dict(zip(split.entries.texts.to_pylist(), label_lists(split), strict=True))
 
 
 def test_repeated_queries_become_one_instance_in_order_of_first_click(read: Read) -> None:

@@ -11,6 +11,7 @@ from scipy import sparse
 from recollect.trainer.data.dataset import FORMATS, open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
+from tests.trainer.helpers import label_lists
 
 WriteLines = Callable[..., Path]
 
@@ -31,10 +32,6 @@ def read(folder: Path) -> Split:
     return open_dataset(folder).read_split("train")
 
 
-def label_sets(split: Split) -> list[list[int]]:
-    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
-
-
 @pytest.mark.parametrize(
     ("texts", "labels"),
     [
@@ -52,7 +49,7 @@ def test_all_known_file_names_are_recognised(folder: Path, texts: str, labels: s
     assert dataset.format is FORMATS["pecos"]
     assert dataset.labels.texts.to_pylist() == ["red", "green", "blue"]
     assert dataset.read_split("train").entries.texts.to_pylist() == ["one", "two"]
-    assert label_sets(dataset.read_split("train")) == [[1, 2], [0]]
+    assert label_lists(dataset.read_split("train")) == [[1, 2], [0]]
 
 
 def test_folder_as_dexml_distributes_it_is_read(tmp_path: Path, write_lines: WriteLines) -> None:
@@ -64,8 +61,8 @@ def test_folder_as_dexml_distributes_it_is_read(tmp_path: Path, write_lines: Wri
     write_lines(tmp_path / "filter_labels_train.txt", ["0 0"])
     dataset = open_dataset(tmp_path)
     assert dataset.labels.texts.to_pylist() == ["red", "green", "blue"]
-    assert label_sets(dataset.read_split("train")) == [[1, 2], [0]]
-    assert label_sets(dataset.read_split("test")) == [[1, 2]]
+    assert label_lists(dataset.read_split("train")) == [[1, 2], [0]]
+    assert label_lists(dataset.read_split("test")) == [[1, 2]]
     assert dataset.read_split("train").filtered_pairs.tolist() == [[0, 0]]
 
 
@@ -75,16 +72,10 @@ def test_only_the_character_line_feed_ends_a_line(folder: Path, write_lines: Wri
     assert read(folder).entries.texts.to_pylist() == [text, "carriage return"]
 
 
-@pytest.mark.parametrize("kind", ["csc", "coo"])
-def test_every_sparse_format_of_scipy_is_read(folder: Path, kind: str) -> None:
-    sparse.save_npz(folder / "Y.trn.npz", RELEVANCE.asformat(kind))
-    assert label_sets(read(folder)) == [[1, 2], [0]]
-
-
-def test_unsorted_repeated_and_zero_matrix_entries_become_sorted_label_sets(folder: Path) -> None:
+def test_unsorted_repeated_and_zero_matrix_entries_become_sorted_label_lists(folder: Path) -> None:
     entries = (np.array([1, 1, 1, 0, 1]), np.array([2, 1, 2, 0, 0]), np.array([0, 4, 5]))
     sparse.save_npz(folder / "Y.trn.npz", sparse.csr_matrix(entries, shape=(2, 3)))
-    assert label_sets(read(folder)) == [[1, 2], [0]]
+    assert label_lists(read(folder)) == [[1, 2], [0]]
 
 
 @pytest.mark.parametrize(("name", "line", "blank"), [("X.trn.txt", 2, ""), ("Y.txt", 3, " \t ")])

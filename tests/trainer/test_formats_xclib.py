@@ -13,6 +13,7 @@ from scipy import sparse
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
+from tests.trainer.helpers import label_lists
 
 WriteLines = Callable[..., Path]
 
@@ -42,14 +43,10 @@ def read(folder: Path) -> Split:
     return open_dataset(folder).read_split("train")
 
 
-def label_sets(split: Split) -> list[list[int]]:
-    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
-
-
 def test_relevance_may_be_an_archive_of_scipy(raw: Path) -> None:
     (raw / "trn_X_Y.txt").unlink()
     sparse.save_npz(raw / "trn_X_Y.npz", sparse.csr_matrix(np.array([[1, 0, 1], [0, 1, 0]])))
-    assert label_sets(read(raw)) == [[0, 2], [1]]
+    assert label_lists(read(raw)) == [[0, 2], [1]]
 
 
 def test_raw_file_with_a_uid_in_every_line_gives_uids_and_texts(raw: Path, write_lines: WriteLines) -> None:
@@ -80,7 +77,7 @@ def test_bag_of_words_becomes_a_text_with_the_largest_weight_first(bags: Path) -
     dataset = open_dataset(bags)
     assert dataset.read_split("train").entries.texts.to_pylist() == ["chair garden", "red paint"]
     assert dataset.labels.texts.to_pylist() == ["garden chair", "red paint"]
-    assert label_sets(dataset.read_split("train")) == [[0], []]
+    assert label_lists(dataset.read_split("train")) == [[0], []]
 
 
 def test_bag_of_words_without_its_words_is_refused_and_the_error_names_both_files(bags: Path) -> None:
@@ -113,8 +110,3 @@ def test_bad_matrix_is_refused_and_the_error_names_file_and_line(
     write_lines(raw / "trn_X_Y.txt", lines)
     with pytest.raises(DatasetError, match=rf"trn_X_Y\.txt{complaint}"):
         read(raw)
-
-
-def test_entry_with_the_value_zero_is_no_label(raw: Path, write_lines: WriteLines) -> None:
-    write_lines(raw / "trn_X_Y.txt", ["2 3", "2:0 0:1", "1:1"])
-    assert label_sets(read(raw)) == [[0], [1]]

@@ -2,11 +2,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recollect.trainer.data.dataset import Dataset, open_dataset
-from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
@@ -29,10 +27,6 @@ def open_with(tmp_path: Path, write_lines: WriteLines) -> Callable[..., Dataset]
 
 
 OpenWith = Callable[..., Dataset]
-
-
-def label_sets(split: Split) -> list[list[int]]:
-    return [row.tolist() for row in np.split(split.labels.indices, split.labels.indptr[1:-1])]
 
 
 def test_text_is_the_title_followed_by_the_content_if_there_is_one(open_with: OpenWith) -> None:

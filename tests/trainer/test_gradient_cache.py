@@ -103,31 +103,6 @@ def test_with_dropout_gradient_and_random_state_equal_a_computation_without_cach
     assert_same(gradient(learner.model), expected)
 
 
-@pytest.mark.parametrize("micro_rows", [1, 3])
-def test_without_dropout_the_gradient_does_not_depend_on_the_size_of_micro_batches(
-    learner: Learner, micro_rows: int
-) -> None:
-    learner.model.eval()
-    written_loss(*(learner.model.views(*part.inputs.batch(part.rows, "cpu")) for part in learner.parts)).backward()
-    expected = gradient(learner.model)
-    embedder(learner.model, micro_rows=micro_rows).backward(learner.parts, backward_of_written_loss)
-    assert_same(gradient(learner.model), expected)
-
-
-@pytest.mark.parametrize("cache", [True, False])
-def test_side_without_rows_gives_an_empty_array_of_views(learner: Learner, cache: bool) -> None:
-    queries, keys = learner.parts
-    shapes = []
-
-    def loss(leaves: list[Tensor]) -> float:
-        shapes.extend(leaf.shape for leaf in leaves)
-        sum(leaf.square().sum() for leaf in leaves).backward()
-        return 0.0
-
-    embedder(learner.model, cache).backward([queries, Part(keys.inputs, np.empty(0, np.int64))], loss)
-    assert shapes[1] == (0, learner.model.view_count("labels"), DIM)
-
-
 def test_bfloat16_gives_single_precision_vectors_and_a_close_gradient(learner: Learner) -> None:
     learner.model.eval()
     embedder(learner.model).backward(learner.parts, backward_of_written_loss)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.trainer.distributed import ALONE, Ranks, check_same_dataset, check_shared_folder
+from recollect.trainer.distributed import Ranks, check_same_dataset, check_shared_folder
 from recollect.trainer.errors import TrainingError
 from tests.trainer.runs import PATIENCE_SECONDS, USUAL
 
@@ -49,11 +49,6 @@ def test_first_process_removes_its_file_and_refuses_a_folder_that_others_do_not_
     with pytest.raises(TrainingError, match="use shared storage"):
         check_shared_folder(tmp_path / "run", host, "cpu")
     assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_single_process_writes_no_file(tmp_path: Path) -> None:
-    check_shared_folder(tmp_path / "run", ALONE, "cpu")
-    assert not (tmp_path / "run").exists()
 
 
 def test_different_datasets_are_refused(tmp_path: Path) -> None:

@@ -1,22 +1,19 @@
-"""Keys at a training step, and the key sources of a memory."""
+"""Keys at a training step."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from recollect.trainer.data.dataset import open_dataset
-from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeyMaker, KeySource
+from recollect.trainer.encoding.keys import KeyMaker
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from tests.trainer.conftest import LABELS, TEXTS
-from tests.trainer.helpers import OwnShare, learned_adapter, learned_head, random_units
+from tests.trainer.helpers import learned_adapter
 
 DIM = 12
 
@@ -65,36 +62,3 @@ def test_keys_computed_with_bfloat16_are_float32_unit_vectors_near_the_exact_key
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         difference = np.abs(vectors - expected).max()
         assert 1e-5 < difference < 0.05
-
-
-KINDS = [f"{what}, {method}" for what in ("texts", "adapter") for method in ("rae", "unidec")]
-INSTANCES, LABEL_COUNT = 14, 5
-
-
-def key_source(kind: str, toy: Path, encoder: Encoder, ranks: Ranks) -> KeySource:
-    torch.manual_seed(7)
-    what, method = kind.split(", ")
-    head = learned_head(method, encoder.model.dim, LABEL_COUNT)
-    if what == "texts":
-        dataset, encoder = open_dataset(toy), encoder.with_adapter(None, head)
-        return EncodedTexts(encoder, dataset.labels, dataset.read_split("train").entries, ranks)
-    read = random_units(np.random.default_rng(3), INSTANCES + LABEL_COUNT, encoder.dim)
-    model = VectorDualEncoder(encoder.dim, learned_adapter(encoder.dim, 48), head).eval()
-    labels = VectorTable(torch.from_numpy(read[INSTANCES:]), "labels")
-    return AdaptedKeys(model, read[:INSTANCES], labels, "cpu", ranks)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("start", "stop"), [(0, 14), (16, 17)])
-def test_key_source_of_each_rank_computes_only_its_share(
-    toy: Path, tiny_encoder: Encoder, kind: str, start: int, stop: int
-) -> None:
-    whole = key_source(kind, toy, tiny_encoder, ALONE).keys(start, stop, lambda rows: None)
-    reported: list[int] = []
-    shares = [
-        key_source(kind, toy, tiny_encoder, OwnShare(rank, 3)).keys(start, stop, lambda rows: reported.append(rows))
-        for rank in range(3)
-    ]
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert sum(reported) == stop - start
-    np.testing.assert_allclose(np.concatenate(shares), whole, atol=1e-6)

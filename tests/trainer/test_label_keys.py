@@ -1,20 +1,13 @@
 """Label keys against the written formula, and the label inputs of an adapter."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import LabelSets
-from recollect.trainer.distributed import ALONE
-from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.keys import EncodedTexts
 from recollect.trainer.memory import label_keys
 from recollect.trainer.memory.label_keys import LabelInputs, LabelKeys
-from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
-from recollect.trainer.memory.memory_writer import write_memory
 from tests.trainer.helpers import label_sets, random_units
 
 DIM, LABELS = 8, 6
@@ -49,16 +42,6 @@ def test_label_keys_equal_the_formula_of_pefa(alpha: float) -> None:
     np.testing.assert_allclose(np.linalg.norm(keys[:], axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
-@pytest.mark.parametrize("rows", [slice(3, None), slice(2, 2), slice(5, 99), [5, 1, 1, 4], []], ids=str)
-def test_label_keys_can_be_indexed_like_an_array(alpha: float, rows: slice | list[int]) -> None:
-    chosen = rows if isinstance(rows, slice) else np.array(rows, dtype=np.int64)
-    keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)
-    expected = written_formula(TEXTS, INSTANCES, SETS, alpha)[chosen]
-    assert keys[chosen].shape == expected.shape
-    np.testing.assert_allclose(keys[chosen], expected, atol=1e-6)
-
-
 def test_label_keys_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_keys, "_CHUNK_LABELS", 4)
     keys = LabelKeys(TEXTS, INSTANCES, label_sets(SETS), 0.5)
@@ -66,38 +49,9 @@ def test_label_keys_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPa
     assert keys.filled().dtype == np.float32
 
 
-def test_label_without_instances_keeps_its_text_vector() -> None:
-    alpha = 1.0
-    np.testing.assert_array_equal(LabelKeys(TEXTS, INSTANCES, label_sets(SETS), alpha)[4:5], TEXTS[4:5])
-    none = LabelKeys(TEXTS, INSTANCES[:0], label_sets([]), alpha)
-    np.testing.assert_array_equal(none[:], TEXTS)
-
-
 def test_instances_that_sum_to_zero_leave_the_text_vector() -> None:
     opposites = np.stack([INSTANCES[0], -INSTANCES[0]])
     np.testing.assert_array_equal(LabelKeys(TEXTS[:1], opposites, label_sets([[0], [0]]), 0.5)[:], TEXTS[:1])
-
-
-class TestLabelKeysOfAMemory:
-    @pytest.fixture
-    def memory(self, toy: Path, tiny_encoder: Encoder, tmp_path: Path) -> Memory:
-        """The memory of the toy dataset, with label_key_alpha 0.25."""
-        dataset = open_dataset(toy)
-        split = dataset.read_split("train")
-        plan = MemoryPlan.of(dataset.labels, split, tiny_encoder, "0" * 64, "float32")
-        source = EncodedTexts(tiny_encoder, dataset.labels, split.entries, ALONE)
-        write_memory(tmp_path / "memory", plan, dataset.labels, split, source, ALONE)
-        write_defaults(tmp_path / "memory", plan, DEFAULTS | {"label_key_alpha": 0.25})
-        return open_memory(tmp_path / "memory")
-
-    @pytest.mark.parametrize("alpha", [None, 0.5])
-    def test_label_keys_of_a_memory_have_its_default_alpha_unless_alpha_is_given(
-        self, memory: Memory, alpha: float | None
-    ) -> None:
-        votes = np.split(memory.value_indices, memory.value_indptr[1:-1])
-        sets = [row.tolist() for row in votes]
-        expected = written_formula(memory.keys[14:], memory.keys[:14], sets, 0.25 if alpha is None else alpha)
-        np.testing.assert_allclose(memory.label_keys(alpha)[:], expected, atol=1e-6)
 
 
 ADAPTED_LABELS, ADAPTED_INSTANCES = 7, 12

@@ -165,6 +165,14 @@ def test_loss_in_single_precision_and_bfloat16_gives_no_nan(
     assert all(part.isfinite().all() for part in value_and_gradients(loss, low))
 
 
+@every_pool
+def test_binary_cross_entropy_is_summed_over_the_labels_of_each_query_that_has_one(pool: Pool) -> None:
+    function = torch.nn.functional.binary_cross_entropy_with_logits
+    entropy = function(pool.labels, pool.relevant.double(), reduction="none").sum(dim=1)
+    expected = torch.where(pool.relevant.any(dim=1), entropy, 0)
+    torch.testing.assert_close(losses.binary_cross_entropy(pool.labels, pool.relevant), expected)
+
+
 @pytest.mark.parametrize("name", ["random 3", "sampled positives", "repeated labels", "no label at all"])
 @pytest.mark.parametrize("k", [1, 5])
 def test_soft_top_k_loss_equals_its_formula(name: str, k: int) -> None:

@@ -87,14 +87,6 @@ def printed_regulariser(pool: Pool) -> Tensor:
     return losses.printed_regulariser(b, s, positives, relevant)
 
 
-def query(similarities: list[float], positives: list[int], dtype: torch.dtype = torch.float64) -> Pool:
-    """Make a pool of one query from its similarities and the numbers of its positives."""
-    scores = torch.tensor([similarities], dtype=dtype)
-    relevant = torch.zeros(scores.shape, dtype=torch.bool)
-    relevant[0, positives] = True
-    return Pool(scores, relevant, relevant, scores, relevant)
-
-
 @every_margin
 @every_pool
 def test_triplet_loss_and_its_gradient_equal_the_formula(pool: Pool, margin: tuple[float, float]) -> None:
@@ -136,16 +128,6 @@ def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, factor: floa
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_released_regulariser_stops_at_its_margin_and_the_printed_one_never() -> None:
-    # One query, one positive and two negatives: prototypes are nearer by .4, and farther by .5 and .1.
-    to_prototypes, to_texts = torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([[0.5, 0.6, 0.5]])
-    relevant = torch.tensor([[True, False, False]])
-    released = losses.prototype_regulariser(to_prototypes, to_texts, relevant, relevant)
-    printed = losses.printed_regulariser(to_prototypes, to_texts, relevant, relevant)
-    assert released.tolist() == pytest.approx([0.1])  # 1/2 (0 + .2)
-    assert printed.tolist() == pytest.approx([-0.05])  # 1/2 (-.1 + (-.2 + .2) / 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("loss", [triplet, regulariser])
 @pytest.mark.parametrize("scaled", [cosines, lambda pool: pool._replace(instances=-pool.labels)], ids=["unit", "large"])
@@ -173,10 +155,3 @@ class TestTriplet:
         relevant[:, 0] = True
         found = value_and_gradients(triplet, Pool(scores, relevant, relevant, scores, relevant))
         assert all(not part.any() for part in found)
-
-    @every_type
-    def test_constant_margin_gives_a_hinge_loss_that_is_0_at_the_margin(self, dtype: torch.dtype) -> None:
-        pool = query([0.25, 0.0, 0.125, -0.5], [0], dtype)
-        value, gradient, _ = value_and_gradients(lambda own: triplet(own, (0.25, 0.25)), pool)
-        assert value.tolist() == [0.125]  # only the second negative counts: the first is exactly at the margin
-        assert gradient.tolist() == [[-0.5, 0, 0.5, 0]]

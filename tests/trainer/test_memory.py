@@ -22,7 +22,7 @@ from recollect.trainer.memory.memory import (
     write_defaults,
 )
 from recollect.trainer.memory.memory_writer import write_memory
-from tests.trainer.helpers import learned_adapter, learned_head
+from tests.trainer.helpers import label_lists, learned_adapter, learned_head
 
 # 14 instances and 5 labels in chunks of 4. The last chunk of instances is short, and labels start a new chunk.
 CHUNK = 4
@@ -90,10 +90,11 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 class TestFinishedMemory:
-    def test_keys_are_instances_then_labels_in_dataset_order(self, writer: Writer, tmp_path: Path) -> None:
+    def test_memory_has_the_keys_votes_and_texts_of_the_dataset_in_its_order(
+        self, writer: Writer, tmp_path: Path, toy: Path
+    ) -> None:
         assert writer.write(tmp_path / "memory") == KEYS
-        memory = open_memory(tmp_path / "memory")
-        config = writer.encoder.config
+        memory, config = open_memory(tmp_path / "memory"), writer.encoder.config
         expected = np.concatenate(
             [
                 writer.encoder.encode(writer.instances.entries.texts.to_pylist(), config.max_length),
@@ -102,21 +103,13 @@ class TestFinishedMemory:
         )
         assert memory.keys.shape == (KEYS, writer.encoder.dim)
         np.testing.assert_allclose(memory.keys, expected, atol=1e-6)
-
-    def test_instances_vote_for_their_labels(self, writer: Writer, tmp_path: Path) -> None:
-        writer.write(tmp_path / "memory")
-        memory = open_memory(tmp_path / "memory")
         votes = [row.tolist() for row in np.split(memory.value_indices, memory.value_indptr[1:-1])]
-        relevance = writer.instances.labels.to_csr(5)
-        assert votes == [row.indices.tolist() for row in relevance]
-
-    def test_texts_and_uids_are_in_the_order_of_the_keys(self, writer: Writer, tmp_path: Path, toy: Path) -> None:
-        writer.write(tmp_path / "memory")
+        assert votes == label_lists(writer.instances)
         for name, source in (("instances", "train"), ("labels", "labels")):
             written = (tmp_path / "memory" / f"{name}.jsonl").read_text().splitlines()
-            given = (toy / f"{source}.jsonl").read_text().splitlines()
+            given = map(json.loads, (toy / f"{source}.jsonl").read_text().splitlines())
             assert [json.loads(line) for line in written] == [
-                {"uid": record["uid"], "text": record["text"]} for record in map(json.loads, given)
+                {key: row[key] for key in ("uid", "text")} for row in given
             ]
 
     def test_writing_defaults_changes_only_memory_json(self, writer: Writer, tmp_path: Path) -> None:
@@ -218,44 +211,27 @@ class TestOpening:
             open_memory(folder)
         assert saved_plan(folder) is None
 
-    @pytest.mark.parametrize("content", ["{", '{"format_version": 1}'])
-    def test_broken_memory_json_is_refused(self, folder: Path, content: str) -> None:
-        (folder / "memory.json").write_text(content)
-        with pytest.raises(MemoryFolderError, match=r"memory\.json: expected a memory's header, found: "):
-            open_memory(folder)
-
-    def test_truncated_or_missing_array_is_refused_and_the_error_names_its_file(self, folder: Path) -> None:
-        name = "value_indices.npy"
-        (folder / name).write_bytes((folder / name).read_bytes()[:-1])
-        with pytest.raises(
-            MemoryFolderError, match=rf"{name}: expected an array, found: .*run `recollect train` again"
+    def test_damaged_files_are_refused_by_their_names(self, folder: Path) -> None:
+        indices, indptr = np.load(folder / "value_indices.npy"), np.load(folder / "value_indptr.npy")
+        cut = (folder / "value_indices.npy").read_bytes()[:-1]
+        shape, votes = r"expected float32 of shape \(19, 32\), found", "expected instances to vote for labels below 5"
+        for name, content, message in (
+            ("value_indices.npy", cut, "expected an array, found: .*run `recollect train` again"),
+            ("value_indices.npy", None, "expected an array, found: "),
+            ("value_indices.npy", np.where(np.arange(len(indices)) == 2, 5, indices), votes),
+            ("value_indptr.npy", np.where(np.arange(len(indptr)) == 3, indptr[-1], indptr), votes),
+            ("keys.npy", np.zeros((KEYS - 1, 32), np.float32), shape),
+            ("keys.npy", np.zeros((KEYS, 32), np.float16), shape),
+            ("keys.npy", np.array([{}], dtype=object), "expected an array, found: "),  # needs pickle
+            ("memory.json", b"{", "expected a memory's header, found: "),
+            ("memory.json", b'{"format_version": 1}', "expected a memory's header, found: "),
         ):
-            open_memory(folder)
-        (folder / name).unlink()
-        with pytest.raises(MemoryFolderError, match=rf"{name}: expected an array, found: "):
-            open_memory(folder)
-
-    def test_keys_of_wrong_shape_or_type_are_refused(self, folder: Path) -> None:
-        for keys in (np.zeros((KEYS - 1, 32), np.float32), np.zeros((KEYS, 32), np.float16)):
-            np.save(folder / "keys.npy", keys)
-            with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected float32 of shape \(19, 32\), found "):
+            whole = (folder / name).read_bytes()
+            if isinstance(content, np.ndarray):
+                np.save(folder / name, content)
+            else:
+                (folder / name).write_bytes(content or b"")
+            with pytest.raises(MemoryFolderError, match=message) as refusal:
                 open_memory(folder)
-
-    def test_pickled_array_is_refused(self, folder: Path) -> None:
-        np.save(folder / "keys.npy", np.array([{}], dtype=object))
-        with pytest.raises(MemoryFolderError, match=r"keys\.npy: expected an array, found: "):
-            open_memory(folder)
-
-    def test_memory_whose_instances_vote_for_an_unknown_label_is_refused(self, folder: Path) -> None:
-        indices = np.load(folder / "value_indices.npy")
-        indices[2] = 5
-        np.save(folder / "value_indices.npy", indices)
-        with pytest.raises(MemoryFolderError, match="expected instances to vote for labels below 5, found others"):
-            open_memory(folder)
-
-    def test_memory_with_decreasing_value_indptr_is_refused(self, folder: Path) -> None:
-        indptr = np.load(folder / "value_indptr.npy")
-        indptr[3] = indptr[-1]
-        np.save(folder / "value_indptr.npy", indptr)
-        with pytest.raises(MemoryFolderError, match="expected instances to vote for labels"):
-            open_memory(folder)
+            assert name in str(refusal.value) or message == votes
+            (folder / name).write_bytes(whole)

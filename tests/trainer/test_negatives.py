@@ -6,7 +6,7 @@ import pytest
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.negatives import HardNegatives, mine
-from tests.trainer.helpers import label_sets, random_sets, random_units, unit
+from tests.trainer.helpers import label_sets, random_sets, random_units
 
 
 @pytest.mark.parametrize("top", [1, 6, 100])
@@ -30,19 +30,6 @@ def test_true_labels_of_an_instance_are_never_its_negatives(search: str) -> None
     mined = mine(random_units(rng, 60), random_units(rng, labels), label_sets(sets), 50, search, "cpu", ALONE)
     assert any((row >= 0).any() for row in mined.labels.own)
     assert all(not own & set(row.tolist()) for own, row in zip(sets, mined.labels.own, strict=True))
-
-
-def test_approximate_search_finds_most_negatives_of_exact_search() -> None:
-    rng = np.random.default_rng(1)
-    topics = random_units(rng, 100, 32)
-    label_keys = unit(np.repeat(topics, 40, axis=0) + 0.1 * rng.standard_normal((4_000, 32)))
-    queries = unit(topics[rng.integers(100, size=200)] + 0.1 * rng.standard_normal((200, 32)))
-    sets = label_sets([{int(label)} for label in rng.integers(4_000, size=200)])
-    exact, nearly = (
-        mine(queries, label_keys, sets, 20, search, "cpu", ALONE).labels.own for search in ("exact", "approximate")
-    )
-    common = [len(set(a.tolist()) & set(b.tolist()) - {-1}) for a, b in zip(exact, nearly, strict=True)]
-    assert sum(common) > 0.9 * (exact >= 0).sum()
 
 
 @pytest.mark.parametrize("m", [0, 2, 5])

@@ -129,7 +129,9 @@ def _loss_of_queries(
     if name == "prime":
         loss = losses.triplet_sum if options.triplets == "sum" else losses.clipped_triplet
         triplets = sum(loss(view, *pairs, margin=options.margin) for view in views[: 1 + options.text_loss])
-        return triplets + options.regulariser_weight * losses.prototype_regulariser(*views, *pairs)
+        printed = options.regulariser == "printed"
+        regulariser = losses.printed_regulariser if printed else losses.prototype_regulariser
+        return triplets + options.regulariser_weight * regulariser(*views, *pairs)
     if name == "everything":
         return sum(losses.rae(view, *pairs, *instances) for view in views)
     if name in {"unidec", "supcon"}:
@@ -138,7 +140,7 @@ def _loss_of_queries(
     return {
         "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
         "dexml": lambda: losses.decoupled_softmax(scores, *pairs),
-        "softtopk": lambda: losses.soft_top_k_loss(scores, *pairs, 5),
+        "softtopk": lambda: losses.soft_top_k_loss(scores, *pairs, options.softtopk_k, options.softtopk_alpha),
         "bce": lambda: losses.binary_cross_entropy(scores, relevant),
         "ova": lambda: losses.binary_cross_entropy(scores, relevant),
         "rae": lambda: losses.rae(scores, *pairs, *instances),
@@ -188,6 +190,9 @@ def test_gradient_computed_in_blocks_equals_autograd_of_the_whole_loss(method: s
         ("prime", {"triplets": "sum"}),
         ("prime", {"text_loss": False}),
         ("prime", {"regulariser_weight": 0}),
+        ("prime", {"regulariser": "printed"}),
+        ("softtopk", {"softtopk_k": 3}),
+        ("softtopk", {"softtopk_alpha": 4}),
         ("unidec", {"symmetric": False}),
         ("supcon", {"symmetric": False}),
         ("everything", {"symmetric": False}),

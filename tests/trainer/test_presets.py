@@ -63,13 +63,6 @@ def test_each_value_has_a_source_and_no_value_is_missing_too(preset: Preset) -> 
     assert set(preset.missing) <= set(TrainSettings.model_fields)
 
 
-def test_preset_with_a_base_replaces_only_its_own_values() -> None:
-    base, mined = find_preset("dexml/eurlex-4k-released"), find_preset("dexml/eurlex-4k-released-hnm")
-    differing = {name for name, flag in mined.flags.items() if base.flags.get(name) != flag}
-    assert differing == {"hard_negatives", "mine_top", "mine_from"}
-    assert (mined.dataset, mined.method, mined.evaluate) == (base.dataset, base.method, base.evaluate)
-
-
 # Method, batch, learning rate, epochs or steps, tokens and further values, as the papers print them: RAE-XMC Table 7,
 # DEXML Table 7, PRIME Table 10 and section 4.2, UniDEC Tables 6 and 7.
 PRINTED: dict[str, dict[str, Any]] = {
@@ -154,11 +147,6 @@ def test_flags_override_values_of_a_preset() -> None:
     assert (changed.batch_size, changed.encoder) == (7, "minilm")
     names = {"batch_size", "encoder"}
     assert changed.model_dump(exclude=names) == plain.model_dump(exclude=names)
-
-
-def test_flag_without_effect_is_refused_with_a_preset_too() -> None:
-    with pytest.raises(TrainingError, match="--bank: expected --method prime, found --method rae"):
-        settings(preset=RAE, bank=4)
 
 
 def test_method_of_another_preset_is_refused() -> None:

@@ -178,20 +178,12 @@ class TestHonesty:
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            (["--encoder", "static", *STATIC], "--query-encoder static: expected an encoder with a transformer, found"),
-            (["--best", *STATIC], "--query-encoder: expected no such flag, because --best chooses it"),
-        ],
-    )
-    @pytest.mark.usefixtures("offline")
-    def test_contradictory_flags_write_nothing(
-        self, lesson: Path, run_folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    def test_static_encoder_needs_no_query_encoder(
+        self, train: Train, run_folder: Path, tiny_bert: TinyEncoder
     ) -> None:
-        assert recollect.main(["train", str(lesson), "--out", str(run_folder), *more]) == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "recollect train: " in line]
-        assert message in line
+        outcome = train("--encoder", "static", "--static-from", tiny_bert.folder, *STATIC)
+        assert outcome.status == 2
+        assert "--query-encoder static: expected an encoder with a transformer, found the static" in outcome.message
         assert not run_folder.exists()
 
     def test_run_with_a_query_encoder_does_not_lose_it_silently(self, train: Train, run_folder: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.methods import METHODS
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.train_settings import TrainSettings
 
@@ -55,6 +54,8 @@ def test_given_settings_replace_defaults_even_if_they_are_zero() -> None:
     assert (found.learning_rate, found.batch_size, found.epochs, found.steps) == (0.5, 10, 2, 200)
     assert not found.mines
     assert recipe(method="dexml", hard_negatives=5).mines
+    found = recipe(method="infonce", hard_negatives="all")
+    assert (found.hard_negatives, found.mines) == (None, False)
 
 
 def test_epoch_has_one_step_for_each_batch_and_by_default_negatives_are_mined_once_an_epoch() -> None:
@@ -64,20 +65,11 @@ def test_epoch_has_one_step_for_each_batch_and_by_default_negatives_are_mined_on
     assert recipe(mine_every=3).mine_every == 3
 
 
-@pytest.mark.parametrize(("max_steps", "steps"), [(0, 40), (7, 7), (1_000, 40)])
-def test_first_limit_counts_if_epochs_and_steps_are_given(max_steps: int, steps: int) -> None:
-    assert recipe(batch_size=100, epochs=4, max_steps=max_steps).steps == steps
-
-
-@pytest.mark.parametrize(("max_steps", "epochs"), [(10, 1), (11, 2)])
-def test_given_steps_decide_the_number_of_epochs(max_steps: int, epochs: int) -> None:
-    found = recipe(batch_size=100, max_steps=max_steps)
-    assert (found.steps, found.epochs) == (max_steps, epochs)
-
-
-def test_all_as_hard_negatives_means_the_whole_label_space() -> None:
-    found = recipe(method="infonce", hard_negatives="all")
-    assert (found.hard_negatives, found.mines) == (None, False)
+def test_first_limit_counts_if_epochs_and_steps_are_given_and_steps_alone_decide_the_epochs() -> None:
+    assert [recipe(batch_size=100, epochs=4, max_steps=most).steps for most in (0, 7, 1_000)] == [40, 7, 40]
+    for steps, epochs in ((10, 1), (11, 2)):
+        found = recipe(batch_size=100, max_steps=steps)
+        assert (found.steps, found.epochs) == (steps, epochs)
 
 
 def test_negatives_are_mined_from_the_given_epoch_and_then_in_the_given_rhythm() -> None:
@@ -97,8 +89,7 @@ def test_tf32_is_refused_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "device", "expected"),
-    [("auto", "cpu", "fp32"), ("auto", "cuda", "bf16"), ("fp32", "cuda", "fp32"), ("bf16", "cpu", "bf16")],
+    ("precision", "device", "expected"), [("auto", "cpu", "fp32"), ("auto", "cuda", "bf16"), ("fp32", "cuda", "fp32")]
 )
 def test_precision_auto_means_bf16_only_on_a_gpu(precision: str, device: str, expected: str) -> None:
     assert recipe(precision=precision, device=device).precision == expected
@@ -128,12 +119,6 @@ def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(warmup: float, ste
     )
 
 
-def test_recipe_does_not_differ_after_it_was_stored_as_json() -> None:
-    for method in METHODS:
-        found = recipe(method=method)
-        assert found.differences(json.loads(json.dumps(found.as_json()))) == []
-
-
 def test_differences_of_recipes_name_changed_and_missing_fields() -> None:
     found = recipe(method="dexml")
     saved = json.loads(json.dumps(found.as_json()))
@@ -142,12 +127,6 @@ def test_differences_of_recipes_name_changed_and_missing_fields() -> None:
     saved["hard_negatives"] = 2
     del saved["precision"]
     assert sorted(found.differences(saved)) == ["encoder", "hard_negatives", "precision", "seed"]
-
-
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Recipe) if field.name != "options"])
-def test_recipe_with_any_changed_field_differs(field: str) -> None:
-    found = recipe()
-    assert found.differences(found.as_json() | {field: "another"}) == [field.removesuffix("_sha256")]
 
 
 @pytest.mark.parametrize(
@@ -186,13 +165,3 @@ def test_clusters_and_banks_that_do_not_suit_the_dataset_are_refused(given: dict
     with pytest.raises(TrainingError, match=re.escape(complaint)):
         recipe(method="prime", **given)
     assert bank_of(recipe(method="prime", clusters=1_000, bank=100)) == 100
-
-
-class TestLimitInSeconds:
-    def test_learning_rate_depends_on_the_time_or_on_the_steps_whichever_is_further(self) -> None:
-        found, by_steps = dataclasses.replace(peaking(100), max_seconds=50.0), peaking(100)
-        assert found.rate(0, 25.0) == by_steps.rate(50)
-        assert found.rate(70, 25.0) == by_steps.rate(70)
-        rates = [found.rate(10, float(seconds)) for seconds in range(6, 50)]
-        assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
-        assert min(rates) > 0

@@ -58,17 +58,6 @@ def test_sample_without_some_packages_is_smaller_and_complete(tmp_path: Path) ->
     assert "Return the square root of x." in {row["text"] for row in rows(tmp_path / "small", "train")}
 
 
-def test_sample_is_written_into_an_empty_folder_and_no_temporary_folder_remains(tmp_path: Path) -> None:
-    (tmp_path / "sample").mkdir()
-    write_sample(tmp_path / "sample")
-    assert [path.name for path in tmp_path.iterdir()] == ["sample"]
-    assert sorted(path.name for path in (tmp_path / "sample").iterdir()) == [
-        "labels.jsonl",
-        "test.jsonl",
-        "train.jsonl",
-    ]
-
-
 def test_sample_folder_that_contains_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DatasetError, match=r"an empty one; found notes\.txt in it: remove it or name another folder"):

@@ -28,14 +28,6 @@ def test_nearest_keys_equal_those_of_a_full_sort(device: str, top: int) -> None:
     np.testing.assert_allclose(similarities, expected_similarities, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_half_precision_keys_and_strided_queries_are_searched(device: str) -> None:
-    rng = np.random.default_rng(1)
-    queries, keys = random_units(rng, 20)[::2], random_units(rng, 30).astype(np.float16)
-    _, rows = nearest(queries, keys, 3, device)
-    np.testing.assert_array_equal(rows, brute_force(queries, keys, 3)[1])
-
-
 @pytest.mark.parametrize(("queries", "similarities"), [(7, 1 << 28), (4_096, 20)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_queries_of_several_blocks_keep_their_order(

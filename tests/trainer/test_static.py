@@ -50,13 +50,6 @@ class TestStaticModel:
         expected = np.stack([p @ sum(position * w[t] * e[t] for t, position in placed), p @ (w[7] * e[7])])
         np.testing.assert_allclose(model(ids, mask).detach().numpy(), expected, atol=1e-5)
 
-    def test_sum_of_the_rows_of_the_folded_table_weighted_by_position_is_the_vector(self, model: StaticModel) -> None:
-        ids = torch.tensor([[3, 5, 5, 1]])
-        placed = torch.tensor([1.0, 4.0, 2.0, 2.0])
-        np.testing.assert_allclose(
-            placed @ model.folded()[ids[0]], model(ids, torch.ones_like(ids))[0].detach(), atol=1e-5
-        )
-
     def test_training_leaves_out_some_tokens_and_evaluation_none(self, model: StaticModel) -> None:
         ids = torch.arange(TOKENS).expand(50, -1)
         mask = torch.ones_like(ids)
@@ -67,10 +60,6 @@ class TestStaticModel:
 
 
 class TestUntrainedStaticEncoder:
-    def test_vectors_are_finite_unit_vectors_even_of_a_text_without_words(self, static: Encoder) -> None:
-        vectors = static.encode([*TEXTS, "", "  "], 32)
-        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-
     def test_checkpoint_keeps_the_encoder(self, static: Encoder, tmp_path: Path) -> None:
         save_checkpoint(static, tmp_path / "checkpoint")
         loaded = load_checkpoint(tmp_path / "checkpoint", "cpu")
@@ -120,15 +109,6 @@ class TestTraining:
         before, after = weights(tmp_path / "zero"), weights(tmp_path / "run")
         for name in ("tokens.weight", "weights", "positions", "projection.weight"):
             assert not torch.equal(before[name], after[name]), name
-
-    def test_trained_static_encoder_can_start_another_training(
-        self, run: Callable[..., int], flags: list[object], tmp_path: Path
-    ) -> None:
-        assert run("--out", tmp_path / "first", "--max-steps", 1) == 0
-        again = ["--encoder", tmp_path / "first" / "checkpoint", "--train", "adapter", "--max-steps", 1]
-        (status,) = run_recollect([*flags, *again], tmp_path / "log")
-        assert status == 0, (tmp_path / "log").read_text()
-        assert load_checkpoint(tmp_path / "run" / "checkpoint", "cpu").model.is_static
 
 
 @pytest.mark.parametrize(

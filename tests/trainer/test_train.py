@@ -130,17 +130,6 @@ class TestTraining:
         assert train("--max-steps", 8, "--validate-every", 3).status == 0
         assert list(metrics(run_folder, "validation_ndcg_5")) == [0, 3, 6, 8]
 
-    def test_equal_seeds_give_equal_weights_and_different_seeds_give_different_weights(
-        self, train: Train, run_folder: Path
-    ) -> None:
-        found = {}
-        for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-            folder = run_folder.with_name(name)
-            train("--out", folder, "--seed", seed, "--validation-fraction", 0, "--max-steps", 6)
-            found[name] = results(folder)
-        assert found["a"] == found["b"]
-        assert found["a"]["adapter.safetensors"] != found["c"]["adapter.safetensors"]
-
     def test_training_with_small_micro_batches_gives_nearly_equal_weights(
         self, train: Train, run_folder: Path, steady_encoder: Path
     ) -> None:
@@ -152,15 +141,6 @@ class TestTraining:
             open_memory(run_folder.with_name("micro") / "memory").keys,
             atol=1e-3,
         )
-
-    def test_half_precision_keys_of_the_memory_equal_the_keys_that_the_checkpoint_gives(
-        self, train: Train, run_folder: Path
-    ) -> None:
-        train("--key-dtype", "float16", "--epochs", 1, "--label-inputs", "text")
-        encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
-        assert memory.keys.dtype == np.float16
-        found = encoder.encode(texts(run_folder, "labels.jsonl"), 8, side="labels")
-        np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-3)
 
     def test_training_can_start_from_a_checkpoint_and_its_adapter(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -272,27 +252,6 @@ class TestVectors:
         message = self.refused(train, run_folder, "--vectors", vectors, "--encoder", tiny_distilbert.folder)
         assert f"--vectors {vectors}: expected float32 keys of this encoder" in message
         assert "found a memory that differs in encoder_sha256; omit the flag" in message
-
-    def test_flag_vectors_with_a_missing_folder_is_refused(
-        self, train: Train, run_folder: Path, tmp_path: Path
-    ) -> None:
-        message = self.refused(train, run_folder, "--vectors", tmp_path / "none")
-        assert f"{tmp_path / 'none'}: expected a memory, found none" in message
-
-    def test_vectors_that_were_written_with_different_settings_are_refused(
-        self, train: Train, run_folder: Path, vectors: Path
-    ) -> None:
-        message = self.refused(train, run_folder, "--vectors", vectors, "--pooling", "cls")
-        assert "differs in pooling; omit the flag" in message
-
-    def test_vectors_that_the_run_would_remove_are_refused(self, train: Train, vectors: Path) -> None:
-        before = files(vectors.parent)
-        for flag in (["--vectors", vectors], ["--encoder", vectors.parent / "checkpoint"]):
-            outcome = train(*flag, "--out", vectors.parent, "--overwrite")
-            assert outcome.status == 2
-            expected = f"expected a folder outside --out {vectors.parent}, which this command writes"
-            assert f"{flag[0]} {flag[1]}: {expected}" in outcome.message
-            assert files(vectors.parent) == before
 
 
 def test_damaged_memory_of_a_finished_training_is_written_again_without_training(

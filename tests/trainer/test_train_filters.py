@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.memory.tune import tune
 from recollect.trainer.settings import TuneSettings
@@ -93,11 +92,3 @@ def test_memory_with_filters_out_of_range_is_refused(
     np.save(path, np.array([*own_products(), pair]))
     assert recollect.main(["tune", str(run_folder)]) == 2
     assert "filtered_pairs.npy: expected pairs of an instance below 12 and a label below 12" in capfd.readouterr().err
-
-
-def test_filters_survive_dropped_rows(products: Path, tmp_path: Path) -> None:
-    lines = (products / "train.jsonl").read_text().splitlines()
-    lines[0] = json.dumps({"uid": "P0", "text": " ", "labels": [1]})
-    (products / "train.jsonl").write_text("\n".join(lines) + "\n")
-    split = open_dataset(products, empty_texts="drop", note=lambda _: None).read_split("train")
-    assert split.filtered_pairs.tolist() == [[row, row + 1] for row in range(len(PRODUCTS) - 1)]

@@ -29,8 +29,6 @@ from tests.trainer.runs import (
     weights,
 )
 
-REPOSITORY = Path(__file__).parents[2]
-
 # Moments at which a training with 6 steps an epoch is killed. Its state is saved after every step.
 ON_THE_WAY = [
     Moment("recollect.trainer.memory.memory_writer._write_progress", 2),  # some frozen keys are written
@@ -48,16 +46,7 @@ ON_THE_WAY = [
 KINDS: dict[str, list[object]] = {
     "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
-    "prototypes": [
-        "--train",
-        "full",
-        "--method",
-        "prime",
-        "--cluster-from",
-        0,
-        "--tune",
-        "no",
-    ],
+    "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--tune", "no"],
 }
 # Each kind has a third of the moments. The first moment is in the first kind, because only frozen encoders have it.
 SEVERAL_TIMES = [pytest.param(kind, ON_THE_WAY[number::3], id=kind) for number, kind in enumerate(KINDS)]
@@ -179,12 +168,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", [["rae", "--mine-every", 5], ["ova", "--classifier-keys", "joined"]], ids=lambda m: m[0]
+    "method",
+    [["rae", "--train", "full", "--mine-every", 5], ["ova", "--train", "head", "--classifier-keys", "joined"]],
+    ids=lambda m: m[0],
 )
 def test_training_with_two_ranks_gives_the_weights_of_one_process(
     folder: Path, lesson: Path, steady_encoder: Path, method: list[object]
 ) -> None:
-    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--train", "full", "--method", *method]
+    words = ["train", lesson, "--encoder", steady_encoder, *USUAL, "--method", *method]
     runs = [folder / f"{method[0]} {ranks}" for ranks in (1, 2)]
     for ranks, run in enumerate(runs, start=1):
         statuses = run_recollect([*words, "--learning-rate", 1e-3, "--out", run], folder / "log", ranks=ranks)
@@ -209,17 +200,7 @@ def assert_same(one: Path, two: Path) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        [
-            "prime",
-            "--hard-negatives",
-            2,
-            "--cluster-from",
-            0,
-            "--positives",
-            2,
-            "--tune",
-            "no",
-        ],
+        ["prime", "--hard-negatives", 2, "--cluster-from", 0, "--positives", 2, "--tune", "no"],
         ["ova", "--train", "head", "--hard-negatives", 3],
     ],
     ids=lambda method: method[0],

@@ -62,25 +62,6 @@ def test_contradictory_or_ignored_flags_are_refused(given: dict[str, Any], compl
         settings(**given)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"epochs": 0, "overwrite": True},
-        {"vectors": "zero/memory"},
-        {"method": "dexml", "hard_negatives": 2, "mine_every": 10, "mine_top": 20},
-        {"method": "supcon", "cluster_from": 2, "cluster_every": 1, "symmetric": False},
-        {"method": "prime", "cluster_every": 2, "bank": 4, "margin": "0.2,0.2", "prototype": "free,text"},
-        {"method": "prime", "triplets": "sum", "text_loss": False, "regulariser_weight": 0},
-        {"method": "unidec", "train": "full", "head_learning_rate": 2e-4, "table_learning_rate": 1e-3},
-        {"method": "infonce", "hard_negatives": "all", "embedding_dropout": 0.1, "warmup": 100, "clip_norm": 0},
-    ],
-    ids=str,
-)
-def test_defaults_and_consistent_flags_are_accepted(given: dict[str, Any]) -> None:
-    settings(**given)
-
-
 class TestInsideTheRunFolder:
     @pytest.fixture
     def out(self, tmp_path: Path) -> Path:

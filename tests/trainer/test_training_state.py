@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.distributed import ALONE
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
@@ -38,10 +37,6 @@ def take_steps(learner: Learner, steps: int) -> None:
         learner.optimizer.zero_grad()
 
 
-def weights_of(learner: Learner) -> dict[str, list[float]]:
-    return {name: weight.flatten().tolist() for name, weight in learner.model.state_dict().items()}
-
-
 MINED = HardNegatives(Sharded.of(np.array([[3, -1, 0], [2, 1, -1]], dtype=np.int32)))
 CLUSTERS = np.array([1, 0, -1], dtype=np.int32)
 
@@ -52,43 +47,6 @@ def learner() -> Learner:
     learner = new_learner(negatives=MINED, clusters=CLUSTERS)
     take_steps(learner, 3)
     return learner
-
-
-def test_training_continues_from_a_restored_state_with_the_same_result(tmp_path: Path, learner: Learner) -> None:
-    progress = Progress(step=3, best=12.5, best_step=2, seconds=7.25)
-    save_state(tmp_path, progress, learner, ALONE)
-    take_steps(learner, 4)
-    other = new_learner(seed=99)
-    take_steps(other, 1)
-    assert load_state(tmp_path, other, ALONE) == progress
-    take_steps(other, 4)
-    assert weights_of(other) == weights_of(learner)
-    assert other.negatives is not None
-    assert other.negatives.labels.own.dtype == np.int32
-    np.testing.assert_array_equal(other.negatives.labels.own, MINED.labels.own)
-    assert other.clusters is not None
-    assert other.clusters.dtype == np.int32
-    np.testing.assert_array_equal(other.clusters, CLUSTERS)
-
-
-def test_saving_a_state_does_not_change_the_learner(tmp_path: Path, learner: Learner) -> None:
-    other = new_learner()
-    take_steps(other, 3)
-    random = torch.get_rng_state()
-    save_state(tmp_path, Progress(step=3), learner, ALONE)
-    assert torch.equal(torch.get_rng_state(), random)
-    take_steps(learner, 2)
-    torch.set_rng_state(random)
-    take_steps(other, 2)
-    assert weights_of(learner) == weights_of(other)
-
-
-def test_newest_of_several_saved_states_is_loaded(tmp_path: Path, learner: Learner) -> None:
-    for step in (9, 10, 100):
-        save_state(tmp_path / str(step), Progress(step=step), learner, ALONE)
-        (state,) = (tmp_path / str(step)).iterdir()
-        shutil.copytree(state, tmp_path / "all" / state.name)
-    assert load_state(tmp_path / "all", learner, ALONE).step == 100
 
 
 NAMES = (
@@ -108,16 +66,3 @@ def test_broken_saved_state_is_refused(tmp_path: Path, learner: Learner, name: s
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(TrainingError, match="step-00000001: expected a training state, found: .*--overwrite"):
         load_state(tmp_path, learner, ALONE)
-
-
-class EqualRank(Ranks):
-    """One of two ranks that hold the same tensors."""
-
-    def all_gather(self, part: torch.Tensor, rows: int) -> torch.Tensor:
-        return torch.cat([part] * self.size)
-
-
-def test_saved_state_of_fewer_ranks_is_refused(tmp_path: Path, learner: Learner) -> None:
-    save_state(tmp_path, Progress(step=1), learner, ALONE)
-    with pytest.raises(TrainingError, match="expected a training state"):
-        load_state(tmp_path, new_learner(), EqualRank(1, 2))

@@ -21,15 +21,12 @@ from recollect.trainer.encoding.keys import AdaptedKeys
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
-from recollect.trainer.memory import tune as tuner
-from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
 from recollect.trainer.memory.memory_writer import write_memory
-from recollect.trainer.memory.tune import Trial, Tuning, table, tune
+from recollect.trainer.memory.tune import Trial, tune
 from recollect.trainer.settings import TuneSettings
-from recollect.trainer.training.validation import hold_out
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
-from tests.trainer.runs import Train, training
+from tests.trainer.runs import Train
 
 A, B = 0.55, 1.5
 
@@ -197,29 +194,7 @@ def test_scores_of_half_precision_keys_equal_the_naive_implementation(tmp_path: 
         assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
 
 
-def test_query_does_not_vote_for_itself(tmp_path: Path) -> None:
-    keys = np.eye(4, dtype=np.float32)  # two instances with different labels; all keys are orthogonal
-    tuning = tune(settings(make_run(tmp_path, keys, [{0}, {1}]), metric="P@1", lambda_=[1]))
-    assert {trial.score for trial in tuning.trials if trial.lambda_ == 1} == {0.0}
-
-
-def test_query_is_not_part_of_the_means_of_its_labels(tmp_path: Path) -> None:
-    units = np.eye(4, dtype=np.float32)
-    # The text key of each label equals the instance of the other label. A query would find its label only if the query
-    # were part of the label's mean.
-    run = make_run(tmp_path, units[[0, 1, 1, 0]], [{0}, {1}])
-    tuning = tune(settings(run, metric="P@1", lambda_=[0], label_key_alpha=[0, 0.5, 0.9]))
-    assert {trial.score for trial in tuning.trials if trial.lambda_ == 0} == {0.0}
-
-
 class TestQueries:
-    def test_queries_of_a_trained_run_are_the_held_out_instances(self, train: Train, run_folder: Path) -> None:
-        train("--max-steps", 1, "--seed", 3)
-        memory = open_memory(run_folder / "memory")
-        rows, trained_on = choose_queries(memory, run_folder, 100, seed=0)
-        assert rows.tolist() == np.flatnonzero(hold_out(memory.label_sets, 0.2, 3)).tolist()
-        assert not trained_on
-
     def test_tuning_on_training_instances_gives_a_warning_and_sets_trained_on(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -230,14 +205,6 @@ class TestQueries:
         assert warning.startswith(f"{run_folder}: training held out no instances, so tuning uses training instances")
         assert "held out no instances" not in out
         assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is True
-
-    def test_tuning_on_instances_that_training_did_not_use_gives_no_warning(
-        self, run_folder: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        random_run(run_folder, 0, 40, 6)
-        assert not tune(settings(run_folder, **GRID)).trained_on
-        assert "held out no instances" not in capfd.readouterr().err
-        assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is False
 
 
 class TestResult:
@@ -275,15 +242,6 @@ class TestResult:
         assert saved["before"] in saved["trials"]
         assert saved["before"] | {"score": 0} == DEFAULTS | {"score": 0}
 
-    @pytest.mark.parametrize("seed", [0, 1])
-    def test_best_trial_is_never_worse_than_the_previous_defaults(self, tmp_path: Path, seed: int) -> None:
-        run = random_run(tmp_path, seed, 25, 7)
-        bad: dict[str, Any] = {"lambda_": [0], "temperature": [9.0], "top_b": [1], "label_key_alpha": [0.25]}
-        for metric in ("P@1", "PSP@5"):
-            tuning = tune(settings(run, metric=metric, **bad))
-            assert tuning.best.score >= tuning.before.score
-            assert setting(tuning.before) in {setting(trial) for trial in tuning.trials}
-
     def test_defaults_stay_if_all_settings_have_equal_scores(self, tmp_path: Path) -> None:
         keys = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]  # every setting is correct
         tuning = tune(settings(make_run(tmp_path, keys, [{0}, {0}])))
@@ -314,37 +272,6 @@ class TestResult:
         assert by_lambda[1] - by_lambda[0] == pytest.approx(gain)
         assert tuning.best.lambda_ == open_memory(run / "memory").defaults["lambda"] == chosen
 
-    def test_interrupted_tuning_keeps_the_previous_defaults(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        before = (run / "memory" / "memory.json").read_bytes()
-
-        def interrupted(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(tuner, "write_defaults", interrupted)
-        assert recollect.main(["tune", str(run)]) == 130
-        assert (run / "memory" / "memory.json").read_bytes() == before
-        assert open_memory(run / "memory").defaults == DEFAULTS
-
-
-def trial(lambda_: float, alpha: float, score: float) -> Trial:
-    return Trial(float(lambda_), 0.04, 200, float(alpha), float(score))
-
-
-class TestTable:
-    def test_table_contains_before_and_best_and_the_best_trial_for_each_alpha_and_lambda(self) -> None:
-        trials = [trial(0.5, 0.25, 60), trial(1, 0.25, 55.125), trial(1, 0, 50), trial(0.05, 0, 40), trial(0.5, 0, 30)]
-        lines = table(Tuning("nDCG@5", 10, False, trials[4], trials[0], trials))
-        assert [" ".join(line.split()) for line in lines] == [
-            "lambda tau b alpha nDCG@5",
-            "before 0.5 0.04 200 0 30.00",
-            "best 0.5 0.04 200 0.25 60.00",
-            "best at alpha 0 1 0.04 200 0 50.00",
-            "best at alpha 0.25 0.5 0.04 200 0.25 60.00",
-            "best at lambda 0.05 0.05 0.04 200 0 40.00",
-            "best at lambda 0.5 0.5 0.04 200 0.25 60.00",
-            "best at lambda 1 1 0.04 200 0.25 55.12",
-        ]
-
 
 class TestCommand:
     @pytest.fixture
@@ -367,13 +294,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("flags", "complaint"),
         [
-            (["--lambda", "2"], "--lambda: expected less than or equal to 1; found '2'"),
-            (["--lambda", ""], "--lambda: expected a valid number"),
-            (["--temperature", "nan"], "--temperature: expected a finite number; found 'nan'"),
             (["--top-b", "1001"], "--top-b: expected less than or equal to 1000; found '1001'"),
-            (["--top-b", "10,2.5"], "--top-b: expected a valid integer"),
             (["--metric", "F1"], "--metric: expected 'P@1', 'P@3'"),
-            (["--propensity", ".5,0"], "--propensity: expected greater than 0; found '0'"),
             (["--taus", "1"], "unrecognized arguments: --taus 1; see `recollect tune --help`"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -397,10 +319,3 @@ class TestRefused:
         with pytest.raises(TrainingError, match=r"expected instances with labels, found none; tuning needs some"):
             tune(settings(run))
         assert files(run) == before
-
-    def test_tuning_a_run_with_an_invalid_recipe_is_refused(self, train: Train, run_folder: Path) -> None:
-        train("--max-steps", 1)
-        assert training(run_folder)["done"]
-        (run_folder / "training.json").write_text("{}")
-        with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 1"):
-            tune(settings(run_folder))

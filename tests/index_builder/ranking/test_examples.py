@@ -87,24 +87,6 @@ def test_words_come_from_an_index_without_the_whole_fold(tmp_path: Path) -> None
             np.testing.assert_allclose(best, max(votes, default=np.nan), rtol=1e-4)
 
 
-def test_candidates_without_votes_are_examples_too(tmp_path: Path) -> None:
-    memory = random_memory(tmp_path, 0)
-    write_defaults(memory.folder, memory.plan, {**memory.defaults, "top_b": 3})
-    rows = np.arange(INSTANCES)
-    examples = ExampleSource(open_memory(memory.folder), with_words=True).cross(rows, rows % 2)
-    assert (examples.score == 0).any()
-    assert (examples.score[examples.true] == 0).any()
-
-
-def test_examples_know_the_true_labels(tmp_path: Path) -> None:
-    memory = random_memory(tmp_path, 0)
-    examples = ExampleSource(memory, with_words=False).cross(np.arange(INSTANCES), np.arange(INSTANCES) % 2)
-    sets = sets_of(memory)
-    pairs = zip(examples.query.tolist(), examples.label.tolist(), strict=True)
-    assert examples.true.tolist() == [label in sets[query] for query, label in pairs]
-    assert not any(name.startswith("word_") for name in examples.names)
-
-
 def test_labels_that_are_removed_from_answers_are_no_examples(tmp_path: Path) -> None:
     memory = random_memory(tmp_path, 0)
     rows, fold = np.arange(INSTANCES), np.arange(INSTANCES) % 3

@@ -33,11 +33,6 @@ def test_exported_trees_predict_what_lightgbm_predicts(missing: float) -> None:
     np.testing.assert_allclose(model.contributions(rows).sum(axis=1), model.logits(rows), atol=1e-9)
 
 
-def test_a_fit_can_be_repeated() -> None:
-    examples = random_examples(0, 0.2)
-    assert fit_ranker(examples, threads=1) == fit_ranker(examples, threads=1)
-
-
 def test_cross_fitted_logits_do_not_depend_on_the_answers_of_their_own_fold() -> None:
     examples, fold = random_examples(0, 0), np.arange(40) % 3
     before = cross_fitted_logits(examples, fold, threads=1)

@@ -28,10 +28,6 @@ def test_calibration_error_is_the_mean_distance_of_probability_and_true_share_in
     assert bins.expected_error == pytest.approx((0.1 + 0.8 + 0.5 + 2 * 0.445) / 5)
 
 
-def test_calibration_error_of_nothing_is_zero() -> None:
-    assert reliability(np.zeros((2, 3)), np.zeros((2, 3), dtype=bool), 3).expected_error == 0
-
-
 def test_probability_of_one_falls_into_the_last_bin() -> None:
     assert reliability(np.array([[1.0]]), np.array([[True]]), 1).expected_error == 0
 
@@ -59,8 +55,3 @@ def test_coverage_counts_the_true_labels_that_reach_the_probability() -> None:
         {"share": 0.5, "probability": 0.2, "found": 2 / 4, "labels": 2.0},
         {"share": 0.2, "probability": 0.9, "found": 1 / 4, "labels": 1.0},
     ]
-
-
-def test_scores_of_queries_use_the_best_fixed_size() -> None:
-    assert JUDGED.scores["F1 best k"] == pytest.approx(100 * example_f1(HIT, SIZES, best_fixed_size(HIT, SIZES)))
-    assert JUDGED.scores["Brier"] == pytest.approx(brier(PROBABILITIES, HIT, SIZES))
