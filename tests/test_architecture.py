@@ -69,11 +69,6 @@ def test_imports_go_one_way(package: str) -> None:
             assert name.split(".")[0] not in NEVER_IMPORTS[package] | UNSAFE, f"{path} imports {name}"
 
 
-def test_serve_help_loads_no_numeric_or_cryptographic_library() -> None:
-    code = 'import recollect; sys.exit(recollect.main(["serve", "--help"]))'
-    assert "--port" in run_without({"cryptography", "numpy", "faiss", "onnxruntime"}, code)
-
-
 def test_the_service_answers_queries_if_the_training_libraries_are_not_installed(built: Any) -> None:
     code = "import recollect; print(recollect.open(sys.argv[2]).predict('Who must pay tax')[0].uid)"
     missing = NEVER_IMPORTS["service"] | OPTIONAL | {"recollect.trainer", "recollect.index_builder"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.service.errors import BundleError, KeyFileError, SettingsError, StoreError
+from recollect.service.errors import KeyFileError, SettingsError, StoreError
 
 REPOSITORY = Path(__file__).parents[1]
 QUERY = "Who must pay tax on the sale of a house"
@@ -62,16 +62,6 @@ def test_open_refuses_wrong_arguments(
     with pytest.raises(error, match="^") as caught:
         recollect.open(**({"store": built.store} | keywords))
     assert expected in str(caught.value)
-
-
-def test_open_with_a_public_key_refuses_an_unsigned_bundle(built: Any, tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    key = Ed25519PrivateKey.generate().public_key()
-    (tmp_path / "public.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    with pytest.raises(BundleError, match="sig"):
-        recollect.open(built.store, verify_key=tmp_path / "public.pem")
 
 
 # ---- train, tune, build, evaluate ----

@@ -115,23 +115,6 @@ def test_openapi_describes_all_routes_that_a_client_uses(open_server: Server) ->
     } <= described
 
 
-def test_pages_load_nothing_from_other_servers(open_server: Server) -> None:
-    for path in ("/", "/docs"):
-        page = open_server.client.get(path)
-        policy = page.headers["content-security-policy"]
-        assert "http:" not in policy
-        assert "https:" not in policy
-        assert 'src="http' not in page.text
-
-
-def test_metrics_count_requests_answers_and_name_the_version(open_server: Server, golden_version: str) -> None:
-    open_server.ask("flour and yeast")
-    metrics = open_server.client.get("/metrics").text
-    for name in ("recollect_requests_total", "recollect_request_seconds_bucket", "recollect_stage_seconds_bucket"):
-        assert f"\n{name}{{" in metrics, name
-    assert golden_version in metrics
-
-
 @pytest.fixture
 def restricted_server(store: Path, tmp_path: Path) -> Iterator[Server]:
     flags = ("--docs", "off", "--metrics", "off", "--no-playground", "--max-batch", 2, "--max-query-bytes", 64)

@@ -27,16 +27,3 @@ def test_every_query_of_the_dashboard_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), encoding="utf-8")
     run_tool("promtool", "check", "rules", path)
-
-
-def test_every_panel_reads_from_the_provisioned_data_source_and_has_a_description() -> None:
-    (source,) = yaml.safe_load((DEPLOY / "grafana" / "datasources.yml").read_text(encoding="utf-8"))["datasources"]
-    variable = DASHBOARD["templating"]["list"][0]
-    assert (variable["name"], variable["query"], variable["current"]["value"]) == (
-        "datasource",
-        source["type"],
-        source["uid"],
-    )
-    for panel in PANELS:
-        assert panel["description"], panel["title"]
-        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}

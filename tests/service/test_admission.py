@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from recollect.service.bundle.manifest import Defaults
 from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.test_http import is_problem
 
@@ -135,6 +134,3 @@ def test_equal_requests_are_computed_once_and_the_others_are_answered_if_the_fir
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.content for answer in answers}) == 1
         assert Path(gates["STARTED"]).read_text() == "started\n"
-
-
-DEFAULTS = Defaults(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)

@@ -69,16 +69,6 @@ class TestLearning:
         results = client.post(f"{PROJECT}/suggest", data={"text": text, "limit": 3}).json()["results"]
         return {each["uri"]: each["label"] for each in results}
 
-    def test_learned_documents_are_suggested_from_and_an_unknown_subject_becomes_a_label(
-        self, client: httpx.Client
-    ) -> None:
-        known = [*self.suggested(client)][0]
-        other = {"text": "A quite different text", "subjects": [{"uri": known}], "metadata": {"title": "x"}}
-        response = self.learn(client, {"text": TEXT, "subjects": [WHALES]}, other)
-        assert (response.status_code, response.content) == (204, b"")
-        assert self.suggested(client).items() >= {WHALES["uri"]: "whales"}.items()
-        assert known in self.suggested(client, "A quite different text")
-
     def test_new_subject_needs_its_name_in_one_of_the_documents(self, client: httpx.Client) -> None:
         seals = {"uri": "http://example.org/seals", "label": "seals"}
         documents = (

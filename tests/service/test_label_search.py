@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from tests.service.http_helpers import add_version, copy_store, make_first, relabel, serving
-from tests.service.test_http import is_problem
 
 WRITER = "writer-0123456789abcdef"
 
@@ -51,11 +50,3 @@ def test_live_labels_are_found_and_removed_and_replaced_ones_are_not(client: htt
     for uid in ("whales", "topic-2"):
         assert client.delete(f"/memory/labels/{uid}").status_code == 200
     assert texts(client, "orcas") == texts(client, "stars") == texts(client, "topic-2") == []
-
-
-def test_search_needs_an_api_key_and_counts_towards_its_limit(client: httpx.Client) -> None:
-    is_problem(httpx.get(f"{client.base_url}/labels", params={"search": "cook"}), 401, "unauthorized")
-    slow = {"X-API-Key": "slow-0123456789abcdef"}
-    first, second, third = (client.get("/labels", params={"search": "cook"}, headers=slow) for _ in range(3))
-    assert (first.status_code, second.status_code) == (200, 200)  # as many as in a batch are allowed at once
-    assert (third.status_code, third.json()["code"]) == (429, "rate_limited")

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from recollect.service.store.store import Store
 from tests.conftest import TOPICS
 from tests.service.http_helpers import Server, copy_store, serving
 from tests.service.redis_server import until
@@ -208,20 +207,3 @@ def test_labels_that_a_change_creates_and_corrections_are_live_keys(
             assert client.delete(f"/memory/labels/{label}").status_code == 200
         assert client.get("/version").json()["compaction_recommended"] is True
         until(lambda: len(server.events("compaction_recommended")) == 1)
-
-
-def test_changes_survive_a_restart_and_a_change_of_the_version(
-    light_versions: Path, flags: tuple[str, ...], tmp_path: Path
-) -> None:
-    store = copy_store(light_versions, tmp_path / "store")
-    for version in ("v3", "v5"):
-        Store(store).activate(version)
-        with (
-            serving(store, *flags) as server,
-            httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client,
-        ):
-            body, key = {"labels": [TEXT_ROW]}, {"Idempotency-Key": "first"}
-            assert client.post("/memory/labels", json=body, headers=key).json() == {"version": "v3", "sequence": 1}
-            answer = ask(client)
-            assert (answer["version"], answer["sequence"]) == (version, 1)
-            assert answer["labels"][0]["uid"] == "Whales"

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,8 +19,6 @@ from tests.service.http_helpers import (
     Server,
     add_version,
     answers_with,
-    flip_bit,
-    rehash,
     serving,
 )
 from tests.service.light_stores import TOP_K, until_serves
@@ -93,48 +90,6 @@ def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_reques
         while mapped() != {"v3", "v5"}:
             assert time.monotonic() < deadline, mapped()
             time.sleep(0.02)
-
-
-def wrong_dim(folder: Path, manifest: dict[str, Any]) -> None:
-    manifest["dim"] = 383
-
-
-def bit_flipped(folder: Path, manifest: dict[str, Any]) -> None:
-    flip_bit(folder / "label_keys.faiss")
-
-
-def no_onnx(folder: Path, manifest: dict[str, Any]) -> None:
-    (folder / "encoder.onnx").write_bytes(b"no graph")
-    rehash(folder, manifest)
-
-
-def test_broken_version_is_refused_once_and_a_later_valid_version_is_served(store: Path, server: Server) -> None:
-    breaks = {"bit_flipped": "label_keys.faiss", "wrong_dim": "383", "no_onnx": ""}
-    with httpx.Client(base_url=server.url) as client:
-        for nth, (name, reason) in enumerate(breaks.items(), start=1):
-            add_version(store, "v5", name, globals()[name])
-            Store(store).activate(name)
-            refused = server.wait_for("bundle_refused", nth)
-            assert (refused["version"], refused["serving"], refused["level"]) == (name, "v3", "error")
-            assert reason in refused["error"]
-            assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
-        time.sleep(0.3)
-        assert len(server.events("bundle_refused")) == len(breaks)
-        Store(store).activate("v5")
-        until_serves(client, "v5")
-
-
-def test_server_logs_a_damaged_activation_record_and_keeps_its_version(store: Path, server: Server) -> None:
-    damaged = store / "activations" / "00000002.json"
-    damaged.write_bytes(b"{}")
-    unreadable = server.wait_for("store_unreadable")
-    assert "00000002.json: expected an activation record" in unreadable["error"]
-    assert unreadable["serving"] == "v3"
-    with httpx.Client(base_url=server.url) as client:
-        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
-        damaged.unlink()
-        Store(store).activate("v5")
-        until_serves(client, "v5")
 
 
 ERROR = """

@@ -10,7 +10,7 @@ import pytest
 from recollect.service.store.store import Store
 from tests import forked
 from tests.service.light_stores import TOP_K, until_serves
-from tests.service.redis_server import NEVER_POLLS, PASSWORD, RedisServer, metric, needs_redis, replica, until
+from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica, until
 
 pytestmark = needs_redis
 
@@ -21,25 +21,6 @@ def run(*arguments: str) -> int:
     from recollect import main
 
     return main(list(arguments))
-
-
-def test_service_answers_and_reports_a_problem_while_redis_is_down_and_then_recovers(
-    store: Path, redis_server: RedisServer
-) -> None:
-    with replica(store, redis_server, *POLLS) as (server, client):
-        redis_server.stop()
-        degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
-        assert "Redis does not answer: it cannot be reached" in degraded[0]
-        assert client.post("/predict", json={"query": "bread"}).json()["version"] == "v3"
-        assert metric(client, "recollect_redis_up") == 0
-        Store(store).activate("v5")  # replicas read the store
-        until_serves(client, "v5")
-        redis_server.start()
-        until(lambda: "degraded" not in client.get("/health/ready").json())
-        assert metric(client, "recollect_redis_up") == 1
-        assert client.get("/version").json()["version"] == "v5"
-        assert len(server.events("redis_up")) <= len(server.events("redis_down"))
-        assert PASSWORD not in server.log()
 
 
 def test_redis_that_hangs_delays_requests_only_briefly(store: Path, redis_server: RedisServer) -> None:

@@ -44,14 +44,6 @@ def test_service_with_a_certificate_answers_over_https(server: Server, certifica
         httpx.get(server.url)  # the certificate is not trusted
 
 
-def test_connection_without_tls_gets_no_answer_from_a_service_with_tls(
-    server: Server, certificate: Certificate
-) -> None:
-    with pytest.raises(httpx.TransportError):
-        httpx.get(server.url.replace("https://", "http://"), timeout=PATIENCE_SECONDS)
-    assert httpx.get(f"{server.url}/health/live", verify=trusting(certificate)).status_code == 200
-
-
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
 def test_tls_versions_before_1_2_are_refused(server: Server, certificate: Certificate) -> None:
     context = trusting(certificate)

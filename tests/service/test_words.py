@@ -153,11 +153,3 @@ def test_bundle_with_an_incomplete_lexical_index_is_refused(folder: Path, name: 
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BundleError, match=f"missing or unexpected: {name}"):
         open_bundle(folder)
-
-
-def test_lexical_files_that_the_manifest_does_not_name_are_refused(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_bytes())
-    manifest["files"] = {name: file for name, file in manifest["files"].items() if name not in LEXICAL_FILES}
-    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(BundleError, match="expected only the files of a bundle"):
-        open_bundle(folder)

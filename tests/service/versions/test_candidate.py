@@ -57,38 +57,6 @@ def open_candidate(activation: Activation, version: str = "v5") -> None:
     activation.wait(activation.activate(version, candidate=True), PATIENCE_SECONDS)
 
 
-def test_header_selects_the_current_version_the_candidate_or_the_standby(
-    server: Server, activation: Activation
-) -> None:
-    open_candidate(activation)
-    for _ in range(2):  # the second answers come from the cache
-        assert answered_by(ask(server)) == "v3"
-        assert answered_by(ask(server, "v3")) == "v3"
-        assert answered_by(ask(server, "v5")) == "v5"
-    assert httpx.get(f"{server.url}/version").json()["version"] == "v3"
-    batch = {"queries": ["bread", "tax"]}
-    headers = {"X-Index-Version": "v5"}
-    assert httpx.post(f"{server.url}/predict/batch", json=batch, headers=headers).json()["version"] == "v5"
-    activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
-    assert answered_by(ask(server)) == "v5"
-    assert answered_by(ask(server, "v3")) == "v3"  # the standby
-    assert [event["version"] for event in server.events("candidate_opened")] == ["v5"]
-
-
-def test_version_that_is_not_open_is_a_conflict_that_lists_the_open_versions(
-    server: Server, activation: Activation
-) -> None:
-    open_candidate(activation)
-    refused = ask(server, "v7")
-    assert (refused.status_code, refused.headers["content-type"]) == (409, "application/problem+json")
-    problem = refused.json()
-    assert (problem["code"], problem["open_versions"]) == ("version_not_open", ["v3", "v5"])
-    activation.wait(activation.rollback(), PATIENCE_SECONDS)
-    assert ask(server, "v5").json()["open_versions"] == ["v3"]
-    assert answered_by(ask(server)) == "v3"
-    assert server.wait_for("candidate_ended")["version"] == "v5"
-
-
 def test_candidate_that_becomes_current_is_not_opened_again(
     store: Path, server: Server, activation: Activation
 ) -> None:
@@ -162,15 +130,6 @@ def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Pat
         refused = operated.post(path)
         assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert operated.get("/versions").json()["versions"][-1]["problem"]
-    assert Store(store).activation() == before
-
-
-def test_versions_need_the_scope_operate(store: Path, operated: httpx.Client) -> None:
-    before = Store(store).activation()
-    for key, status, code in ((READER, 403, "no_operate_scope"), ("unknown", 401, "unauthorized")):
-        for method, path in (("GET", ""), ("POST", "/v5/activate"), ("POST", "/rollback")):
-            refused = operated.request(method, f"/versions{path}", headers={"X-API-Key": key})
-            assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert Store(store).activation() == before
 
 
