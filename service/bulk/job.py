@@ -111,19 +111,20 @@ _Answers = Callable[[Iterator[Block]], Iterator[Answered]]
 
 @contextlib.contextmanager
 def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
-    """Start processes, and yield the function that lets them answer blocks."""
+    """Start processes, open the version in one of them, and yield the function that lets all answer blocks."""
     count, content = threads_or_cores(settings.workers), task.to_json()
-    if settings.ray is None:
-        with WorkerPool(content, count) as pool:
-            yield lambda blocks: _in_order(blocks, pool.submit, pool.result, count * _BLOCKS_PER_WORKER)
-        return
-    with connected(settings.ray):
-        count = settings.workers or cluster_cores()
-        with RayTasks(count) as tasks:
-            for message in tasks.result(tasks.submit(open_version, content)):
-                print_status(message)
-            submit = functools.partial(tasks.submit, answer, content)
-            yield lambda blocks: _in_order(blocks, submit, tasks.result, count * _BLOCKS_PER_WORKER)
+    with contextlib.ExitStack() as stack:
+        calls: WorkerPool | RayTasks
+        if settings.ray is None:
+            calls = stack.enter_context(WorkerPool(count))
+        else:
+            stack.enter_context(connected(settings.ray))
+            count = settings.workers or cluster_cores()
+            calls = stack.enter_context(RayTasks(count))
+        for message in calls.result(calls.submit(open_version, content)):
+            print_status(message)
+        submit = functools.partial(calls.submit, answer, content)
+        yield lambda blocks: _in_order(blocks, submit, calls.result, count * _BLOCKS_PER_WORKER)
 
 
 def _in_order(

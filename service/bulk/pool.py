@@ -11,41 +11,24 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
-from typing import TypeVar
+from typing import Any
 
-from recollect.service.bulk.answering import Answered, answer, open_version
-from recollect.service.bulk.reading import Block
-from recollect.service.console import print_status
 from recollect.service.errors import WorkerError
-
-_Result = TypeVar("_Result")
 
 
 class WorkerPool:
-    """Some worker processes for a task. Use it as a context manager: its end kills them.
+    """Some worker processes. Use it as a context manager: its end kills them."""
 
-    Raises:
-        ServiceError: If the version does not open.
-        WorkerError: If a process ends.
-    """
-
-    def __init__(self, task: bytes, count: int) -> None:
-        self._task = task
+    def __init__(self, count: int) -> None:
         read, self._ours = Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(count, _Workers(), _end_with_main_process, (read,))
-        try:
-            opened = [self._executor.submit(open_version, task) for _ in range(count)]
-            for message in [self.result(each) for each in opened][0]:
-                print_status(message)
-        except BaseException:
-            self.__exit__()
-            raise
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -54,12 +37,17 @@ class WorkerPool:
         self._ours.close()
         self._executor.shutdown(cancel_futures=True)
 
-    def submit(self, block: Block) -> Future[Answered]:
-        """Let the next idle process answer a block."""
-        return self._executor.submit(answer, self._task, block)
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Let the next idle process call a function."""
+        return self._executor.submit(function, *arguments)
 
-    def result(self, call: Future[_Result]) -> _Result:
-        """Wait for the result of a process."""
+    def result(self, call: Future[Any]) -> Any:
+        """Wait for the result of a call.
+
+        Raises:
+            ServiceError: If the function raised one.
+            WorkerError: If a process ended.
+        """
         try:
             return call.result()
         except (BrokenProcessPool, MemoryError):
