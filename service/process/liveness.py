@@ -41,8 +41,8 @@ def watching(batcher: Batcher, versions: OpenVersions, metrics: Metrics) -> Iter
         while True:
             hung = batcher.hung
             metrics.batcher_hung.set(hung)
-            if metrics.engine is not None:
-                metrics.engine.up.set(versions.engine_problem() is None)
+            if metrics.engine_up is not None:
+                metrics.engine_up.set(versions.engine_problem() is None)
             if not hung or versions.draining:
                 watchdog.beat()
             if hung and not logged:

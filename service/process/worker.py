@@ -69,7 +69,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     )
     reports = reports_of(store, redis)
     model_manager = ModelManager(
-        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, settings, metrics.engine),
+        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, settings, metrics.count_engine_call),
         reports,
         metrics,
         settings.poll_seconds,

@@ -11,7 +11,6 @@ import functools
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -134,19 +133,22 @@ class Metrics:
         if with_redis:
             self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
             self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
-        self.engine: EngineMetrics | None = None
+        self.engine_up: Gauge | None = None
         if with_engine:
-            self.engine = EngineMetrics(
-                up=gauge(
-                    "engine_up",
-                    "1 while Milvus answers the current version; 0 while its calls fail at once.",
-                    "livemin",
-                ),
-                seconds=histogram("engine_call_seconds", "Time of each call that Milvus answered.", _SECONDS, "method"),
-                errors=counter(
-                    "engine_errors_total", "Number of calls that Milvus refused or did not answer.", "method", "reason"
-                ),
+            self.engine_up = gauge(
+                "engine_up", "1 while Milvus answers the current version; 0 while its calls fail at once.", "livemin"
             )
+            self.engine_up.set(1)
+            self._engine_seconds = histogram(
+                "engine_call_seconds", "Time of each call that Milvus answered.", _SECONDS, "method"
+            )
+            self._engine_errors = counter(
+                "engine_errors_total", "Number of calls that Milvus refused or did not answer.", "method", "reason"
+            )
+            for method in ("search", "query"):  # starts at 0, so that Prometheus sees the first increase
+                self._engine_seconds.labels(method)
+                for reason in ("unreachable", "unauthenticated", "timeout", "not_loaded", "refused"):
+                    self._engine_errors.labels(method, reason)
         self._created: datetime | None = None
 
     @functools.cache  # noqa: B019 - a process has one object
@@ -218,6 +220,13 @@ class Metrics:
             self._private_memory.set(memory.private)
             self._mapped_memory.set(memory.mapped)
 
+    def count_engine_call(self, method: str, seconds: float, reason: str | None) -> None:
+        """Count a call of Milvus; `reason` says why it failed, and is None if Milvus answered."""
+        if reason is None:
+            self._engine_seconds.labels(method).observe(seconds)
+        else:
+            self._engine_errors.labels(method, reason).inc()
+
     def set_redis_up(self, up: bool) -> None:
         self._redis_up.set(up)
         if not up:
@@ -233,32 +242,3 @@ def _forget_exited_workers(folder: Path) -> None:
         except (ProcessLookupError, PermissionError):  # PermissionError: another user's process has the number now
             with contextlib.suppress(FileNotFoundError):  # another worker has removed it
                 multiprocess.mark_process_dead(process)  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True, eq=False)
-class EngineMetrics:
-    """Metrics of the calls of Milvus.
-
-    Attributes:
-        up: 1 while Milvus answers.
-        seconds: Time of each call that Milvus answered.
-        errors: Number of calls that failed.
-    """
-
-    up: Gauge
-    seconds: Histogram
-    errors: Counter
-
-    def __post_init__(self) -> None:
-        self.up.set(1)
-        for method in ("search", "query"):  # starts at 0, so that Prometheus sees the first increase
-            self.seconds.labels(method)
-            for reason in ("unreachable", "unauthenticated", "timeout", "not_loaded", "refused"):
-                self.errors.labels(method, reason)
-
-    def __call__(self, method: str, seconds: float, reason: str | None) -> None:
-        """Count a call; `reason` says why it failed, and is None if Milvus answered."""
-        if reason is None:
-            self.seconds.labels(method).observe(seconds)
-        else:
-            self.errors.labels(method, reason).inc()
