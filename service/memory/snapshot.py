@@ -112,7 +112,7 @@ class SnapshotBuilder:
 
     def __init__(self, bundle: Bundle, lexical: LexicalIndex | None = None, names: Names | None = None) -> None:
         base, labels, dim = bundle.instances, bundle.labels, bundle.manifest.dim
-        self._bundle, self._words, self._names, self._dim = bundle, lexical, names, dim
+        self._bundle, self._words, self._names = bundle, lexical, names
         self._instances = RowTable(dim, base.uids, base.texts, UidIndex(base.uids).find)
         self._labels = RowTable(dim, labels.uids, labels.texts, labels.position)
         self._corrections = RowTable(dim)
@@ -125,13 +125,7 @@ class SnapshotBuilder:
         self._sequence, self._skipped, self._oldest = bundle.manifest.memory_sequence, 0, math.inf
 
     def apply(self, entries: Sequence[LoggedEntry]) -> Snapshot:
-        """Apply entries in order, and return the next snapshot. Entries that were applied earlier change nothing.
-
-        Raises:
-            ValueError: If a vector has another length, or a weight is not positive. No entry is applied.
-        """
-        for each in entries:
-            self._check(each.entry)
+        """Apply entries in order, and return the next snapshot. Entries that were applied earlier change nothing."""
         instances, labels = len(self._instances), len(self._labels)
         for logged in entries:
             if logged.sequence <= self._sequence:
@@ -141,12 +135,6 @@ class SnapshotBuilder:
             self._oldest = min(self._oldest, logged.seconds)
         self._index_words(instances, labels)
         return self._snapshot()
-
-    def _check(self, entry: Entry) -> None:
-        if isinstance(entry, PutInstance | PutLabel | PutCorrection) and entry.vector.shape != (self._dim,):
-            raise ValueError(f"{entry.uid!r}: expected {self._dim} dimensions, found a vector of {entry.vector.shape}")
-        if isinstance(entry, PutInstance) and not entry.weight > 0:
-            raise ValueError(f"{entry.uid!r}: expected a positive weight, found {entry.weight}")
 
     def _apply(self, entry: Entry) -> None:
         match entry:

@@ -14,7 +14,7 @@ from recollect.service.predictor import filters
 from recollect.service.predictor.answers import Stopwatch
 from recollect.service.predictor.filters import LabelFilter
 from recollect.service.predictor.predictor import Predictor
-from tests.service.memory.conftest import DIM, Open, random_tables, random_texts, random_vectors
+from tests.service.memory.conftest import Open, random_tables, random_texts, random_vectors
 from tests.service.memory.rebuilt import Tables, largest_difference, logged, random_entries
 
 OPTIONS = AnswerOptions(lambda_=0.3, temperature=0.1, top_b=40, top_k=100, explain=True)
@@ -167,15 +167,3 @@ def test_entries_with_unknown_labels_are_skipped_and_counted(open_tables: Open) 
     )
     memory = live.memory.snapshot
     assert (memory.skipped, memory.instance("a"), memory.instance("b")) == (2, None, 150)
-
-
-def test_entry_with_a_wrong_vector_is_refused_and_nothing_is_applied(open_tables: Open) -> None:
-    live = open_tables(random_tables(np.random.default_rng(12)))
-    good = PutLabel("a", "text", np.eye(1, DIM, dtype=np.float32)[0])
-    for wrong, message in (
-        (PutLabel("b", "text", np.ones(3, dtype=np.float32)), "expected 384 dimensions"),
-        (PutInstance("b", "text", ["label 1"], good.vector, weight=0), "expected a positive weight"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            live.apply(logged([good, wrong]))
-        assert live.memory.labels.position("a") is None
