@@ -105,6 +105,11 @@ print(*sys.modules)
         ),
         (["build", "run", "--store", "x", "--memory-budget", "2 ells"], "--memory-budget: expected "),
         (["build", "run", "--store", "x", "--latency-budget-ms", "0"], "--latency-budget-ms: expected greater than 0"),
+        (["serve", "--store", "x", "--rate-limit", "5"], "--rate-limit: needs --api-keys"),
+        (
+            ["serve", "--store", "x", "--cors-origins", "a.b"],
+            "origins such as https://shop.example, found 'a.b'",
+        ),
         (["activate", "../x", "--store", "x"], "version '../x': expected letters, digits, '_' and '-'"),
     ],
 )

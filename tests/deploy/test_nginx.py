@@ -143,20 +143,6 @@ def test_clients_get_503_with_retry_after_if_all_replicas_are_down(tmp_path: Pat
             is_problem(httpx.post(f"{url}/predict", json=QUERY), 503, "not_ready")
 
 
-def test_restarted_replica_gets_requests_at_once(tmp_path: Path) -> None:
-    address = free_address()
-    with (
-        FakeReplica("first") as first,
-        nginx_in_front_of(tmp_path, first.address, address) as url,
-        httpx.Client() as client,
-    ):
-        answers = [client.post(f"{url}/predict", json=QUERY) for _ in range(20)]
-        assert {(answer.status_code, answer.text) for answer in answers} == {(200, "first")}
-        with FakeReplica("late", port=int(address.partition(":")[2])):
-            assert {client.post(f"{url}/predict", json=QUERY).text for _ in range(20)} == {"first", "late"}
-            client.close()
-
-
 @pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
 def test_valid_request_id_is_forwarded_to_the_replica_and_returned_to_the_client(
     client: httpx.Client, replicas: Replicas, given: str

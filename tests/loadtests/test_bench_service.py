@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,13 +32,6 @@ def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
     assert all(figure > 0 for name, figure in figures.items() if name != "http_p50_ms")
     assert figures["light_p50_ms"] <= figures["light_p99_ms"]
     assert abs(figures["cpu_ratio"] - figures["served_cpu_ms"] / figures["raw_cpu_ms"]) < 0.01
-
-
-def test_benchmark_of_a_missing_store_fails_with_a_message_of_one_line(tmp_path: Path) -> None:
-    result = run("-m", "loadtests.bench_service", "--store", tmp_path / "none")
-    assert result.returncode == 2
-    assert result.stderr.strip().endswith("none: expected a bundle store, found none; run `recollect build`")
-    assert "Traceback" not in result.stderr
 
 
 def test_flag_that_serve_does_not_know_fails_with_a_message_of_one_line(built: Any) -> None:

@@ -43,15 +43,6 @@ def test_answers_that_name_two_versions_fail_the_load_test(built: Any) -> None:
     assert "header and body name different versions" in result.stdout + result.stderr
 
 
-def test_locustfile_runs_from_any_working_directory(tmp_path: Path) -> None:
-    locustfile = REPOSITORY / "loadtests" / "locustfile.py"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-m", "locust", "-f", str(locustfile), "--list", "--store", "none"]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "ServiceUser" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

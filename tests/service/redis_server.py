@@ -30,12 +30,12 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="r
 class RedisServer:
     """A `redis-server` process without persistence: it restarts empty. With a certificate it accepts only TLS."""
 
-    def __init__(self, folder: Path, certificate: Certificate | None = None, cluster: bool = False) -> None:
+    def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             self.port = unused.getsockname()[1]
         self.url = f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
         self._folder = folder
-        self._port_flags = ["--port", str(self.port), "--cluster-enabled", "yes" if cluster else "no"]
+        self._port_flags = ["--port", str(self.port)]
         if certificate:
             self.url = f"{self.url.replace('redis:', 'rediss:')}?ssl_ca_certs={certificate.certificate}"
             self._port_flags = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -172,31 +171,3 @@ def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_ver
         for path in ("/metrics/", "//metrics", "/%6detrics", "/docs/", "/openapi.json/"):
             assert "recollect" not in client.get(path).text.lower(), path
         assert client.get("/health/ready").status_code == 200
-
-
-def settings_refused(*flags: str, capsys: Any) -> str:
-    from recollect import main
-
-    assert main(["serve", "--store", "nowhere", "--port", "0", *flags]) == 2
-    message = capsys.readouterr().err
-    assert len(message.splitlines()) == 1
-    return str(message)
-
-
-@pytest.mark.parametrize(
-    ("flags", "found"),
-    [
-        (("--rate-limit", "5"), "--rate-limit: needs --api-keys"),
-        (("--metrics", "key"), "--metrics key: needs --api-keys, which is not set"),
-        (("--docs", "key"), "--docs key: needs --api-keys, which is not set"),
-        (("--docs", "private"), "--docs: expected 'public', 'key' or 'off'"),
-        (("--cors-origins", "shop.example"), "expected origins such as https://shop.example, found 'shop.example'"),
-        (("--device", "tpu"), "--device: expected"),
-        (("--workers", "0"), "--workers: expected"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused_with_a_one_line_error(
-    flags: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = settings_refused(*flags, capsys=capsys)
-    assert found in message

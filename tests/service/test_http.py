@@ -107,11 +107,6 @@ def test_warning_names_a_misspelled_environment_variable(server: Server) -> None
     assert [event["name"] for event in server.events("unknown_environment_variable")] == ["RECOLLECT_MAX_BACH"]
 
 
-def test_log_contains_no_query(server: Server, client: httpx.Client) -> None:
-    client.post("/predict", json={"query": "zyzzyva, in private"})
-    assert "zyzzyva" not in server.log()
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [

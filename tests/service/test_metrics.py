@@ -62,21 +62,15 @@ def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
     assert "recollect_engine_up" not in found
 
 
-def test_queries_are_logged_if_log_queries_is_set(store: Path) -> None:
-    with serving(store, "--log-queries", "1") as server:
+def test_queries_and_requests_are_logged_if_the_settings_say_so(store: Path) -> None:
+    with serving(store, "--log-queries", "1", "--access-log") as server:
         answer = httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"}).json()
         logged = server.wait_for("query")
         assert (logged["query"], logged["version"], logged["request_id"]) == ("bread", "v3", "r-1")
         assert logged["labels"] == {label["uid"]: label["score"] for label in answer["labels"]}
-
-
-def test_requests_are_logged_if_access_log_is_set(store: Path) -> None:
-    with serving(store, "--access-log") as server:
-        httpx.post(f"{server.url}/predict", json=QUERY, headers={"X-Request-Id": "r-1"})
         logged = server.wait_for("request")
         assert (logged["method"], logged["path"], logged["status"]) == ("POST", "/predict", 200)
         assert (logged["request_id"], logged["client"], logged["key"]) == ("r-1", "127.0.0.1", None)
-        assert "bread" not in server.log()
 
 
 class Collector:

@@ -131,7 +131,7 @@ def test_unknown_text_creates_a_label_that_stays_text_and_undo_removes_it(page: 
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(403, "no_write_scope"), (409, "sequence_unknown"), (507, "memory_full"), (503, "log_unwritable")],
+    [(403, "no_write_scope"), (503, "log_unwritable")],
 )
 def test_refused_change_shows_the_reason_and_changes_nothing(page: Page, url: str, status: int, code: str) -> None:
     def refuse(route: Route) -> None:

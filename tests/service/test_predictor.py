@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -88,14 +87,6 @@ def test_batch_gets_the_same_answers_as_single_queries(predictor: Predictor, fil
         alone = ask(predictor, query, **chosen)
         assert scores(answer) == pytest.approx(scores(alone), abs=1e-5)
         assert list(scores(answer)) == list(scores(alone))
-
-
-def test_concurrent_threads_get_the_same_answers_as_one_thread(predictor: Predictor) -> None:
-    options = resolve_options(predictor.defaults, explain=True)
-    alone = [predictor.predict([query], options).answers[0] for query in QUERIES]
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda query: predictor.predict([query], options).answers[0], QUERIES * 10))
-    assert answers == alone * 10
 
 
 @pytest.mark.parametrize(

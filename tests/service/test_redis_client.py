@@ -106,18 +106,6 @@ def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
         assert metric(client, "recollect_redis_up") == 1
 
 
-def test_redis_in_cluster_mode_degrades_the_service(store: Path, tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, cluster=True)
-    server.start()
-    try:
-        with replica(store, server, *POLLS) as (_, client):
-            degraded = until(lambda: client.get("/health/ready").json().get("degraded"))
-            assert degraded == ["Redis refuses a command: ClusterDownError"]
-            assert client.post("/predict", json={"query": "bread"}).status_code == 200
-    finally:
-        server.stop()
-
-
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
 def test_wrong_redis_password_is_refused_at_the_start_and_never_printed(
     store: Path,

@@ -71,24 +71,8 @@ def test_scores_equal_the_dense_formula(seed: int, lambda_: float, temperature: 
     p = brute_force(memory, temperature, lambda_)
     np.testing.assert_allclose(dense(ranking, *p.shape), p, rtol=0, atol=1e-12)
     assert len(set(zip(ranking.query, ranking.label, strict=True))) == len(ranking.label)
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), lambda_=st.sampled_from(LAMBDAS), temperature=st.sampled_from(TEMPERATURES))
-def test_labels_are_sorted_by_falling_score(seed: int, lambda_: float, temperature: float) -> None:
-    values, neighbours = random_memory(seed)
-    ranking = rank(neighbours, temperature, lambda_, values)
     rows = list(zip(ranking.query, -ranking.score, ranking.label, strict=True))
-    assert rows == sorted(rows)
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_scores_of_a_query_sum_to_one_if_every_key_votes_for_one_label(temperature: float) -> None:
-    rng = np.random.default_rng(0)
-    values = Values(Matrix(np.arange(7), rng.integers(5, size=6).astype(np.int32)), 5)
-    neighbours = Neighbours(rng.uniform(-1, 1, size=(3, 6)).astype(np.float32), np.tile(np.arange(6), (3, 1)))
-    ranking = rank(neighbours, temperature, 1.0, values)
-    np.testing.assert_allclose(np.bincount(ranking.query, weights=ranking.score), 1, atol=1e-12)
+    assert rows == sorted(rows), "labels are sorted by falling score"
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
@@ -107,17 +91,6 @@ def test_an_instance_with_a_count_votes_as_equal_instances_do(lambda_: float) ->
         return dict(zip(ranking.label.tolist(), ranking.score.tolist(), strict=True))
 
     assert score([0, 1], np.log([3, 1])) == pytest.approx(score([0, 1, 2, 3], np.zeros(4)))
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_key_weights_sum_to_one_and_missing_keys_have_weight_zero(temperature: float) -> None:
-    similarities = np.array([[1, 1, -1, -np.inf], [-1, -np.inf, -np.inf, -np.inf]], dtype=np.float32)
-    keys = np.array([[0, 1, 2, -1], [3, -1, -1, -1]])
-    values = Values(Matrix(np.zeros(5, dtype=np.int64), np.empty(0, dtype=np.int32)), 1)
-    weights = weigh_keys(Neighbours(similarities, keys), temperature, values).weights
-    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-15)
-    assert weights[0, 0] == weights[0, 1]
-    assert (weights[[0, 1, 1, 1], [3, 1, 2, 3]] == 0).all()
 
 
 def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None:

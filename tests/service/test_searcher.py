@@ -3,9 +3,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -117,16 +116,6 @@ class Built(NamedTuple):
     def opened(self, **changes: float) -> KeyIndex:
         """The same index, opened with another search effort."""
         return KeyIndex(OpenIndex(self.path), self.info.model_copy(update=changes))
-
-    def faiss_index(self, effort: int, refine: float) -> Any:
-        """The faiss index with parameters set by `faiss.ParameterSpace` instead of passed to each search."""
-        index, space = faiss.read_index(str(self.path)), faiss.ParameterSpace()
-        for kind, name in (("ivf", "nprobe"), ("hnsw", "efSearch")):
-            if self.info.kind == kind:
-                space.set_index_parameter(index, name, effort)
-        if self.info.refine > 1:
-            space.set_index_parameter(index, "k_factor_rf", refine)
-        return index
 
 
 @pytest.fixture(scope="module")

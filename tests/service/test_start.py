@@ -85,8 +85,7 @@ def test_connections_are_refused_until_the_first_version_is_open(store: Path, tm
         until(ready)
 
 
-@WORKERS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_its_report(
     store: Path, tmp_path: Path, number: int, workers: int
 ) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,21 +57,6 @@ for generation in range(50):
         print(store.activate(sys.argv[2], by=sys.argv[2], expected_generation=generation).generation)
     except ActivationConflictError as error:
         print("lost", error)
-"""
-
-
-# Program that activates a version as a user who may not write to the store, and prints the error.
-AS_ANOTHER_USER = """
-import os, sys
-from pathlib import Path
-from recollect.service.errors import StoreError
-from recollect.service.store.store import Store
-if os.geteuid() == 0:
-    os.setuid(65534)
-try:
-    Store(Path(sys.argv[1])).activate("B")
-except StoreError as error:
-    print(error)
 """
 
 
@@ -192,32 +175,6 @@ def test_missing_number_is_reported_with_the_next_step_and_nothing_is_changed(st
             call()
     (store.root / "away").rename(path_of(store, 2))
     assert opened.rollback().version == "B"
-
-
-def test_process_notices_that_the_store_was_restored_from_an_older_copy(store: Store) -> None:
-    store.activate("A")
-    store.activate("B")
-    assert state(store) == (2, "B")
-    content = path_of(store, 2).read_bytes()
-    path_of(store, 2).unlink()
-    with pytest.raises(StoreError, match="expected the activation of B that was read before, found none; .*restart"):
-        store.activation()
-    Store(store.root).activate("C")
-    with pytest.raises(StoreError, match="expected the activation of B that was read before, found one of C; "):
-        store.activation()
-    path_of(store, 2).write_bytes(content)
-    assert state(store) == (2, "B")
-
-
-def test_folder_without_write_permission_is_named(store: Store) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # another user cannot enter the folders of pytest
-        copy = shutil.copytree(store.root, Path(folder) / "store")
-        for path in (Path(folder), copy, *copy.rglob("*")):
-            path.chmod(0o555)
-        printed = run_program(AS_ANOTHER_USER, copy)
-        Path(folder).chmod(0o755)
-    error = f"{copy}/activations/00000001.json: expected a path that can be written, found: Permission denied; check"
-    assert printed.startswith(error)
 
 
 def test_activation_that_is_killed_at_any_step_leaves_the_old_or_the_new_state(store: Store) -> None:

@@ -13,7 +13,7 @@ from recollect.service.errors import StoreError
 from recollect.service.store.files import FolderFiles
 from recollect.service.store.object_folder import ObjectFolder, StoreFiles
 from tests import forked
-from tests.service.store.servers import FaultyProxy, WebServer
+from tests.service.store.servers import FaultyProxy
 
 REPOSITORY = Path(__file__).parents[3]
 # Program that creates the files 1 to 50 in a folder, and prints the numbers that it has created.
@@ -165,26 +165,3 @@ def test_server_that_ignores_if_none_match_is_refused_before_the_first_write(pro
         ):
             ObjectFolder(url).create("activations/1", b"a")
     assert ObjectFolder(url).names("activations") == []
-
-
-def test_plain_web_server_is_only_read(tmp_path: Path) -> None:
-    assert FolderFiles(tmp_path).create("memory/1", b"one")
-    with WebServer(tmp_path).running() as web:
-        files = ObjectFolder(web.url)
-        assert (files.read("memory/1"), files.read("memory/2"), files.can_list) == (b"one", None, False)
-        with pytest.raises(
-            StoreError, match=f"{web.url}: expected .* found a web server, which can only be read; write to"
-        ):
-            files.create("memory/2", b"two")
-        with pytest.raises(StoreError, match=f"{web.url}/memory: "):
-            files.names("memory")
-
-
-def test_bucket_that_does_not_exist_and_folder_without_permission_are_named(s3: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        StoreError, match="s3://none/store/.*: expected an answer, found: .*bucket does not exist; check"
-    ):
-        ObjectFolder("s3://none/store").create("a", b"")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="file/a: expected a path that can be written, found: .*; check the disk"):
-        FolderFiles(tmp_path / "file").create("a", b"")

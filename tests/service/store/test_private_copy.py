@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 import recollect
 from recollect.service.bundle.signing import read_signing_key, sign_manifest
-from recollect.service.errors import BundleError, StoreError
+from recollect.service.errors import StoreError
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import Pair, write_pair
-from tests.service.http_helpers import copy_store, flip_bit, serving
+from tests.service.http_helpers import copy_store
 
 REPOSITORY = Path(__file__).parents[3]
 LABELS = "value_indices.npy"
@@ -57,28 +56,6 @@ def test_file_that_is_overwritten_after_its_check_does_not_change_an_open_bundle
     assert overwrite(store.bundles / "A") > 10
     np.testing.assert_array_equal(bundle.instances.values.indices, values)
     assert bundle.labels.uids[1] == uid
-
-
-def test_answers_of_a_server_do_not_change_when_the_files_of_its_bundle_are_overwritten(
-    light_versions: Path, tmp_path: Path, keys: Pair
-) -> None:
-    root = copy_store(light_versions, tmp_path / "light")
-    sign_manifest(root / "bundles" / "v3", read_signing_key(keys.private))
-    query = {"query": "bread", "explain": True}
-    with serving(root, "--verify-key", str(keys.public), "--cache-mb", "0") as server:
-        before = httpx.post(f"{server.url}/predict", json=query).json()
-        overwrite(root / "bundles" / "v3")
-        assert httpx.post(f"{server.url}/predict", json=query).raise_for_status().json() == before
-
-
-@pytest.mark.parametrize("change", [flip_bit, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_error_names_the_changed_file_of_the_store_and_no_copy_is_kept(
-    store: Store, tmp_path: Path, change: Callable[[Path], object]
-) -> None:
-    change(store.bundles / "A" / LABELS)
-    with pytest.raises(BundleError, match=f"^{store.bundles / 'A' / LABELS}: expected"):
-        store.open("A")
-    assert cached(tmp_path / "cache") == []
 
 
 @pytest.mark.parametrize("file", [LABELS, "manifest.json"])

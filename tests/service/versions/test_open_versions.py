@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.store.store import Store
 from recollect.service.versions.open_versions import OpenVersions
-from tests.service.http_helpers import copy_store
 
 
 class Closeable:
@@ -51,12 +48,3 @@ def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
             versions.close_unused()
         stopped.set()
         assert all(user.result() for user in users)
-
-
-def test_closing_a_predictor_unmaps_its_bundle_even_while_references_to_it_remain(built: Any, tmp_path: Path) -> None:
-    store = Store(copy_store(built.store, tmp_path / "store"))
-    predictor = Predictor.open(store.open(built.version), threads=1)
-    assert str(tmp_path) in Path("/proc/self/maps").read_text()
-    predictor.close()
-    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-    assert predictor.version == built.version
