@@ -37,7 +37,7 @@ from scipy.stats import ttest_1samp
 
 from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.run_quality import Quality, Queries, measure
-from recollect.index_builder.settings import METHODS, CompareSettings
+from recollect.index_builder.settings import CompareSettings
 from recollect.service.console import aligned, print_status
 from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
@@ -46,6 +46,7 @@ from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
+from recollect.trainer.methods import METHODS
 from recollect.trainer.metrics import SEGMENTS
 from recollect.trainer.train_settings import TrainSettings
 

@@ -16,15 +16,6 @@ from recollect.trainer.settings import DatasetSettings, Listed, MethodName, Metr
 
 Lexical = Literal["on", "off", "auto"]
 
-# All methods of `recollect train --method`, because each can be compared.
-METHODS: tuple[str, ...] = get_args(MethodName)
-
-
-def _check_method(method: str) -> str:
-    if method not in METHODS:
-        raise ValueError(f"one of {', '.join(METHODS)}")
-    return method
-
 
 def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
     if len(set(values)) < len(values):
@@ -241,9 +232,9 @@ class CompareSettings(TrainingInputs):
     """Train methods with the same dataset, encoder, budget and seeds, measure them, and write a report."""
 
     out: Path = Field(description="folder for the runs and the report; an interrupted comparison in it continues")
-    methods: Annotated[
-        list[Annotated[str, AfterValidator(_check_method)]], AfterValidator(_check_unique), *Listed, _EmptyAllowed
-    ] = Field(list(METHODS), description="one or more methods, for example rae,dexml")
+    methods: Annotated[list[MethodName], AfterValidator(_check_unique), *Listed, _EmptyAllowed] = Field(
+        list(get_args(MethodName)), description="one or more methods, for example rae,dexml"
+    )
     variants: Path | None = Field(
         None,
         description="TOML file with one table for each variant: flags of `recollect train` with underscores, such as "

@@ -17,6 +17,7 @@ from scipy import sparse
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.deciles import DECILES, count_sources
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
+from recollect.index_builder.left_out_votes import remove_filtered
 from recollect.service.bundle.bundle import LabelTable
 from recollect.service.bundle.manifest import Order
 from recollect.service.bundle.values import Values
@@ -112,14 +113,16 @@ class Predictions:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """True labels of the test texts, as positions in the bundle's list of labels.
+    """True labels of the test texts, and labels that are removed from their answers.
+
+    Both have the axes (query, label), with positions in the bundle's list of labels.
 
     Labels that the bundle does not contain have positions after the bundle's last label.
     """
 
     relevance: sparse.csr_matrix
     label_counts: Int[np.ndarray, " label"]
-    filtered_codes: Int[np.ndarray, " pair"]
+    filtered: sparse.csr_matrix
 
     @property
     def labels(self) -> int:
@@ -156,7 +159,8 @@ def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -
     ones = np.ones(len(test.labels.indices), dtype=bool)
     relevance = sparse.csr_matrix((ones, positions[test.labels.indices], test.labels.indptr), shape=(len(test), total))
     rows, columns = test.filtered_pairs.T
-    return GroundTruth(relevance, counts, np.sort(rows * np.int64(total) + positions[columns]))
+    filtered = sparse.csr_matrix((np.ones(len(rows), dtype=bool), (rows, positions[columns])), shape=relevance.shape)
+    return GroundTruth(relevance, counts, filtered)
 
 
 def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting]) -> list[Predictions]:
@@ -175,7 +179,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             query_words = Words.of(texts)
             by_words = None if words is None else words.search_each(query_words)
             search = _CachedSearch(predictor.memory.searcher, vectors)
-            relevance = truth.relevance[start : start + len(vectors)]
+            block = slice(start, start + len(vectors))
+            relevance = truth.relevance[block]
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
                 options = setting.options()
                 keys = _weigh(search, setting, values)
@@ -188,7 +193,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                     ranking = _ranker_order(predictor, query_words, by_words, search, setting, keys, scores)
                 else:
                     ranking = scores.best()
-                ranking = _allowed(ranking, start, truth)
+                ranking = remove_filtered(ranking, truth.filtered[block])  # so that 100 other labels remain
                 joint = setting.memories == "joint"  # calibration knows no other scores
                 probabilities = predictor.probabilities(ranking, options) if joint else None
                 blocks.append(_best(ranking, probabilities, len(vectors)))
@@ -263,12 +268,6 @@ def pick(
 ) -> Shaped[np.ndarray, "query 100"]:
     """The values of rows that `best_rows` found, and `missing` for the padding."""
     return np.asarray(np.append(column, np.array(missing, dtype=column.dtype))[rows])  # -1 picks the last value
-
-
-def _allowed(ranking: Ranking, first_query: int, truth: GroundTruth) -> Ranking:
-    """A ranking without filtered labels, so that 100 other labels remain."""
-    codes = (ranking.query + first_query) * np.int64(truth.labels) + ranking.label
-    return ranking.where(~np.isin(codes, truth.filtered_codes))
 
 
 def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> _Best:

@@ -28,16 +28,6 @@ def silent(rows: int) -> None:
     """Ignore progress."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_flat_index_finds_the_exact_neighbours(tmp_path: Path, dtype: str) -> None:
-    keys, queries = random_keys(500, dtype=dtype), random_keys(20)
-    found = opened(keys, "flat", tmp_path).search(queries, 10)
-    exact = queries.astype(np.float64) @ keys.astype(np.float64).T
-    expected = np.argsort(-exact, axis=1, kind="stable")[:, :10]
-    np.testing.assert_array_equal(found.keys, expected)
-    np.testing.assert_allclose(found.similarities, np.take_along_axis(exact, expected, axis=1), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("factory", "kind", "effort", "refine"),
     [

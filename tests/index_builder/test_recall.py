@@ -12,7 +12,7 @@ import pytest
 from recollect.index_builder.faiss_index import build_index
 from recollect.index_builder.recall import exact_neighbours, reachable_share
 from recollect.service.predictor.searcher import unwrapped
-from tests.index_builder.vectors import enriched, opened, random_keys, recall_of
+from tests.index_builder.vectors import opened, random_keys, recall_of
 
 
 @pytest.mark.parametrize("block", [7, 64, 1_000])
@@ -41,20 +41,6 @@ def test_key_as_similar_as_the_last_exact_neighbour_counts_as_found(tmp_path: Pa
     exact = exact_neighbours(keys, keys[::5], 3)
     assert not np.isin(exact.keys, 19 - index.search(keys[::5], 3).keys).all()
     assert recall_of(index, keys[::-1], keys[::5], exact) == 1
-
-
-def test_recall_over_enriched_label_keys_equals_recall_over_an_array_of_the_same_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 7)
-    keys, queries = enriched(60), random_keys(25)
-    mixed = keys[:]
-    exact = exact_neighbours(mixed, queries, 10)
-    np.testing.assert_allclose(exact_neighbours(keys, queries, 10).similarities, exact.similarities, atol=1e-6)
-    half = opened(mixed[:30], "flat", tmp_path)
-    assert 0 < recall_of(half, mixed, queries, exact) < 1
-    assert recall_of(half, keys, queries, exact) == recall_of(half, mixed, queries, exact)
-    assert recall_of(opened(keys, "flat", tmp_path), keys, queries, exact) == 1
 
 
 # Reachable keys.
@@ -86,8 +72,3 @@ def test_keys_that_links_connect_to_the_entry_point_are_reachable(
     star = {7: [1, 2, 3, 4, 5, 6], 5: [7, 5, 20, 21], 21: [1], 39: list(range(8))}  # no link leads to key 39
     assert reachable_share(graph_of(star, 7, factory)) == 9 / 40
     assert reachable_share(graph_of({}, 39, factory)) == 1 / 40
-
-
-@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,SQ8", "IVF4_HNSW8,Flat", "PCA8,Flat"])
-def test_all_keys_of_an_index_without_a_graph_are_reachable(factory: str) -> None:
-    assert reachable_share(build_index(random_keys(200), factory, 0, lambda rows: None)[0]) == 1

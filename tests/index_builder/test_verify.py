@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,58 +12,13 @@ import pytest
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import CheckFailed
 from recollect.index_builder.evaluation.evaluate import evaluate
-from recollect.index_builder.onnx_export import Sample
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
-from recollect.index_builder.verify import check, encode_sample, golden_queries
+from recollect.index_builder.verify import check
 from recollect.service.bundle.manifest import Check
 from recollect.service.store.store import Store
-from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.memory.memory import Memory, open_memory
-from tests.conftest import TOPICS
 from tests.service.http_helpers import copy_store
 
 GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]
-
-
-# Golden queries.
-
-
-@pytest.fixture(scope="module")
-def tiny_memory(tiny_run: Path) -> tuple[Memory, Sample]:
-    memory = open_memory(tiny_run / "memory")
-    encoder = load_checkpoint(tiny_run / "checkpoint", "cpu")
-    return memory, encode_sample(memory, encoder, encoder)
-
-
-def answered(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> list[str]:
-    """The labels of a query by the formula of the paper, in float64, with all keys and a dense matrix of values."""
-    instances, labels = memory.plan.instances, memory.plan.labels
-    values = np.zeros((instances + labels, labels))
-    for row in range(instances):
-        votes = memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]]
-        values[row, votes] = lambda_
-    values[instances:] = (1 - lambda_) * np.eye(labels)
-    similarities = memory.keys.astype(np.float64) @ vector.astype(np.float64)
-    voting = np.flatnonzero([lambda_ > 0] * instances + [lambda_ < 1] * labels)
-    nearest = voting[np.argsort(-similarities[voting], kind="stable")[:top_b]]
-    weights = np.exp((similarities[nearest] - similarities.max()) / temperature)
-    scores = weights @ values[nearest] / weights.sum()
-    return [list(TOPICS)[label] for label in np.argsort(-scores, kind="stable") if scores[label] > 0]
-
-
-@pytest.mark.parametrize("top_b", [4, 200])
-@pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
-def test_golden_labels_equal_labels_computed_in_float64_over_all_keys(
-    tiny_memory: tuple[Memory, Sample], lambda_: float, top_b: int
-) -> None:
-    memory, sample = tiny_memory
-    defaults = {"lambda": lambda_, "temperature": 0.3, "top_b": top_b, "label_key_alpha": 0.0}
-    golden = golden_queries(dataclasses.replace(memory, defaults=defaults), sample)
-    assert [each.query for each in golden] == sample.texts
-    for each, vector in zip(golden, sample.vectors, strict=True):
-        assert (
-            each.labels == answered(memory, vector, lambda_, 0.3, top_b)[:4]
-        )  # golden labels are at most half of the eight labels
 
 
 # Checks.

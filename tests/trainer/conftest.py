@@ -151,6 +151,11 @@ def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
     return make_tiny_encoder("roberta")
 
 
+@pytest.fixture(scope="session")
+def tiny_llama(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
+    return make_tiny_encoder("llama")
+
+
 @pytest.fixture
 def encoder_folder(tiny_bert: TinyEncoder, tmp_path: Path) -> Path:
     """A copy of the folder of the tiny BERT, which a test may damage."""

@@ -1,6 +1,5 @@
 """A decoder as the encoder: the vector of a text is that of its last token."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,6 @@ from recollect.trainer.memory.memory import open_memory
 from tests.trainer.conftest import TinyEncoder, Train
 
 TEXTS = ["quick Brown fox", "x", "lazy dog " * 6, "garden chair red blue paint"]
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
-    return make_tiny_encoder("llama")
 
 
 @pytest.fixture

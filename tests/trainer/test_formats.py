@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,15 +152,6 @@ def test_missing_split_is_refused_and_the_error_names_its_file(
             path.unlink()
     with pytest.raises(DatasetError, match=r"te?st.*: expected .*, found|expected .*te?st.*, found"):
         open_dataset(tmp_path / format_name).read_split("test")
-
-
-@pytest.mark.parametrize("format_name", ["native", "xmc", "pecos"])
-def test_dataset_without_labels_is_refused(tmp_path: Path, write_lines: WriteLines, format_name: str) -> None:
-    write_as(format_name, tmp_path / format_name, write_lines)
-    name = {"native": "labels.jsonl", "xmc": "lbl.json.gz", "pecos": "Y.txt"}[format_name]
-    write_lines(tmp_path / format_name / name, [])
-    with pytest.raises(DatasetError, match=f"{re.escape(name)}: expected at least one label, found none"):
-        open_dataset(tmp_path / format_name)
 
 
 @pytest.mark.parametrize("format_name", ["xmc", "pecos", "xclib"])

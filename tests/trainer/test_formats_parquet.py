@@ -63,13 +63,6 @@ def test_label_uids_may_be_integers_or_strings_in_either_file(read: Read, kind: 
     assert as_lists(read(clicks, labels)) == {"sky": [2]}
 
 
-def test_pandas_categories_are_read_as_strings(read: Read) -> None:
-    clicks = {
-        name: pa.array(values).dictionary_encode() for name, values in {"query": ["sky"], "label": ["blue"]}.items()
-    }
-    assert as_lists(read(clicks)) == {"sky": [2]}
-
-
 def test_folder_of_parquet_files_is_read_as_one_concatenated_table(tmp_path: Path) -> None:
     for name, parts in {
         "labels": [{"label": ["red"], "text": ["Red"]}, {"label": ["blue"], "text": ["Blue"]}],

@@ -52,20 +52,6 @@ def test_all_known_file_names_are_recognised(folder: Path, texts: str, labels: s
     assert label_lists(dataset.read_split("train")) == [[1, 2], [0]]
 
 
-def test_folder_as_dexml_distributes_it_is_read(tmp_path: Path, write_lines: WriteLines) -> None:
-    for split, texts in (("trn", ["one", "two"]), ("tst", ["three"])):
-        write_lines(tmp_path / "raw" / f"{split}_X.txt", texts)
-        (tmp_path / "raw" / f"{split}_X.bert-base-uncased_32.dat").write_bytes(b"token ids")
-        sparse.save_npz(tmp_path / f"Y.{split}.npz", RELEVANCE[: len(texts)])
-    write_lines(tmp_path / "raw" / "Y.txt", ["red", "green", "blue"])
-    write_lines(tmp_path / "filter_labels_train.txt", ["0 0"])
-    dataset = open_dataset(tmp_path)
-    assert dataset.labels.texts.to_pylist() == ["red", "green", "blue"]
-    assert label_lists(dataset.read_split("train")) == [[1, 2], [0]]
-    assert label_lists(dataset.read_split("test")) == [[1, 2]]
-    assert dataset.read_split("train").filtered_pairs.tolist() == [[0, 0]]
-
-
 def test_only_the_character_line_feed_ends_a_line(folder: Path, write_lines: WriteLines) -> None:
     text = "été \u2028 花\u2029園\u0085 \x1c\x1d\x0b\x0c "
     write_lines(folder / "X.trn.txt", [text, "carriage return\r"])

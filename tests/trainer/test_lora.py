@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +19,10 @@ from tests.trainer.runs import training
 RANK = 2
 
 
-@pytest.fixture(scope="module")
-def tiny_llama(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
-    return make_tiny_encoder("llama")
-
-
-@pytest.mark.parametrize("kind", ["llama"])
 def test_checkpoint_with_merged_matrices_gives_the_vectors_of_the_model_in_training(
-    kind: str, make_tiny_encoder: Callable[..., TinyEncoder], tmp_path: Path
+    tiny_llama: TinyEncoder, tmp_path: Path
 ) -> None:
-    encoder = load_pretrained(str(make_tiny_encoder(kind).folder), "last", 32, 16, "cpu")
+    encoder = load_pretrained(str(tiny_llama.folder), "last", 32, 16, "cpu")
     before = encoder.encode(SAMPLE_TEXTS, 32)
     add_lora(encoder.model.trainable().transformer, RANK, seed=0)
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32), before, atol=1e-6)

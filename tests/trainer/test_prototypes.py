@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recollect.trainer.heads.prototypes import Prototypes
@@ -63,26 +61,6 @@ def test_prototype_before_training_is_near_the_mean_of_its_parts(tokens: tuple[P
         centred = mean - mean.mean()  # the layer's norms only centre unit vectors
         assert torch.cosine_similarity(prototype, centred, dim=0) > 0.99
         assert torch.cosine_similarity(prototype, mean, dim=0) > 0.9
-
-
-def test_free_vector_starts_as_the_mean_text_vector_of_its_cluster() -> None:
-    head = started()
-    for number, free in enumerate(head.free.detach()):
-        expected = TEXTS[head.cluster == number].mean(dim=0)
-        torch.testing.assert_close(free, expected / expected.norm())
-
-
-@every_choice
-def test_prototypes_rebuilt_from_shape_and_weights_equal_the_originals(
-    tokens: tuple[PrototypeToken, ...], tmp_path: Path
-) -> None:
-    head = started(tokens)
-    save_file(head.state_dict(), tmp_path / "head.safetensors")
-    again = Prototypes(DIM, **head.shape()).eval()
-    again.load_state_dict(load_file(tmp_path / "head.safetensors"))
-    assert torch.equal(prototypes(again), prototypes(head))
-    for name, weight in head.state_dict().items():
-        assert torch.equal(again.state_dict()[name], weight)
 
 
 @every_choice

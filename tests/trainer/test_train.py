@@ -90,31 +90,22 @@ class TestTraining:
     def test_training_keeps_the_best_checkpoint_and_the_later_one_of_two_with_equal_scores(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        scores: Iterator[float] = iter([30.0, 30.0, 10.0, 20.0])
-        learnt: list[str] = []
+        def run(scores: list[float], *more: object) -> tuple[str, dict[str, torch.Tensor]]:
+            following = iter(scores)
+            monkeypatch.setattr(Validation, "score", lambda *_: next(following))
+            outcome = train("--max-steps", 9, "--validate-every", 3, "--overwrite", *more)
+            assert encoder_digest(load_checkpoint(run_folder / "checkpoint", "cpu")) == (
+                open_memory(run_folder / "memory").plan.encoder_sha256
+            )
+            return outcome.err, weights(run_folder)
 
-        def score(*_: Any) -> float:
-            learnt.append(encoder_digest(encoders[0]))
-            return next(scores)
-
-        encoders: list[Encoder] = []
-        with_adapter = Encoder.with_adapter
-
-        def recorded(self: Encoder, adapter: Any, head: Any = None) -> Encoder:
-            encoder = with_adapter(self, adapter, head)
-            if adapter is not None:
-                encoders.append(encoder)
-            return encoder
-
-        monkeypatch.setattr(Encoder, "with_adapter", recorded)
-        monkeypatch.setattr(Validation, "score", score)
-        outcome = train()
-        assert "train: best after 6 of 18 steps, validation nDCG@5 30.00" in outcome.err
-        saved = training(run_folder)["progress"]
-        assert (saved["best"], saved["best_step"], saved["step"]) == (30, 6, 18)
-        kept = load_checkpoint(run_folder / "checkpoint", "cpu")
-        assert encoder_digest(kept) == open_memory(run_folder / "memory").plan.encoder_sha256 == learnt[1]
-        assert len(set(learnt)) == 4
+        kept = {}
+        for best, scores in ((3, [30.0, 30.0, 10.0, 20.0]), (6, [1.0, 2.0, 3.0, 2.0]), (9, [1.0, 2.0, 3.0, 4.0])):
+            printed, kept[best] = run(scores)
+            assert f"train: best after {best} of 9 steps, validation nDCG@5 {max(scores):.2f}" in printed
+            assert training(run_folder)["progress"]["best_step"] == best
+        for first, second in ((3, 6), (6, 9)):
+            assert any(not torch.equal(kept[first][name], kept[second][name]) for name in kept[first])
 
     def test_training_without_improvement_keeps_the_encoder_from_which_it_started(
         self, train: Train, run_folder: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch
