@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from recollect.index_builder.build import build
-from recollect.index_builder.choose_index import Target, build_chosen_index
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.artefact import fitted_for
 from recollect.index_builder.settings import BuildSettings
@@ -42,26 +41,6 @@ def refused(run: Path, folder: Path) -> str:
     with pytest.raises((BuildError, EncoderError)) as error:
         build(BuildSettings(run=run, store=folder / "store", index="flat"))
     return str(error.value)
-
-
-@pytest.mark.parametrize(("distilled", "milliseconds"), [(True, 0.2), (False, 2.0)])
-def test_exact_search_must_be_faster_for_a_static_encoder(
-    distilled_run: Path,
-    tiny_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    distilled: bool,
-    milliseconds: float,
-) -> None:
-    targets: list[Target] = []
-
-    def choose(*arguments: Any) -> Any:
-        targets.append(arguments[5])
-        return build_chosen_index(*arguments)
-
-    monkeypatch.setattr("recollect.index_builder.build.build_chosen_index", choose)
-    build(BuildSettings(run=distilled_run if distilled else tiny_run, store=tmp_path))
-    assert [target.exact_milliseconds for target in targets] == [milliseconds] * 2
 
 
 def test_bundle_serves_the_student_with_the_teachers_keys(distilled_run: Path, tmp_path: Path) -> None:

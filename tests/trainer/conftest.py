@@ -171,9 +171,7 @@ def load(folder: Path, pooling: Any = "auto", max_length: int = 32) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_bert: TinyEncoder) -> Any:
-    from recollect.trainer.encoding.pretrained import load_pretrained
-
-    return load_pretrained(str(tiny_bert.folder), "auto", 32, 8, "cpu")
+    return load(tiny_bert.folder)
 
 
 @pytest.fixture(scope="session")

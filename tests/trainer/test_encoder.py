@@ -59,6 +59,7 @@ def test_order_and_batch_size_do_not_change_vectors(
 ) -> None:
     expected = tiny_encoder.encode(TEXTS, 32)
     monkeypatch.setattr("recollect.trainer.encoding.encoder._BATCH_TOKENS", {"cpu": batch_tokens})
+    monkeypatch.setattr("recollect.trainer.encoding.tokens._CHUNK_TEXTS", 4)
     np.testing.assert_allclose(tiny_encoder.encode(TEXTS[::-1], 32)[::-1], expected, atol=1e-5)
 
 

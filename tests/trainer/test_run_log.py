@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recollect.service import console
 from recollect.trainer.training import run_log
 from recollect.trainer.training.run_log import RunLog
 from recollect.trainer.training.training_state import Progress
@@ -48,21 +47,6 @@ def test_log_line_contains_mean_loss_and_speed_since_the_previous_line(tmp_path:
         assert lines(tmp_path) == [{"step": 3, "loss": 3.0, "learning_rate": 0.5, "examples_per_second": 2.0}]
         take_step(log, progress, clock, 4, 30.0)
     assert [line["loss"] for line in lines(tmp_path)] == [3.0, 20.0]
-
-
-def test_training_with_a_time_limit_shows_the_share_of_its_time_and_no_number_of_all_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "_SECONDS_IN_LOG", 0.0)
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    progress = Progress()
-    with RunLog(tmp_path, 1_000_000, progress, first=True, max_seconds=60) as log:
-        progress.step, progress.seconds = 1, 15.0
-        log.step(1.0, learning_rate=0.5, examples=8, seconds=15.0, last=True)
-    last = stream.getvalue().splitlines()[-1]
-    assert last.startswith("train:  25%")
-    assert "step 1, loss 1.000" in last
-    assert "1.00M" not in last
 
 
 def resume(folder: Path, text: str, step: int) -> list[dict[str, Any]]:
