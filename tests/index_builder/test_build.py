@@ -54,6 +54,16 @@ def test_manifest_states_quality_and_counts_of_the_bundle(built: Any) -> None:
     assert answers(built.store, built.version)[0] == "Taxation"
 
 
+def test_bundle_lists_the_labels_of_each_instance_and_the_instances_of_each_label(built: Any) -> None:
+    memory, bundle = open_memory(built.run / "memory"), Store(built.store).open(built.version)
+    np.testing.assert_array_equal(bundle.instances.values.indices, memory.value_indices)
+    votes = np.split(memory.value_indices, memory.value_indptr[1:-1])
+    voters = np.split(bundle.instances.voters.indices, bundle.instances.voters.indptr[1:-1])
+    assert [row.tolist() for row in voters] == [
+        [instance for instance, row in enumerate(votes) if label in row] for label in range(8)
+    ]
+
+
 def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: None, tmp_path: Path) -> None:
     with s3_server() as address:
         url, cache = create_bucket(address, tmp_path.name), tmp_path / "cache"

@@ -62,3 +62,9 @@ def test_keys_computed_with_bfloat16_are_float32_unit_vectors_near_the_exact_key
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
         difference = np.abs(vectors - expected).max()
         assert 1e-5 < difference < 0.05
+
+
+def test_batches_of_a_slice_have_the_numbers_of_their_rows(tiny_encoder: Encoder) -> None:
+    for inputs in (table(7), tiny_encoder.tokenise(TEXTS, 32)):
+        *_, numbers = inputs[1:][2:].batch(np.array([3, 0]), "cpu")
+        assert numbers.tolist() == [6, 3]
