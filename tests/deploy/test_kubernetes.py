@@ -104,7 +104,3 @@ def test_label_selectors_match_the_pods_of_the_replicas(pod: dict[str, Any]) -> 
     assert manifest("network-policy")["spec"]["podSelector"]["matchLabels"] == labels
     assert all(each["labelSelector"]["matchLabels"] == labels for each in pod["topologySpreadConstraints"])
     assert manifest("autoscaler")["spec"]["scaleTargetRef"]["name"] == manifest("deployment")["metadata"]["name"]
-
-
-def test_pods_expose_only_the_public_port(container: dict[str, Any]) -> None:
-    assert [each["containerPort"] for each in container["ports"]] == [ServeSettings.model_fields["port"].default]

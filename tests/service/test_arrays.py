@@ -40,13 +40,6 @@ def test_pickled_array_is_refused(path: Path) -> None:
         map_array(path, "int64")
 
 
-def test_npz_archive_is_refused(path: Path) -> None:
-    with path.open("wb") as file:
-        np.savez(file, np.zeros(3))
-    with pytest.raises(BundleError, match=r"array\.npy: expected a file that opens, found: "):
-        map_array(path, "float64")
-
-
 def header(shape: str, descr: str = "'<i8'") -> bytes:
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text

@@ -26,12 +26,6 @@ def test_log_file_gets_complete_lines_without_control_characters(monkeypatch: py
     assert lines[-1].startswith("encode: 100% 3/3 ")
 
 
-def test_log_file_gets_nothing_from_a_short_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    assert list(with_progress(range(1000), "text", "encode")) == list(range(1000))
-    assert stream.getvalue() == ""
-
-
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 def test_nothing_is_shown_by_other_ranks(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
     monkeypatch.setattr(sys, "stderr", stream)

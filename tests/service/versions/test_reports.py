@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
@@ -21,9 +20,6 @@ from recollect.service.versions.reports import (
 from tests.service.http_helpers import (
     PATIENCE_SECONDS,
     Activation,
-    add_version,
-    answers_with,
-    copy_store,
     flip_bit,
     serving,
 )
@@ -132,21 +128,6 @@ def test_wait_reads_the_reports_of_all_replicas_in_redis(
         assert {client.get("/version").json()["version"] for client in (first, second)} == {"v3"}
         assert metric(first, 'recollect_generation{source="served"}') == 3
         assert metric(first, 'recollect_generation{source="store"}') == 3
-
-
-@needs_redis
-def test_wait_names_the_replica_whose_own_copy_of_the_store_lacks_the_version(
-    store: Path, redis_server: RedisServer, tmp_path: Path
-) -> None:
-    elsewhere = copy_store(store, tmp_path / "elsewhere")
-    with replica(store, redis_server, *POLLS) as (_, near), replica(elsewhere, redis_server, *POLLS) as (_, far):
-        add_version(store, "v3", "v7", answers_with(7))
-        activation = Activation(Store(store), RedisClient(redis_server.url, "recollect"))
-        record = activation.activate("v7")
-        shutil.copytree(store / "activations", elsewhere / "activations", dirs_exist_ok=True)
-        with pytest.raises(NotServedError, match=r"1 of 2 replicas have .*:\n  .* serves v3: .*found no 'v7'"):
-            activation.wait(record, PATIENCE_SECONDS)
-        assert (near.get("/version").json()["version"], far.get("/version").json()["version"]) == ("v7", "v3")
 
 
 @needs_redis
