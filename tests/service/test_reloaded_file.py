@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,7 +13,7 @@ from recollect.service.errors import KeyFileError
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.service.http_helpers import serving
 
 OLD, NEW = "old-0123456789abcdef", "new-0123456789abcdef"
 
@@ -72,13 +70,6 @@ def test_invalid_or_missing_file_is_logged_once_and_the_old_content_stays(
         assert [entry["event"] for entry in logs] == ["keys_refused"]
     (tmp_path / "file").write_text("again")
     assert check(file) == "again"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_all_workers_use_changed_api_keys_and_refuse_a_broken_file(light_versions: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from recollect.service.versions.reports import reports_of
 from tests.service.http_helpers import PATIENCE_SECONDS, Activation, Server, add_version, answers_with, serving
 from tests.service.light_stores import until_serves
 from tests.service.redis_server import until
+from tests.service.test_model_manager import Load
 
 POLLS = ("--poll-seconds", "0.05")
 
@@ -55,32 +55,10 @@ def slow_replica(store: Path, gate: Path, pauses: bool) -> Iterator[tuple[Server
         yield server, activation
 
 
-class Answers:
-    """Asks the server again and again in a thread, and collects the versions that answer."""
-
-    def __init__(self, url: str) -> None:
-        self.versions: list[str] = []
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._ask, args=(url,))
-
-    def _ask(self, url: str) -> None:
-        with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
-            while not self._stopped.is_set():
-                self.versions.append(client.post("/predict", json={"query": "bread"}).json()["version"])
-
-    def __enter__(self) -> Answers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-
 @pytest.mark.parametrize("pauses", [True, False], ids=["between two steps", "at its end"])
 def test_version_that_is_rolled_back_while_it_opens_never_answers(store: Path, tmp_path: Path, pauses: bool) -> None:
     gate = tmp_path / "gate"
-    with slow_replica(store, gate, pauses) as (server, activation), Answers(server.url) as answers:
+    with slow_replica(store, gate, pauses) as (server, activation), Load(server.url, threads=1) as answers:
         record = activation.rollback()
         if not pauses:
             gate.touch()
@@ -92,7 +70,7 @@ def test_version_that_is_rolled_back_while_it_opens_never_answers(store: Path, t
         count = len(answers.versions)
         until(lambda: len(answers.versions) > count + 20)
         assert server.events("bundle_swapped") == []
-    assert set(answers.versions) == {"v3"}
+    assert (set(answers.versions), answers.wrong) == ({"v3"}, [])
 
 
 def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(store: Path) -> None:
