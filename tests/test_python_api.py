@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import recollect
 from recollect.service.errors import KeyFileError, SettingsError, StoreError
-
-REPOSITORY = Path(__file__).parents[1]
-QUERY = "Who must pay tax on the sale of a house"
 
 
 @pytest.fixture(autouse=True)

@@ -70,10 +70,6 @@ class RedisServer:
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
-        assert self._process
-        self._process.send_signal(signal.SIGCONT)
-
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, decode_responses=True)
 
@@ -89,11 +85,9 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
 
 
 @contextlib.contextmanager
-def replica(
-    store: Path, redis_server: RedisServer, *flags: str, prelude: str = ""
-) -> Iterator[tuple[Server, httpx.Client]]:
+def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
     with (
-        serving(store, *flags, prelude=prelude, RECOLLECT_REDIS_URL=redis_server.url) as server,
+        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
     ):
         yield server, client

@@ -40,7 +40,6 @@ class Gate:
         self.threads: list[str] = []
         self.batches: list[list[str]] = []
         self.closed = False
-        self.checkpoints = 0
         self.started, self.open = threading.Semaphore(0), threading.Event()
         self.versions = OpenVersions()
         self.versions.make_current(cast(Predictor, self))
@@ -58,10 +57,6 @@ class Gate:
         self.threads.append(threading.current_thread().name)
         self.started.release()
         assert self.open.wait(PATIENCE_SECONDS)
-        if any("blocks" in queries for queries, _ in requests):
-            for _ in range(100):
-                checkpoint()
-                self.checkpoints += 1
         if any("fault" in queries for queries, _ in requests):
             raise ValueError("a fault")
         if any("panic" in queries for queries, _ in requests):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -60,13 +59,12 @@ class FaultyProxy:
     Attributes:
         ignores_conditions: Whether the server ignores the header `If-None-Match`.
         lost_answers: Number of the next PUT requests that are carried out, but whose connection ends without an answer.
-        delay_seconds: Time that each request takes longer.
         has_expired: Whether every request is refused because the credentials have expired.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.ignores_conditions, self.lost_answers, self.delay_seconds = False, 0, 0.0
+        self.ignores_conditions, self.lost_answers = False, 0
         self.has_expired = False
 
     @contextlib.contextmanager
@@ -93,7 +91,6 @@ class _Forward(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def do_GET(self) -> None:  # noqa: N802
-        time.sleep(self._proxy.delay_seconds)
         if self._proxy.has_expired:
             refusal = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
             self.send_response_only(403)

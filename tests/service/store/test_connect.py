@@ -15,7 +15,6 @@ from recollect.service.store.connect import without_credentials
 from recollect.service.store.object_folder import ObjectFolder
 from tests.service.store.servers import WebServer
 
-REPOSITORY = Path(__file__).parents[3]
 SECOND = timedelta(seconds=1)
 
 

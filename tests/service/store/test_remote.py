@@ -21,7 +21,6 @@ from tests.service.http_helpers import (
 )
 from tests.service.store.servers import TIMEOUT_SECONDS, FaultyProxy, WebServer, publish
 
-REPOSITORY = Path(__file__).parents[3]
 POLL = ("--poll-seconds", "0.05")
 
 

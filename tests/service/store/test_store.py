@@ -11,8 +11,6 @@ from recollect.service.bundle.files import MANIFEST
 from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.store import Store
 
-REPOSITORY = Path(__file__).parents[3]
-
 
 @pytest.fixture
 def store(tmp_path: Path, write_bundle: Callable[..., Path]) -> Store:
