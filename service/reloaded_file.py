@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import structlog
 
+from recollect.service.background import BackgroundThread
 from recollect.service.errors import ServiceError
 
 log = structlog.get_logger(__name__)
@@ -68,16 +68,15 @@ class ReloadedFile(Generic[_Content]):
 @contextlib.contextmanager
 def reloading(files: Sequence[ReloadedFile[Any]]) -> Iterator[None]:
     """Check the files regularly in a background thread."""
-    stopped = threading.Event()
 
     def check() -> None:
-        while not stopped.wait(_CHECK_SECONDS):
-            for file in files:
-                file.reload_if_changed()
+        for file in files:
+            file.reload_if_changed()
 
+    thread = BackgroundThread("key-files", check, _CHECK_SECONDS, "keys_not_checked")
     if files:
-        threading.Thread(target=check, name="key-files", daemon=True).start()
+        thread.start()
     try:
         yield
     finally:
-        stopped.set()
+        thread.stop()

@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 import structlog
 
+from recollect.service.background import BackgroundThread
 from recollect.service.errors import InsufficientMemoryError, StoreError
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.versions.background import BackgroundThread
 from recollect.service.versions.open_versions import OpenVersions
 from recollect.service.versions.opening import CancelledWorkError, Opener, Throttle, require_memory
 from recollect.service.versions.reports import Reporter, Reports

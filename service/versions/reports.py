@@ -19,12 +19,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from recollect.service.background import BackgroundThread
 from recollect.service.console import printable
 from recollect.service.errors import NotServedError, RedisError, StoreError
 from recollect.service.redis_client import RedisClient
 from recollect.service.store.activations import ActivationRecord, Version
 from recollect.service.store.store import Store
-from recollect.service.versions.background import BackgroundThread
 from recollect.service.versions.open_versions import OpenVersions
 
 # Maximum time between two reports of a replica.
