@@ -101,6 +101,8 @@ def _contradictions(settings: TrainSettings) -> Iterator[str]:
     if settings.lora and (settings.trained != "full" or settings.encoder == STATIC):
         found = f"--encoder {STATIC}" if settings.encoder == STATIC else _trained_flag(settings)
         yield f"--lora {settings.lora}: expected --train full and an encoder with a transformer, found {found}"
+    if settings.query_encoder == settings.encoder == STATIC:
+        yield f"--query-encoder {STATIC}: expected --encoder with a transformer, found {STATIC}; omit --query-encoder"
     if settings.tune == "yes" and (settings.epochs == 0 or settings.validation_fraction == 0):
         found = "--epochs 0" if settings.epochs == 0 else "--validation-fraction 0"
         yield f"--tune: expected held-out instances, found {found}; use `recollect tune` afterwards"

@@ -48,6 +48,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prototype": "free", "method": "prime"},
         "--prototype free: expected a part that differs between labels of a cluster, found none; add text or centroid",
     ),
+    "static query encoder of a static encoder": (
+        {"query_encoder": "static", "encoder": "static"},
+        "--query-encoder static: expected --encoder with a transformer, found static; omit --query-encoder",
+    ),
     "cluster from with a method without clusters": (
         {"cluster_from": 0},
         "--cluster-from: expected clustered batches, found --method rae, which uses none; omit the flag, or set "
