@@ -24,7 +24,7 @@ import pytest
 import recollect
 from recollect.trainer.methods import METHODS
 from tests.index_builder.conftest import write_tiny_encoder
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"

@@ -16,7 +16,7 @@ import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from tests.conftest import TOPICS, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 TAU, TOP_B = 0.05, 12
 # A plain memory, one whose encoder has a classifier, and one whose label keys are a classifier's vectors. Other methods

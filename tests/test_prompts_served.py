@@ -20,7 +20,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import TOPICS, write_topics
 from tests.index_builder.conftest import write_tiny_encoder
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 PROMPTS = {"query": "find: ", "document": "a label named "}
 QUERIES = ["Who must pay", "a mass in an old church", "x", "A vaccine against malaria is tried in three countries"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "typescript"
 

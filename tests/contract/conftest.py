@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import made_once
 from tests.contract import make_store
-from tests.contract.processes import Server, copied, run, run_json, serving
+from tests.contract.servers import serving
+from tests.processes import Server, copy_store, run, run_json
 
 
 class Work(NamedTuple):
@@ -37,7 +38,7 @@ def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def golden_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the committed store. Tests must not change it."""
-    return copied(make_store.STORE, tmp_path_factory.mktemp("golden") / "store")
+    return copy_store(make_store.STORE, tmp_path_factory.mktemp("golden") / "store")
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,7 @@ def golden_version(golden_store: Path) -> str:
 @pytest.fixture
 def store(golden_store: Path, tmp_path: Path) -> Path:
     """A copy of the committed store that a test may change."""
-    return copied(golden_store, tmp_path / "store")
+    return copy_store(golden_store, tmp_path / "store")
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,7 @@ def make_work(folder: Path, golden_store: Path) -> None:
     make_store.write_encoder(encoder)
     lengths = ("--max-length", make_store.POSITIONS, "--label-max-length", make_store.POSITIONS)
     run("train", dataset, "--out", run_folder, "--encoder", "static", "--static-from", encoder, "--epochs", 1, *lengths)
-    store = copied(golden_store, folder / "store")
+    store = copy_store(golden_store, folder / "store")
     built = run("build", run_folder, "--store", store, "--index", "flat", "--lexical", "off")
     (folder / "version").write_text(built.stdout.splitlines()[-1])
 
@@ -73,13 +74,13 @@ def make_work(folder: Path, golden_store: Path) -> None:
 @pytest.fixture
 def two_versions(work: Work, tmp_path: Path) -> Path:
     """A copy of the store with two versions that a test may change; the first one is current."""
-    return copied(work.store, tmp_path / "two versions")
+    return copy_store(work.store, tmp_path / "two versions")
 
 
 @pytest.fixture(scope="session")
 def open_server(golden_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the default settings: no API keys, and a memory that cannot be changed."""
-    with serving(golden_store, folder=tmp_path_factory.mktemp("open"), writable=False) as server:
+    with serving(golden_store, writable=False) as server:
         yield server
 
 
@@ -87,8 +88,6 @@ def open_server(golden_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def guarded_server(golden_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with API keys, a memory that can be changed, Annif's API, and a queue of 32 queries."""
     folder = tmp_path_factory.mktemp("guarded")
-    store = copied(golden_store, folder / "store")
-    with serving(
-        store, "--annif", "--max-queue", 32, "--docs", "key", "--metrics", "key", folder=folder / "log"
-    ) as server:
+    store = copy_store(golden_store, folder / "store")
+    with serving(store, "--annif", "--max-queue", 32, "--docs", "key", "--metrics", "key") as server:
         yield server

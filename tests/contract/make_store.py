@@ -259,7 +259,7 @@ OPTIONS_WITH_RANKER: list[dict[str, object]] = [{"top_k": 2}, {"assign": True}, 
 
 def record() -> None:
     """Write the answers of the present store for the queries and options."""
-    from tests.contract.processes import serving
+    from tests.contract.servers import serving
 
     plain = {"order": "score", "word_weight": 0.0, "top_k": 4, "threshold": 0.001}
     groups = {
@@ -268,10 +268,7 @@ def record() -> None:
         "ranked": OPTIONS_WITH_RANKER,
     }
     lines = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(STORE, folder=Path(folder), writable=False) as server,
-    ):
+    with serving(STORE, writable=False) as server:
         for group, choices in groups.items():
             for options in choices:
                 for name, query in QUERIES.items():

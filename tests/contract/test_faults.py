@@ -23,20 +23,20 @@ import recollect
 from tests import forked
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
-from tests.contract.processes import (
-    Redis,
+from tests.contract.servers import serving
+from tests.processes import (
     Server,
     answers,
-    copied,
+    copy_store,
     environment,
     free_port,
     run,
     run_json,
-    serving,
     started,
     until,
     write_lines,
 )
+from tests.service.redis_server import needs_redis, running_redis
 
 QUERY = "flour and yeast"
 
@@ -61,12 +61,12 @@ def test_killed_server_has_every_live_write_that_it_acknowledged(store: Path, tm
                 acknowledged.append(f"label-{number}")
 
     with (
-        serving(store, folder=tmp_path / "log") as server,
+        serving(store) as server,
         in_background(threading.Thread(target=write, args=[server])),
     ):
         until(lambda: len(acknowledged) > 20)
         server.kill()
-    with serving(store, folder=tmp_path / "log") as server:
+    with serving(store) as server:
         assert all(server.has_label(uid) for uid in acknowledged)
         memory = server.client.get("/memory").json()
         # The write in progress is complete, or has no effect.
@@ -92,7 +92,7 @@ def test_activation_under_load_fails_no_request_and_a_kill_in_it_loses_no_versio
     def served() -> set[str]:
         return {version for _, version in responses[-50:]}
 
-    with serving(two_versions, folder=tmp_path / "log") as server:
+    with serving(two_versions) as server:
         with in_background(threading.Thread(target=load, args=[server])):
             until(lambda: responses)
             run("activate", work.second, "--store", two_versions, "--wait")
@@ -104,7 +104,7 @@ def test_activation_under_load_fails_no_request_and_a_kill_in_it_loses_no_versio
         assert {version for _, version in responses} == {work.first, work.second}
         run("activate", work.second, "--store", two_versions)
         server.kill()  # it opens the version, or is about to do so
-    with serving(two_versions, folder=tmp_path / "log") as server:
+    with serving(two_versions) as server:
         assert server.version() == work.second
         assert server.ask(QUERY).status_code == 200
 
@@ -187,8 +187,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_disk_refuses_writes_while_answers_continue(golden_store: Path, small_disk: Path, tmp_path: Path) -> None:
-    store = copied(golden_store, small_disk / "store")
-    with serving(store, folder=tmp_path / "log") as server:
+    store = copy_store(golden_store, small_disk / "store")
+    with serving(store) as server:
         written: list[httpx.Response] = []
         while not written or written[-1].status_code == 200:
             written.append(server.put_label(f"label-{len(written)}", "long text " * 10_000))
@@ -202,7 +202,7 @@ def test_full_disk_refuses_writes_while_answers_continue(golden_store: Path, sma
 
 
 def test_full_disk_ends_a_build_with_one_message(work: Work, golden_store: Path, small_disk: Path) -> None:
-    store = copied(golden_store, small_disk / "store")
+    store = copy_store(golden_store, small_disk / "store")
     before = run_json("versions", "--store", store)
     (small_disk / "rest").write_bytes(bytes(700_000))
     status = {"status": 2}
@@ -214,25 +214,19 @@ def test_full_disk_ends_a_build_with_one_message(work: Work, golden_store: Path,
 # ---- Lost services ----
 
 
-@pytest.mark.skipif(not Redis.installed(), reason="redis-server is not installed")
+@needs_redis
 def test_server_answers_without_redis_and_says_so(two_versions: Path, work: Work, tmp_path: Path) -> None:
-    redis = Redis(tmp_path)
-    redis.start()
-    url = {"RECOLLECT_REDIS_URL": redis.url}
-    try:
-        with serving(two_versions, folder=tmp_path / "log", **url) as server:
-            assert server.client.get("/health/ready").json() == {"status": "ready"}
-            redis.stop()
-            assert server.uids(f"{QUERY} without Redis", top_k=1) == ["bread"]
-            assert server.put_label("new", "a new label").status_code == 200
-            until(lambda: "degraded" in server.client.get("/health/ready").json())
-            assert server.client.get("/health/ready").status_code == 200
-            run("activate", work.second, "--store", two_versions)
-            until(lambda: server.version() == work.second)
-            redis.start()
-            until(lambda: server.client.get("/health/ready").json() == {"status": "ready"})
-    finally:
+    with running_redis(tmp_path) as redis, serving(two_versions, RECOLLECT_REDIS_URL=redis.url) as server:
+        assert server.client.get("/health/ready").json() == {"status": "ready"}
         redis.stop()
+        assert server.uids(f"{QUERY} without Redis", top_k=1) == ["bread"]
+        assert server.put_label("new", "a new label").status_code == 200
+        until(lambda: "degraded" in server.client.get("/health/ready").json())
+        assert server.client.get("/health/ready").status_code == 200
+        run("activate", work.second, "--store", two_versions)
+        until(lambda: server.version() == work.second)
+        redis.start()
+        until(lambda: server.client.get("/health/ready").json() == {"status": "ready"})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="milvus-lite is not installed")
@@ -256,7 +250,7 @@ def test_server_answers_503_without_milvus_and_recovers_by_itself(work: Work, tm
         with milvus():
             flags = ("--engine", "milvus", "--engine-uri", uri, "--lexical", "on", "--activate")
             run("build", work.run, "--store", store, *flags)
-            server = stack.enter_context(serving(store, "--engine-uri", uri, "--cache-mb", 0, folder=tmp_path / "log"))
+            server = stack.enter_context(serving(store, "--engine-uri", uri, "--cache-mb", 0))
             before = server.ask(QUERY).json()["labels"]
         away = server.ask(QUERY)
         assert (away.status_code, away.json()["code"]) == (503, "engine_down")
@@ -283,7 +277,7 @@ def test_damaged_file_is_found_before_a_version_answers(two_versions: Path, work
             path.write_bytes(whole)
     path.write_bytes(whole[: len(whole) // 2])
     assert path.name in run("verify", work.second, "--store", two_versions, status=2).stderr
-    with serving(two_versions, folder=tmp_path / "log") as server:
+    with serving(two_versions) as server:
         run("activate", work.second, "--store", two_versions, "--wait", "--wait-seconds", 2, status=1)
         assert (server.version(), server.ask(QUERY).status_code) == (work.first, 200)
     refused = run("serve", "--store", two_versions, "--port", 0, status=2)
@@ -298,8 +292,8 @@ def test_damaged_file_is_found_before_a_version_answers(two_versions: Path, work
 def test_two_servers_and_a_command_write_to_one_store(store: Path, tmp_path: Path) -> None:
     added = write_lines(tmp_path / "added.jsonl", [{"uid": f"c-{number}", "text": "c"} for number in range(20)])
     with (
-        serving(store, folder=tmp_path / "a") as first,
-        serving(store, folder=tmp_path / "b") as second,
+        serving(store) as first,
+        serving(store) as second,
         ThreadPoolExecutor(3) as threads,
     ):
 

@@ -11,7 +11,7 @@ import pytest
 import recollect
 from tests.contract.make_store import GOLDEN, TOPICS
 from tests.contract.matching import differences
-from tests.contract.processes import Server, run, run_json, write_lines
+from tests.processes import Server, run, run_json, write_lines
 
 _RECORD = json.loads(GOLDEN.read_text(encoding="utf-8"))
 QUERIES: dict[str, str] = _RECORD["queries"]

@@ -22,7 +22,8 @@ import pytest
 
 from tests.contract.conftest import Work
 from tests.contract.matching import differences, filled
-from tests.contract.processes import EDITOR, OPERATOR, PATIENCE_SECONDS, READER, SLOW, Server, run, serving, until
+from tests.contract.servers import EDITOR, OPERATOR, READER, SLOW, serving
+from tests.processes import PATIENCE_SECONDS, Server, run, until
 
 STORIES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "requests.json").read_text(encoding="utf-8"))
 KEYS = {"READER": READER, "EDITOR": EDITOR, "SLOW": SLOW}
@@ -119,7 +120,7 @@ def test_openapi_describes_all_routes_that_a_client_uses(open_server: Server) ->
 def restricted_server(store: Path, tmp_path: Path) -> Iterator[Server]:
     flags = ("--docs", "off", "--metrics", "off", "--no-playground", "--max-batch", 2, "--max-query-bytes", 64)
     origins = ("--cors-origins", "https://a.example", "--delta-keys", 1, "--cache-mb", 0, "--workers", 2)
-    with serving(store, *flags, *origins, folder=tmp_path / "log") as server:
+    with serving(store, *flags, *origins) as server:
         yield server
 
 
@@ -158,7 +159,7 @@ def test_header_selects_an_open_version_and_keys_that_operate_change_what_is_ope
     work: Work, two_versions: Path, tmp_path: Path
 ) -> None:
     first, second = work.first, work.second
-    with serving(two_versions, folder=tmp_path / "log") as server:
+    with serving(two_versions) as server:
         operator = {"X-API-Key": OPERATOR}
 
         def ask(version: str) -> httpx.Response:

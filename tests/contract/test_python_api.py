@@ -17,7 +17,7 @@ import recollect
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.matching import differences
-from tests.contract.processes import environment, write_lines
+from tests.processes import environment, write_lines
 
 QUERY = "flour and yeast"
 LENGTHS: dict[str, Any] = {"max_length": POSITIONS, "label_max_length": POSITIONS}

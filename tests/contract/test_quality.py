@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.make_store import write_encoder
-from tests.contract.processes import run, run_json, write_lines
+from tests.processes import run, run_json, write_lines
 
 # In percent, on the sentences of the most frequent labels. The static encoder starts with random vectors of words.
 # Today: P@1 27.9, P@5 9.8, nDCG@5 37.6, PSP@5 43.7, R@100 78.1. Without training, nDCG@5 is 25.9.

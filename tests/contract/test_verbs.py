@@ -20,7 +20,8 @@ from tests import forked
 from tests.contract.conftest import Work
 from tests.contract.make_store import TOPICS
 from tests.contract.matching import differences, filled
-from tests.contract.processes import PATIENCE_SECONDS, environment, run, run_json, serving, write_lines
+from tests.contract.servers import serving
+from tests.processes import PATIENCE_SECONDS, environment, run, run_json, write_lines
 
 MISTAKES = json.loads((Path(__file__).parent / "data" / "mistakes.json").read_text(encoding="utf-8"))
 QUERY = "flour and yeast"
@@ -195,7 +196,7 @@ def test_verify_copy_and_prune(two_versions: Path, work: Work, tmp_path: Path) -
 
 
 def test_wait_reports_the_replicas_that_serve_a_version(two_versions: Path, work: Work, tmp_path: Path) -> None:
-    with serving(two_versions, folder=tmp_path / "log") as server:
+    with serving(two_versions) as server:
         done = run("activate", work.second, "--store", two_versions, "--wait", "--replicas", 1)
         assert f"serves {work.second}" in done.stderr
         assert server.version() == work.second

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.http_helpers import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"

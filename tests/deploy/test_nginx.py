@@ -25,15 +25,8 @@ from tests.deploy.helpers import (
     run_nginx,
     write_nginx_conf,
 )
-from tests.service.http_helpers import (
-    PATIENCE_SECONDS,
-    Server,
-    add_version,
-    copy_store,
-    light_encoder,
-    make_first,
-    serving,
-)
+from tests.processes import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.service.stores import add_version, light_encoder, make_first
 
 QUERY = {"query": "How doctors treat high blood pressure"}
 MAX_BODY_BYTES = ServeSettings.model_fields["max_body_bytes"].default

@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recollect.service.store.store import Store
 from tests.deploy.helpers import DEPLOY, free_address, run_nginx, write_nginx_conf
-from tests.service.http_helpers import PATIENCE_SECONDS, Activation, Server, copy_store, serving
-from tests.service.light_stores import light_store, until_serves
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, Server, copy_store, serving, until
+from tests.service.stores import Activation, light_store, until_serves
 
 RUNBOOK = (DEPLOY.parent / "docs" / "operating.md").read_text(encoding="utf-8")
 CURRENT, CANDIDATE = "v3", "v5"

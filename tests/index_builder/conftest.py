@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import made_once
-from tests.service.http_helpers import add_version, copy_store, make_first
+from tests.processes import copy_store
+from tests.service.stores import add_version, make_first
 
 if TYPE_CHECKING:
     from recollect.trainer.encoding.encoder import UnitVectorModel

@@ -14,7 +14,8 @@ import pytest
 import recollect
 from recollect.index_builder.evaluation.evaluate import Evaluation, evaluate
 from recollect.index_builder.settings import EvaluateSettings
-from tests.service.http_helpers import add_version, copy_store
+from tests.processes import copy_store
+from tests.service.stores import add_version
 
 SECTIONS = ["Metrics", "Charts", "Hardest labels", "Hardest texts"]
 

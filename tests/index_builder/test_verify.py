@@ -16,7 +16,7 @@ from recollect.index_builder.settings import BuildSettings, EvaluateSettings
 from recollect.index_builder.verify import check
 from recollect.service.bundle.manifest import Check
 from recollect.service.store.store import Store
-from tests.service.http_helpers import copy_store
+from tests.processes import copy_store
 
 GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]
 

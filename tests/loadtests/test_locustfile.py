@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.loadtests.stub import StubAnswer, stub
-from tests.service.http_helpers import serving
+from tests.processes import serving
 from tests.test_architecture import REPOSITORY
 
 KEY = "load-test-0123456789abcdef"

@@ -129,7 +129,7 @@ def move_to_milvus(milvus_uri: str) -> Iterator[Callable[[Path], Any]]:
 
 @pytest.fixture(scope="session")
 def light_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.service.light_stores import light_store
+    from tests.service.stores import light_store
 
     folder = made_once(
         tmp_path_factory, "light", lambda folder: light_store(built.store, built.version, folder / "store")
@@ -140,7 +140,7 @@ def light_versions(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture
 def store(light_versions: Path, tmp_path: Path) -> Path:
     """A store with small versions, which a test may change; v3 is current."""
-    from tests.service.http_helpers import copy_store
+    from tests.processes import copy_store
 
     return copy_store(light_versions, tmp_path / "store")
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import redis
 
+from tests.processes import Server, free_port, serving, until
 from tests.service.certificates import Certificate
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 
 PASSWORD = "correct-horse-battery"
 
@@ -31,8 +28,7 @@ class RedisServer:
     """A `redis-server` process without persistence: it restarts empty. With a certificate it accepts only TLS."""
 
     def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            self.port = unused.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
         self._folder = folder
         self._port_flags = ["--port", str(self.port)]
@@ -50,13 +46,12 @@ class RedisServer:
     def start(self) -> None:
         flags = [*self._port_flags, "--save", "", "--requirepass", PASSWORD, "--dir", str(self._folder)]
         self._process = subprocess.Popen(["redis-server", *flags], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(redis.RedisError), self.client() as client:
-                client.ping()
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(redis.RedisError), self.client() as client:
+            return bool(client.ping())
+        return False
 
     def stop(self) -> None:
         if self._process:
@@ -86,19 +81,8 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
 
 @contextlib.contextmanager
 def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
-    with (
-        serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server,
-        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
-    ):
-        yield server, client
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
+    with serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server:
+        yield server, server.client
 
 
 def metric(client: httpx.Client, name: str) -> float:

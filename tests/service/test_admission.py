@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+from tests.processes import PATIENCE_SECONDS, Server, serving
 from tests.service.test_http import is_problem
 
 MEGABYTE = 1_048_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.http_helpers import Server, copy_store, serving
+from tests.processes import Server, copy_store, serving
 
 PROJECT = "/v1/projects/recollect"
 QUERY = "How doctors treat high blood pressure"

@@ -12,9 +12,9 @@ import httpx
 from recollect.service.options import AnswerOptions
 from recollect.service.serving.answer_cache import answer_keys
 from recollect.service.store.store import Store
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
-from tests.service.light_stores import TOP_K, until_serves
+from tests.processes import PATIENCE_SECONDS, serving
 from tests.service.redis_server import RedisServer, needs_redis, replica
+from tests.service.stores import TOP_K, until_serves
 
 OPTIONS = AnswerOptions(lambda_=0.5, temperature=0.04, top_b=200, top_k=10)
 

@@ -15,7 +15,7 @@ from recollect.service.http.api_keys import ApiKey, ApiKeys, read_api_keys
 from recollect.service.serving import rate_limit
 from recollect.service.serving.rate_limit import Quota, RateLimits
 from recollect.service.telemetry.metrics import Metrics
-from tests.service.http_helpers import Server, serving
+from tests.processes import Server, serving
 
 FRONT, BATCH = "front-0123456789abcdef", "batch-0123456789abcdef"
 QUERY = {"query": "bread"}

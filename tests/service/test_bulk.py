@@ -23,7 +23,7 @@ import recollect
 from recollect.service.model import Model
 from tests import forked
 from tests.conftest import TOPICS
-from tests.service.http_helpers import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 TEXTS = [sentence for sentences in TOPICS.values() for sentence in sentences]
 ROWS = [{"id": f"{number:03}", "text": text, "year": 2000 + number} for number, text in enumerate(TEXTS)]

@@ -15,14 +15,8 @@ import pytest
 
 import recollect
 from tests import forked
-from tests.service.http_helpers import (
-    add_version,
-    answers_with,
-    copy_store,
-    make_first,
-    rehash,
-    relabel,
-)
+from tests.processes import copy_store
+from tests.service.stores import add_version, answers_with, make_first, rehash, relabel
 
 QUERY = "How doctors treat high blood pressure"
 

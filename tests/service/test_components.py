@@ -19,7 +19,8 @@ from recollect.service.predictor.golden import check_golden
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.store.store import Store
 from recollect.service.versions.opening import Opener
-from tests.service.http_helpers import add_version, copy_store, flip_bit, with_changed_files
+from tests.processes import copy_store
+from tests.service.stores import add_version, flip_bit, with_changed_files
 
 QUERY = "tax on bread"
 

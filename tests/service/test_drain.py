@@ -14,7 +14,7 @@ import pytest
 
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.processes import PATIENCE_SECONDS, serving
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"

@@ -21,7 +21,7 @@ from recollect.service.options import resolve_options
 from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.predictor import Predictor
 from tests.index_builder.vectors import clustered_keys, unit
-from tests.service.http_helpers import light_encoder
+from tests.service.stores import light_encoder
 
 QUERY = "Who must pay tax on the sale of a house"
 INSTANCES, LABELS, DIM = 60, 24, 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
+from tests.processes import PATIENCE_SECONDS, Server, serving
 
 BODY = b'{"query": "bread"}'
 

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.service.http_helpers import Server, add_version, copy_store, make_first, relabel, serving
+from tests.processes import Server, copy_store, serving
+from tests.service.stores import add_version, make_first, relabel
 
 QUERY = "How doctors treat high blood pressure"
 # Uids of the bundle's labels, in the order of the labels. Some uids contain characters that must be escaped in a URL.

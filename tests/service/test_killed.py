@@ -15,9 +15,9 @@ import httpx
 from recollect.service.bundle.integrity import describe_files
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, reports_of
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, add_version, flip_bit, serving, with_changed_files
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, Server, serving, until
 from tests.service.store.servers import WebServer
+from tests.service.stores import add_version, flip_bit, with_changed_files
 from tests.service.test_drain import LONG_DRAIN
 
 HALF_REQUEST = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"

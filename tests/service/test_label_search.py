@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.http_helpers import add_version, copy_store, make_first, relabel, serving
+from tests.processes import copy_store, serving
+from tests.service.stores import add_version, make_first, relabel
 
 WRITER = "writer-0123456789abcdef"
 

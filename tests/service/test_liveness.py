@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.processes import PATIENCE_SECONDS, serving
 from tests.service.test_drain import SLOW
 
 HANGS = ("--max-seconds", "0.1", "--hang-seconds", "0.2")

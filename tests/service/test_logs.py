@@ -16,8 +16,7 @@ import httpx
 import pytest
 
 from tests import forked
-from tests.service.http_helpers import PATIENCE_SECONDS
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, until
 from tests.service.test_workers import serving_processes, two_workers
 
 REPOSITORY = Path(__file__).parents[2]

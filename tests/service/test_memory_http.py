@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from tests.conftest import TOPICS
-from tests.service.http_helpers import Server, copy_store, serving
-from tests.service.redis_server import until
+from tests.processes import Server, copy_store, serving, until
 from tests.service.test_http import is_problem
 
 WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.processes import PATIENCE_SECONDS, serving
 
 QUERY = {"query": "bread"}
 

@@ -13,15 +13,8 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from tests.service.http_helpers import (
-    PATIENCE_SECONDS,
-    Server,
-    add_version,
-    answers_with,
-    serving,
-)
-from tests.service.light_stores import TOP_K, until_serves
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.service.stores import TOP_K, add_version, answers_with, until_serves
 
 POLL = ("--poll-seconds", "0.05")
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import recollect
-from tests.service.http_helpers import PATIENCE_SECONDS, serving
+from tests.processes import PATIENCE_SECONDS, serving
 
 ROOT = Path(recollect.__file__).resolve().parents[1]
 FIELD = '    loud: bool = _option("Return texts in capitals", False, may_be_none=False)\n'

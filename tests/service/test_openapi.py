@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import recollect.service.playground
-from tests.service.http_helpers import Server, serving
+from tests.processes import Server, serving
 
 STATIC = Path(recollect.service.playground.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())

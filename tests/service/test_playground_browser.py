@@ -13,7 +13,8 @@ import pytest
 
 from recollect.service.bundle.strings import StringTable, write_table
 from tests.conftest import TOPICS
-from tests.service.http_helpers import add_version, copy_store, make_first, rehash, serving
+from tests.processes import copy_store, serving
+from tests.service.stores import add_version, make_first, rehash
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.conftest import TOPICS
-from tests.service.http_helpers import copy_store, make_first, serving
+from tests.processes import copy_store, serving
+from tests.service.stores import make_first
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 

@@ -17,7 +17,8 @@ from recollect.service.options import resolve_options
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.ranking.assign import expected_f1
 from recollect.service.ranking.calibration import calibrate, log_odds
-from tests.service.http_helpers import add_version, make_first, serving
+from tests.processes import serving
+from tests.service.stores import add_version, make_first
 
 QUERY = "Who must pay tax on the sale of a house"
 INFO = Probabilities(

@@ -20,7 +20,7 @@ import pytest
 
 from recollect.service.bulk.ray_tasks import RayTasks, check_address, connected
 from recollect.service.errors import ClusterError, SettingsError, WorkerError
-from tests.service.http_helpers import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 from tests.service.test_bulk import MANY, ROWS, SMALL_BLOCKS, fails, finished_rows, run, running, start, write_jsonl
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")

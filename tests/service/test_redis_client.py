@@ -9,8 +9,9 @@ import pytest
 
 from recollect.service.store.store import Store
 from tests import forked
-from tests.service.light_stores import TOP_K, until_serves
-from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica, until
+from tests.processes import until
+from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica
+from tests.service.stores import TOP_K, until_serves
 
 pytestmark = needs_redis
 

@@ -13,7 +13,7 @@ from recollect.service.errors import KeyFileError
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.store.store import Store
 from tests.keys import Pair, write_pair
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 OLD, NEW = "old-0123456789abcdef", "new-0123456789abcdef"
 

@@ -18,7 +18,8 @@ from recollect.service.bundle.signing import read_signing_key, read_verify_keys,
 from recollect.service.errors import BundleError, KeyFileError
 from recollect.service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
-from tests.service.http_helpers import Server, add_version, answers_with, copy_store, light_encoder, make_first, serving
+from tests.processes import Server, copy_store, serving
+from tests.service.stores import add_version, answers_with, light_encoder, make_first
 
 
 @pytest.fixture(scope="module")

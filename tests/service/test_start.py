@@ -17,9 +17,9 @@ import pytest
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
 from tests import forked
-from tests.service.http_helpers import PATIENCE_SECONDS, flip_bit, serving
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, serving, until
 from tests.service.store.servers import WebServer
+from tests.service.stores import flip_bit
 
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = pytest.mark.parametrize("workers", [1, 2], ids=["1 process", "2 workers"])

@@ -15,7 +15,8 @@ from recollect.service.bundle.files import BUNDLE_FILES, MANIFEST, SIGNATURE
 from recollect.service.bundle.signing import read_signing_key, read_verify_keys, sign_manifest
 from recollect.service.errors import BundleError
 from tests.keys import write_pair
-from tests.service.http_helpers import add_version, copy_store, light_encoder
+from tests.processes import copy_store
+from tests.service.stores import add_version, light_encoder
 
 FILES = sorted(BUNDLE_FILES | {MANIFEST, SIGNATURE})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recollect.service.threads import usable_cores
-from tests.service.http_helpers import serving
+from tests.processes import serving
 
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/cpu"
 IN_V2, IN_V1 = {"proc/self/cgroup": "0::/a.slice/b.scope\n"}, {"proc/self/cgroup": "4:cpu,cpuacct:/a/b\n0::/a/b\n"}

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests import forked
+from tests.processes import PATIENCE_SECONDS, Server, serving
 from tests.service.certificates import Certificate, write_certificate
-from tests.service.http_helpers import PATIENCE_SECONDS, Server, serving
 from tests.service.redis_server import RedisServer, needs_redis
 
 

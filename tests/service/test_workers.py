@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from tests.service.http_helpers import PATIENCE_SECONDS, Activation, Server, serving
-from tests.service.light_stores import TOP_K
+from tests.processes import PATIENCE_SECONDS, Server, serving
+from tests.service.stores import TOP_K, Activation
 from tests.service.test_model_manager import Load
 
 POLLS = ("--workers", "2", "--poll-seconds", "0.05")

@@ -16,7 +16,7 @@ from recollect.service.memory_log.log import MemoryLog
 from recollect.service.predictor.encoder import QueryEncoder
 from recollect.service.store.store import Store
 from tests.conftest import Built
-from tests.service.http_helpers import copy_store
+from tests.processes import copy_store
 from tests.service.memory_log.logs import append
 
 

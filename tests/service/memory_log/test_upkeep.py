@@ -15,9 +15,9 @@ from recollect.service.errors import MemoryLogError
 from recollect.service.memory.entries import LoggedEntry, PutLabel
 from recollect.service.memory_log.log import MemoryLog, copy_log, extent, prune_log
 from recollect.service.store.store import Store
-from tests.service.http_helpers import add_version
 from tests.service.memory_log.logs import append, is_same, uids
 from tests.service.store.servers import WebServer, create_bucket, s3_server
+from tests.service.stores import add_version
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import Pair, write_pair
-from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import TIMEOUT_SECONDS, WebServer
+from tests.service.stores import flip_bit
 
 REPOSITORY = Path(__file__).parents[3]
 # Program of a process: print "started", then open a version of a store at a URL.

@@ -14,8 +14,8 @@ from recollect.service.errors import BundleError, StoreError
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import write_pair
-from tests.service.http_helpers import flip_bit
 from tests.service.store.servers import publish
+from tests.service.stores import flip_bit
 
 REPOSITORY = Path(__file__).parents[3]
 # Program that copies version A, and is killed after two files.

@@ -17,7 +17,7 @@ from recollect.service.errors import StoreError
 from recollect.service.store.store import Store
 from tests import forked
 from tests.keys import Pair, write_pair
-from tests.service.http_helpers import copy_store
+from tests.processes import copy_store
 
 REPOSITORY = Path(__file__).parents[3]
 LABELS = "value_indices.npy"

@@ -12,14 +12,9 @@ import pytest
 
 from recollect.service.errors import StoreError, UnknownVersionError
 from recollect.service.store.store import Store
-from tests.service.http_helpers import (
-    add_version,
-    answers_with,
-    copy_store,
-    light_encoder,
-    serving,
-)
+from tests.processes import copy_store, serving
 from tests.service.store.servers import TIMEOUT_SECONDS, FaultyProxy, WebServer, publish
+from tests.service.stores import add_version, answers_with, light_encoder
 
 POLL = ("--poll-seconds", "0.05")
 

@@ -16,8 +16,9 @@ import recollect
 from recollect.service.errors import StoreError
 from recollect.service.store.store import Store
 from tests import forked
-from tests.service.http_helpers import add_version, copy_store, light_encoder, serving
+from tests.processes import copy_store, serving
 from tests.service.store.servers import publish
+from tests.service.stores import add_version, light_encoder
 
 REPOSITORY = Path(__file__).parents[3]
 VERSIONS = "ABCDEF"

@@ -11,18 +11,9 @@ import pytest
 
 from recollect.service.errors import NotServedError
 from recollect.service.store.store import Store
-from tests.service.http_helpers import (
-    PATIENCE_SECONDS,
-    Activation,
-    Server,
-    add_version,
-    answers_with,
-    flip_bit,
-    serving,
-)
-from tests.service.http_helpers import with_changed_files as changed_files
-from tests.service.light_stores import TOP_K
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.service.stores import TOP_K, Activation, add_version, answers_with, flip_bit
+from tests.service.stores import with_changed_files as changed_files
 
 POLLS = ("--poll-seconds", "0.05")
 OPERATOR, READER = "operator-0123456789", "reader-0123456789"

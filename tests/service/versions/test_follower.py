@@ -18,9 +18,8 @@ from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import reports_of
-from tests.service.http_helpers import PATIENCE_SECONDS, Activation, Server, add_version, answers_with, serving
-from tests.service.light_stores import until_serves
-from tests.service.redis_server import until
+from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.service.stores import Activation, add_version, answers_with, until_serves
 from tests.service.test_model_manager import Load
 
 POLLS = ("--poll-seconds", "0.05")

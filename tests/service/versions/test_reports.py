@@ -17,15 +17,10 @@ from recollect.service.versions.reports import (
     Report,
     replica_name,
 )
-from tests.service.http_helpers import (
-    PATIENCE_SECONDS,
-    Activation,
-    flip_bit,
-    serving,
-)
-from tests.service.light_stores import TOP_K
+from tests.processes import PATIENCE_SECONDS, serving
 from tests.service.redis_server import RedisServer, metric, needs_redis, replica
 from tests.service.store.servers import WebServer
+from tests.service.stores import TOP_K, Activation, flip_bit
 
 POLLS = ("--poll-seconds", "0.05")
 

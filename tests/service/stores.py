@@ -1,20 +1,14 @@
-"""Starts a real server in a process of its own, and publishes changed copies of a version."""
+"""Stores with changed copies of a version, activations, and stores with small versions that open in milliseconds."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from recollect.service.bundle.integrity import describe_files
@@ -23,10 +17,10 @@ from recollect.service.redis_client import RedisClient
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, reports_of, wait_for_replicas
-from tests import forked
+from tests.processes import copy_store, until
 
-# Tests wait at most this long.
-PATIENCE_SECONDS = 240
+# For each small version, the number of labels in an answer.
+TOP_K = {"v3": 3, "v5": 5}
 
 
 class Activation:
@@ -38,61 +32,6 @@ class Activation:
 
     def wait(self, record: ActivationRecord, seconds: float, replicas: int | None = None) -> list[Report]:
         return wait_for_replicas(self._store, self.reports, record, seconds, replicas)
-
-
-class Server:
-    """A running `recollect serve`, with its address and its log."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process, self._log = process, log
-        serving = self.wait_for("serving")
-        self.url: str = serving["url"]
-        self.wait_for("serving", count=serving["workers"])
-
-    def log(self) -> str:
-        return self._log.read_text(encoding="utf-8")
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """The log events with this name; fails if a log line is not JSON."""
-        whole = self.log().rpartition("\n")[0]
-        return [event for event in map(json.loads, whole.splitlines()) if event["event"] == name]
-
-    def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
-        """Wait for the `count`-th log event with this name and return it."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(found := self.events(event)) < count:
-            assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline, f"no {event}:\n{self.log()}"
-            time.sleep(0.02)
-        return found[count - 1]
-
-
-@contextlib.contextmanager
-def serving(store: Path, *flags: str, prelude: str = "", **variables: str) -> Iterator[Server]:
-    """Serve a store on a free port. `prelude` is Python code that the server process runs first."""
-    program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
-    command = [sys.executable, "-c", program, "serve", "--store", str(store), "--port", "0", "--threads", "1", *flags]
-    start = subprocess.Popen if "PYTHONPATH" in variables else forked.Popen  # other code needs a new interpreter
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("wb") as stderr:
-            process = start(
-                command, stderr=stderr, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"} | variables
-            )
-        try:
-            yield Server(process, log)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def copy_store(store: Path, to: Path) -> Path:
-    """A copy of the store, which a test may change; no server uses the copy yet."""
-    return shutil.copytree(store, to, ignore=shutil.ignore_patterns("replicas"))
 
 
 def add_version(store: Path, source: str, version: str, change: Callable[[Path, dict[str, Any]], None]) -> str:
@@ -186,3 +125,21 @@ def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def light_store(source: Path, version: str, to: Path) -> Path:
+    """Write a store with versions v3 and v5 of a real bundle, with a tiny encoder; v3 is current.
+
+    The versions have no equal files.
+    """
+    store = copy_store(source, to)
+    add_version(store, version, "light", light_encoder)
+    add_version(store, "light", "changed", with_changed_files)
+    for name, source_version in (("v3", "light"), ("v5", "changed")):
+        add_version(store, source_version, name, answers_with(TOP_K[name]))
+    make_first(store, "v3")
+    return store
+
+
+def until_serves(client: httpx.Client, version: str) -> None:
+    until(lambda: client.get("/version").json()["version"] == version, lambda: f"{version} is not served")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,11 +22,6 @@ from tests import forked
 
 # No test asserts a time. They wait at most this long, so that a hanging process fails its test.
 PATIENCE_SECONDS = 240
-
-# API keys of the servers, and the file that lists them.
-READER, EDITOR, SLOW = "reader-0123456789abcdef", "editor-0123456789abcdef", "slow-0123456789abcdef"
-OPERATOR = "operator-0123456789abcdef"
-KEYS = f"reader {READER} 0\neditor {EDITOR} 0 write\nslow {SLOW} 0.001\noperator {OPERATOR} 0 operate\n"
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -83,23 +79,34 @@ def until(condition: Callable[[], Any], reason: Callable[[], str] = lambda: "") 
 
 
 class Server:
-    """A running `recollect serve`, and a client with an API key that may write."""
+    """A running `recollect serve`: its address, its log, and a client. With `key`, the client sends this API key."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, key: str) -> None:
         self.process, self._log = process, log
-        self.url: str = until(self._url, self.log)
-        headers = {"X-API-Key": EDITOR}
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, headers=headers, trust_env=False)
+        serving = self.wait_for("serving")
+        self.url: str = serving["url"]
+        self.wait_for("serving", count=serving["workers"])
+        headers = {"X-API-Key": key} if key else {}
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, headers=headers)
 
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8")
 
-    def _url(self) -> str | None:
-        """The address in the line of the log that says that the server answers."""
-        lines = self.log().rpartition("\n")[0].splitlines()
-        assert self.process.poll() is None, self.log()
-        events = [json.loads(line) for line in lines if line.startswith("{")]
-        return next((event["url"] for event in events if event["event"] == "serving"), None)
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log events with this name; fails if a log line is not JSON."""
+        whole = self.log().rpartition("\n")[0]
+        return [event for event in map(json.loads, whole.splitlines()) if event["event"] == name]
+
+    def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the `count`-th log event with this name and return it."""
+
+        def enough() -> list[dict[str, Any]] | None:
+            found = self.events(event)
+            assert len(found) >= count or self.process.poll() is None, self.log()
+            return found[:count] if len(found) >= count else None
+
+        found: list[dict[str, Any]] = until(enough, lambda: f"no {event}:\n{self.log()}")
+        return found[-1]
 
     def ask(self, query: str, **options: Any) -> httpx.Response:
         return self.client.post("/predict", json={"query": query, **options})
@@ -119,52 +126,50 @@ class Server:
         return self.client.get(f"/labels/{uid}").status_code == 200
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
+        assert self.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
 
 
 @contextlib.contextmanager
-def serving(store: Path, *flags: object, folder: Path, writable: bool = True, **variables: str) -> Iterator[Server]:
-    """Serve a store on a free port. Its log and its API keys are in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if writable:
-        (folder / "keys").write_text(KEYS)
-        flags = ("--api-keys", folder / "keys", "--writable", *flags)
-    flags = ("--store", store, "--port", 0, "--threads", 1, "--poll-seconds", 0.1, *flags)
-    number = len(list(folder.glob("log-*")))
-    with started("serve", *flags, log=folder / f"log-{number}", **variables) as process:
-        server = Server(process, folder / f"log-{number}")
-        with server.client:
-            yield server
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=PATIENCE_SECONDS)
+def serving(
+    store: Path | str, *flags: object, prelude: str = "", keys: str = "", key: str = "", **variables: str
+) -> Iterator[Server]:
+    """Serve a store on a free port.
 
-
-class Redis:
-    """A `redis-server` on a free port, which starts empty."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._process = folder, None
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-
-    @staticmethod
-    def installed() -> bool:
-        return shutil.which("redis-server") is not None
-
-    def start(self) -> None:
-        flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            ["redis-server", *flags], stdout=subprocess.DEVNULL
-        )
-        until(lambda: answers(self.port))
-
-    def stop(self) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    Args:
+        store: Folder or URL of the store.
+        flags: Further flags of `recollect serve`.
+        prelude: Python code that the server process runs first.
+        keys: Lines of the file of API keys.
+        key: The API key that the client of the server sends.
+        variables: Further environment variables.
+    """
+    program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
+    start = subprocess.Popen if "PYTHONPATH" in variables else forked.Popen  # other code needs a new interpreter
+    with tempfile.TemporaryDirectory() as folder:
+        log, key_file = Path(folder) / "log", Path(folder) / "keys"
+        if keys:
+            key_file.write_text(keys, encoding="utf-8")
+            flags = ("--api-keys", key_file, *flags)
+        flags = ("serve", "--store", store, "--port", 0, "--threads", 1, *flags)
+        with log.open("wb") as stderr:
+            process = start(
+                [sys.executable, "-c", program, *map(str, flags)],
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                env=environment(**variables),
+            )
+        try:
+            server = Server(process, log, key)
+            with server.client:
+                yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def free_port() -> int:
@@ -179,9 +184,9 @@ def answers(port: int) -> bool:
     return False
 
 
-def copied(store: Path, to: Path) -> Path:
-    """A copy of a store that nobody serves, which a test may change."""
-    return shutil.copytree(store, to)
+def copy_store(store: Path, to: Path) -> Path:
+    """A copy of the store, which a test may change; no server uses the copy yet."""
+    return shutil.copytree(store, to, ignore=shutil.ignore_patterns("replicas"))
 
 
 def write_lines(path: Path, rows: list[Mapping[str, Any]]) -> Path:
