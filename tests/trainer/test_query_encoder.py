@@ -179,12 +179,14 @@ class TestHonesty:
 
 class TestRefused:
     def test_static_encoder_needs_no_query_encoder(
-        self, train: Train, run_folder: Path, tiny_bert: TinyEncoder
+        self, train: Train, run_folder: Path, tiny_bert: TinyEncoder, tmp_path: Path
     ) -> None:
-        outcome = train("--encoder", "static", "--static-from", tiny_bert.folder, *STATIC)
+        assert train("--epochs", 0, "--encoder", "static", "--static-from", tiny_bert.folder).status == 0
+        static = shutil.copytree(run_folder / "checkpoint", tmp_path / "static")
+        outcome = train("--encoder", static, "--overwrite", *STATIC)
         assert outcome.status == 2
         assert "--query-encoder static: expected an encoder with a transformer, found the static" in outcome.message
-        assert not run_folder.exists()
+        assert not (run_folder / "query_encoder").exists()
 
     def test_run_with_a_query_encoder_does_not_lose_it_silently(self, train: Train, run_folder: Path) -> None:
         assert train("--epochs", 0, *STATIC).status == 0
