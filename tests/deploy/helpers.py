@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, answers, free_port, until
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
@@ -40,8 +38,7 @@ def run_tool(name: str, *arguments: Any) -> str:
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def write_nginx_conf(folder: Path, listen: str, replicas: tuple[str, str]) -> Path:
@@ -70,14 +67,9 @@ def run_nginx(folder: Path, conf: Path, listen: str) -> Iterator[None]:
     with (folder / "access").open("wb") as access, (folder / "errors").open("wb") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=access, stderr=errors)
     try:
-        host, port = listen.split(":")
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            assert process.poll() is None, (folder / "errors").read_text()
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-                break
-            assert time.monotonic() < deadline, "nginx does not listen"
-            time.sleep(0.02)
+        port = int(listen.split(":")[1])
+        until(lambda: answers(port) or process.poll() is not None, lambda: "nginx does not listen")
+        assert process.poll() is None, (folder / "errors").read_text()
         yield
     finally:
         process.terminate()

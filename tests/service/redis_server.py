@@ -35,12 +35,8 @@ class RedisServer:
         if certificate:
             self.url = f"{self.url.replace('redis:', 'rediss:')}?ssl_ca_certs={certificate.certificate}"
             self._port_flags = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
-            self._port_flags += [
-                "--tls-cert-file",
-                str(certificate.certificate),
-                "--tls-key-file",
-                str(certificate.key),
-            ]
+            files = {"--tls-cert-file": certificate.certificate, "--tls-key-file": certificate.key}
+            self._port_flags += [str(word) for flag in files.items() for word in flag]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -70,8 +66,8 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def running_redis(folder: Path) -> Iterator[RedisServer]:
-    server = RedisServer(folder)
+def running_redis(folder: Path, certificate: Certificate | None = None) -> Iterator[RedisServer]:
+    server = RedisServer(folder, certificate)
     server.start()
     try:
         yield server
@@ -80,8 +76,10 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
 
 
 @contextlib.contextmanager
-def replica(store: Path, redis_server: RedisServer, *flags: str) -> Iterator[tuple[Server, httpx.Client]]:
-    with serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url) as server:
+def replica(
+    store: Path, redis_server: RedisServer, *flags: str, **options: str
+) -> Iterator[tuple[Server, httpx.Client]]:
+    with serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url, **options) as server:
         yield server, server.client
 
 

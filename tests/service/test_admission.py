@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, Server, serving
+from tests.processes import PATIENCE_SECONDS, Server, serving, until
 from tests.service.test_http import is_problem
 
 MEGABYTE = 1_048_000
@@ -110,23 +109,13 @@ def test_equal_requests_are_computed_once_and_the_others_are_answered_if_the_fir
     with serving(store, "--cache-mb", "0", prelude=SLOW, **gates) as server, ThreadPoolExecutor() as pool:
 
         def until_metric(line: str) -> None:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while line not in httpx.get(f"{server.url}/metrics").text:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until(lambda: line in server.client.get("/metrics").text)
 
         url = urlsplit(server.url)
         with socket.create_connection((url.hostname, url.port)) as first:
             first.sendall(request)
-            while not Path(gates["STARTED"]).exists():
-                time.sleep(0.01)
-            headers = {"Content-Type": "application/json"}
-            others = [
-                pool.submit(
-                    httpx.post, f"{server.url}/predict", content=body, headers=headers, timeout=PATIENCE_SECONDS
-                )
-                for _ in range(3)
-            ]
+            until(Path(gates["STARTED"]).exists)
+            others = [pool.submit(server.ask, "slow") for _ in range(3)]
             until_metric("recollect_coalesced_total 3.0")
         until_metric('recollect_dropped_total{why="gone"} 1.0')
         Path(gates["GO"]).touch()

@@ -21,9 +21,8 @@ def server(light_versions: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as client:
-        yield client
+def client(server: Server) -> httpx.Client:
+    return server.client
 
 
 def test_long_document_is_cut_and_document_without_words_gets_no_suggestion(client: httpx.Client) -> None:
@@ -45,18 +44,16 @@ TEXT = "How whales sleep in the ocean"
 @pytest.fixture(scope="module")
 def writable(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("annif")
-    (folder / "keys").write_text(f"writer {WRITER} write\nreader {READER}\n")
+    keys = f"writer {WRITER} write\nreader {READER}\n"
     store = copy_store(light_versions, folder / "store")
-    flags = ("--annif", "--writable", "--api-keys", str(folder / "keys"), "--max-query-bytes", "64")
-    with serving(store, *flags) as server:
+    with serving(store, "--annif", "--writable", "--max-query-bytes", "64", keys=keys, key=WRITER) as server:
         yield server
 
 
 class TestLearning:
     @pytest.fixture
-    def client(self, writable: Server) -> Iterator[httpx.Client]:
-        with httpx.Client(base_url=writable.url, headers={"X-API-Key": WRITER}, timeout=30) as client:
-            yield client
+    def client(self, writable: Server) -> httpx.Client:
+        return writable.client
 
     def learn(self, client: httpx.Client, *documents: object) -> httpx.Response:
         return client.post(f"{PROJECT}/learn", json=documents)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 from recollect.service.options import AnswerOptions
 from recollect.service.serving.answer_cache import answer_keys
 from recollect.service.store.store import Store
-from tests.processes import PATIENCE_SECONDS, serving
+from tests.processes import serving
 from tests.service.redis_server import RedisServer, needs_redis, replica
 from tests.service.stores import TOP_K, until_serves
 
@@ -46,11 +47,8 @@ def test_cache_key_changes_with_every_option_that_changes_an_answer() -> None:
 
 
 def test_cached_answer_equals_the_computed_answer_and_is_not_used_for_another_version(store: Path) -> None:
-    with serving(store, "--poll-seconds", "0.05") as server, httpx.Client(base_url=server.url) as client:
-
-        def ask(**options: object) -> httpx.Response:
-            return client.post("/predict", json={"query": "bread", **options}, timeout=PATIENCE_SECONDS)
-
+    with serving(store, "--poll-seconds", "0.05") as server:
+        client, ask = server.client, partial(server.ask, "bread")
         computed, cached, explicit = ask(), ask(), ask(top_k=TOP_K["v3"], top_b=200, threshold=0.0, deny=[])
         assert "cache" not in computed.headers["server-timing"]
         for same in (cached, explicit):
@@ -67,18 +65,15 @@ def test_cached_answer_equals_the_computed_answer_and_is_not_used_for_another_ve
 
 @needs_redis
 def test_cached_answers_of_a_lost_log_are_not_used_when_its_sequence_numbers_are_used_again(
-    store: Path, redis_server: RedisServer, tmp_path: Path
+    store: Path, redis_server: RedisServer
 ) -> None:
-    (tmp_path / "keys").write_text("writer writer-0123456789abcdef write\n")
-    flags = ("--api-keys", str(tmp_path / "keys"), "--writable")
+    key = "writer-0123456789abcdef"
 
     def change_and_ask(label: str | None) -> httpx.Response:
-        with replica(store, redis_server, *flags) as (_, client):
-            client.headers["X-API-Key"] = "writer-0123456789abcdef"
+        with replica(store, redis_server, "--writable", keys=f"writer {key} write\n", key=key) as (server, _):
             if label is not None:
-                put = client.post("/memory/labels", json={"labels": [{"uid": label, "text": "bread"}]})
-                assert put.json()["sequence"] == 1
-            return client.post("/predict", json={"query": "bread", "top_k": 100})
+                assert server.put_label(label, "bread").json()["sequence"] == 1
+            return server.ask("bread", top_k=100)
 
     lost = change_and_ask("lost")
     assert change_and_ask(None).headers["server-timing"].startswith("cache;dur=")  # the same log in another replica

@@ -22,18 +22,16 @@ QUERY = {"query": "bread"}
 
 
 @pytest.fixture(scope="module")
-def server(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"# keys of the shop\nfront {FRONT}\n\nbatch {BATCH} 0.001\n")
-    flags = ("--api-keys", str(keys), "--poll-seconds", "600", "--max-batch", "4", "--access-log")
-    with serving(light_versions, *flags, "--cors-origins", "https://shop.example") as server:
+def server(light_versions: Path) -> Iterator[Server]:
+    keys = f"# keys of the shop\nfront {FRONT}\n\nbatch {BATCH} 0.001\n"
+    flags = ("--poll-seconds", "600", "--max-batch", "4", "--access-log", "--cors-origins", "https://shop.example")
+    with serving(light_versions, *flags, keys=keys) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as client:
-        yield client
+def client(server: Server) -> httpx.Client:
+    return server.client
 
 
 @pytest.mark.parametrize(
@@ -160,10 +158,10 @@ def _key(name: str, secret: str) -> ApiKey:
 PRIVATE = ("/docs", "/docs/swagger-ui.css", "/redoc", "/openapi.json", "/metrics")
 
 
-def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_versions: Path, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"prometheus {FRONT}\n")
-    flags = ("--api-keys", str(tmp_path / "keys"), "--docs", "key", "--metrics", "key", "--no-playground")
-    with serving(light_versions, *flags) as server, httpx.Client(base_url=server.url) as client:
+def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_versions: Path) -> None:
+    flags = ("--docs", "key", "--metrics", "key", "--no-playground")
+    with serving(light_versions, *flags, keys=f"prometheus {FRONT}\n") as server:
+        client = server.client
         for path in PRIVATE:
             assert client.get(path).status_code == 401, path
             assert client.get(path, headers={"Authorization": f"Bearer {BATCH}"}).status_code == 401, path

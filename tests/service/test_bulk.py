@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import recollect
 from recollect.service.model import Model
 from tests import forked
 from tests.conftest import TOPICS
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, until
 
 TEXTS = [sentence for sentences in TOPICS.values() for sentence in sentences]
 ROWS = [{"id": f"{number:03}", "text": text, "year": 2000 + number} for number, text in enumerate(TEXTS)]
@@ -75,11 +74,8 @@ def running(*arguments: object, target: Path) -> subprocess.Popen[bytes]:
     """A process that has recorded its first finished rows, and has not finished yet."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start(*arguments, "--output", target, prelude=SMALL_BLOCKS, start_new_session=True, **pipes)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not finished_rows(target):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: finished_rows(target) or process.poll() is not None)
+    assert process.poll() is None
     return process
 
 

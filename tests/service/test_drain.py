@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +13,7 @@ import pytest
 
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
-from tests.processes import PATIENCE_SECONDS, serving
+from tests.processes import PATIENCE_SECONDS, serving, until
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
@@ -82,10 +81,8 @@ def test_service_logs_no_error_on_a_second_sigterm_during_a_request(store: Path,
         serving(store, *LONG_DRAIN, prelude=SLOW, STARTED=str(started)) as server,
         ThreadPoolExecutor() as pool,
     ):
-        body = {"query": "slow"}
-        answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
-        while not started.exists():
-            time.sleep(0.01)
+        answer = pool.submit(server.ask, "slow")
+        until(started.exists)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining")
         server.process.send_signal(signal.SIGTERM)
@@ -106,10 +103,8 @@ def is_draining(response: httpx.Response) -> bool:
 def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(store: Path, tmp_path: Path) -> None:
     started, flags = tmp_path / "started", ("--drain-seconds", "1")
     with serving(store, *flags, prelude=SLOW, STARTED=str(started)) as server, ThreadPoolExecutor() as pool:
-        body = {"query": "slow"}
-        answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
-        while not started.exists():
-            time.sleep(0.01)
+        answer = pool.submit(server.ask, "slow")
+        until(started.exists)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
         assert is_draining(answer.result())
@@ -142,10 +137,8 @@ def test_running_batch_stops_at_the_end_of_the_drain(store: Path, tmp_path: Path
     started = tmp_path / "started"
     with serving(store, "--drain-seconds", "0.5", prelude=BLOCKS, STARTED=str(started)) as server:
         with ThreadPoolExecutor() as pool:
-            body = {"query": "blocks"}
-            answer = pool.submit(httpx.post, f"{server.url}/predict", json=body, timeout=PATIENCE_SECONDS)
-            while not started.exists():
-                time.sleep(0.01)
+            answer = pool.submit(server.ask, "blocks")
+            until(started.exists)
             server.process.send_signal(signal.SIGTERM)
             assert is_draining(answer.result())
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0

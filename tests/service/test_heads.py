@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, Server, serving
+from tests.processes import Server, serving
 
 BODY = b'{"query": "bread"}'
 
@@ -20,9 +20,8 @@ def server(light_versions: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
-        yield client
+def client(server: Server) -> httpx.Client:
+    return server.client
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity", ""])

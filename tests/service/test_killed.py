@@ -42,18 +42,14 @@ class Service:
         with serving(self._web.url, *flags, *LONG_DRAIN) as server:
             try:
                 self.wait_for(server, lambda report: report.generation is not None)
-                assert httpx.get(f"{server.url}/version").json()["version"] == version
+                assert server.version() == version
                 yield server
             finally:
-                self._kill(server)
+                server.kill()
 
     def wait_for(self, server: Server, condition: Callable[[Report], bool]) -> None:
         """Wait until the report of the service fulfils a condition."""
         until(lambda: any(condition(report) for report in self._reports_of(server)))
-
-    def _kill(self, server: Server) -> None:
-        server.process.kill()
-        assert server.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
 
     def _reports_of(self, server: Server) -> list[Report]:
         reports = self._reports.read()
@@ -68,11 +64,10 @@ def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_it
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(WebServer(store).running())
         other = stack.enter_context(serving(web.url, "--bundle-cache", str(cache), "--poll-seconds", "600"))
-        client = stack.enter_context(httpx.Client(base_url=other.url, timeout=PATIENCE_SECONDS))
         service = Service(web, cache)
 
         def other_answers() -> bool:
-            answer = client.post("/predict", json={"query": "bread"})
+            answer = other.ask("bread")
             return (answer.status_code, answer.json().get("version")) == (200, "v3")
 
         with service.killed("v3"):

@@ -20,12 +20,9 @@ def client(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("labels")
     store = copy_store(light_versions, folder / "store")
     make_first(store, add_version(store, "v3", "numbered", relabel([f"topic-{number}" for number in range(8)])))
-    (folder / "keys").write_text(f"writer {WRITER} write\nslow slow-0123456789abcdef 0.001\n")
-    with (
-        serving(store, "--api-keys", str(folder / "keys"), "--writable", "--max-batch", "2") as server,
-        httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client,
-    ):
-        yield client
+    keys = f"writer {WRITER} write\nslow slow-0123456789abcdef 0.001\n"
+    with serving(store, "--writable", "--max-batch", "2", keys=keys, key=WRITER) as server:
+        yield server.client
 
 
 def texts(client: httpx.Client, search: str, **options: int) -> list[str]:

@@ -16,6 +16,8 @@ from tests.processes import Server, copy_store, serving, until
 from tests.service.test_http import is_problem
 
 WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
+LIMIT = ("--writable", "--delta-keys", "40")
+KEYS = f"writer {WRITER} write\nreader {READER}\n"
 TEXT = "How whales sleep in the ocean"
 TEXT_ROW = {"uid": "Whales", "text": TEXT}
 
@@ -26,28 +28,20 @@ def store(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"writer {WRITER} write\nreader {READER}\n")
-    return ("--api-keys", str(keys), "--writable", "--delta-keys", "40")
-
-
-@pytest.fixture(scope="module")
-def server(store: Path, flags: tuple[str, ...]) -> Iterator[Server]:
-    with serving(store, *flags) as server:
+def server(store: Path) -> Iterator[Server]:
+    with serving(store, *LIMIT, keys=KEYS, key=WRITER) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def replica(store: Path, flags: tuple[str, ...], server: Server) -> Iterator[Server]:
-    with serving(store, *flags) as replica:
+def replica(store: Path, server: Server) -> Iterator[Server]:
+    with serving(store, *LIMIT, keys=KEYS, key=WRITER) as replica:
         yield replica
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}, timeout=30) as client:
-        yield client
+def client(server: Server) -> httpx.Client:
+    return server.client
 
 
 def ask(client: httpx.Client, query: str = TEXT, **options: Any) -> dict[str, Any]:
@@ -76,8 +70,8 @@ def test_other_replica_answers_with_a_change_that_the_request_requires(client: h
         assert answer["labels"][0]["uid"] == "Whales"
         later = other.post("/predict", json={"query": TEXT, "min_sequence": sequence + 1000})
         is_problem(later, 409, "sequence_unknown")
-    with httpx.Client(base_url=replica.url, headers={"X-API-Key": WRITER}) as other:  # any replica may write
-        assert other.delete("/memory/labels/Whales").json()["sequence"] == sequence + 1
+    removed = replica.client.delete("/memory/labels/Whales")  # any replica may write
+    assert removed.json()["sequence"] == sequence + 1
     assert "Whales" not in scores(client, min_sequence=sequence + 1)
 
 
@@ -175,11 +169,10 @@ def test_uid_with_a_newline_is_refused_and_means_no_other_uid(client: httpx.Clie
     assert client.get("/memory/instances/Law%2F0").json()["uid"] == "Law/0"
 
 
-def test_labels_that_a_change_creates_and_corrections_are_live_keys(
-    light_versions: Path, flags: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_labels_that_a_change_creates_and_corrections_are_live_keys(light_versions: Path, tmp_path: Path) -> None:
     store = copy_store(light_versions, tmp_path / "store")
-    with serving(store, *flags) as server, httpx.Client(base_url=server.url, headers={"X-API-Key": WRITER}) as client:
+    with serving(store, *LIMIT, keys=KEYS, key=WRITER) as server:
+        client = server.client
 
         def put(labels: int) -> httpx.Response:
             instance = {"uid": "new", "text": TEXT, "labels": [f"label {n}" for n in range(labels)]}

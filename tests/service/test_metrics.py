@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.processes import PATIENCE_SECONDS, serving
+from tests.processes import serving
 
 QUERY = {"query": "bread"}
 
@@ -30,11 +30,8 @@ def samples(client: httpx.Client) -> dict[str, float]:
 
 @pytest.fixture
 def client(store: Path) -> Iterator[httpx.Client]:
-    with (
-        serving(store, "--poll-seconds", "0.05") as server,
-        httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
-    ):
-        yield client
+    with serving(store, "--poll-seconds", "0.05") as server:
+        yield server.client
 
 
 def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:

@@ -73,12 +73,11 @@ def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_reques
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         return set(re.findall(r"/bundles/(v\d)/", maps))
 
-    with httpx.Client(base_url=server.url) as client:
-        client.post("/predict", json={"query": "bread"}).raise_for_status()
-        for version in ("v7", "v3", "v7", "v5", "v3"):
-            Store(store).activate(version)
-            until_serves(client, version)
-        until(lambda: mapped() == {"v3", "v5"})
+    server.ask("bread").raise_for_status()
+    for version in ("v7", "v3", "v7", "v5", "v3"):
+        Store(store).activate(version)
+        until_serves(server.client, version)
+    until(lambda: mapped() == {"v3", "v5"})
 
 
 ERROR = """
@@ -137,7 +136,8 @@ def waiting(store: Path, tmp_path: Path) -> Iterator[Server]:
 
 def test_query_is_not_computed_if_its_client_has_disconnected(waiting: Server, tmp_path: Path) -> None:
     host, port = waiting.url.removeprefix("http://").split(":")
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=waiting.url, timeout=PATIENCE_SECONDS) as client:
+    client = waiting.client
+    with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "/predict", json={"query": "first"})
         until(lambda: "first" in (tmp_path / "queries").read_text())
         with socket.create_connection((host, int(port))) as leaving:

@@ -19,9 +19,7 @@ CHECKS = "status_code_conformance,content_type_conformance,response_headers_conf
 
 
 def test_every_response_is_documented_and_no_response_is_a_server_error(store: Path, tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("front 0123456789abcdef 50\n")
-    with serving(store, "--api-keys", str(path)) as server:
+    with serving(store, keys="front 0123456789abcdef 50\n") as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
         options = ["--max-examples", "5", "--seed", "1", "--no-color", "--header", "X-API-Key: 0123456789abcdef"]
         found = subprocess.run([*command, *options], capture_output=True, text=True, cwd=tmp_path)

@@ -27,9 +27,8 @@ def server(light_versions: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as client:
-        yield client
+def client(server: Server) -> httpx.Client:
+    return server.client
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/redoc"])

@@ -35,8 +35,8 @@ def url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("writing")
     store = copy_store(light_versions, folder / "store")
     make_first(store, "v5")
-    (folder / "keys").write_text(f"writer {WRITER} write\nreader {READER}\n")
-    with serving(store, "--api-keys", str(folder / "keys"), "--writable", "--delta-keys", "40") as server:
+    keys = f"writer {WRITER} write\nreader {READER}\n"
+    with serving(store, "--writable", "--delta-keys", "40", keys=keys) as server:
         yield server.url
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -106,11 +106,8 @@ def with_probabilities(folder: Path, manifest: dict[str, Any]) -> None:
 
 def test_service_answers_with_probabilities_and_measures_them(store: Path) -> None:
     make_first(store, add_version(store, "v3", "p", with_probabilities))
-    with serving(store, "--assign-threshold", "0.999") as server, httpx.Client(base_url=server.url) as client:
-
-        def ask(**fields: Any) -> httpx.Response:
-            return client.post("/predict", json={"query": "bread", **fields})
-
+    with serving(store, "--assign-threshold", "0.999") as server:
+        ask = partial(server.ask, "bread")
         plain = ask().json()["labels"]
         assert [list(label) for label in plain] == [["uid", "text", "score", "probability"]] * 3
         top = plain[0]["probability"]
@@ -124,4 +121,4 @@ def test_service_answers_with_probabilities_and_measures_them(store: Path) -> No
         assert refused.json()["detail"].startswith(
             "assign: probabilities hold only for the bundle's top_b 200, found 3"
         )
-        assert client.get("/version").json()["probabilities"] == json.loads(INFO.model_dump_json())
+        assert server.client.get("/version").json()["probabilities"] == json.loads(INFO.model_dump_json())

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from tests import forked
+from tests import processes
 from tests.processes import until
 from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica
 from tests.service.stores import TOP_K, until_serves
@@ -16,6 +16,7 @@ from tests.service.stores import TOP_K, until_serves
 pytestmark = needs_redis
 
 POLLS = ("--poll-seconds", "0.05")
+KEY = "front-0123456789abcdef"
 
 
 def run(*arguments: str) -> int:
@@ -47,15 +48,16 @@ def test_cached_answers_are_shared_between_replicas(store: Path, redis_server: R
 
 
 def test_rate_limit_counts_all_replicas_with_redis_and_each_replica_without_redis(
-    store: Path, redis_server: RedisServer, tmp_path: Path
+    store: Path, redis_server: RedisServer
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("front 0123456789abcdef 2\n")
-    flags = (*POLLS, "--api-keys", str(keys), "--max-batch", "4")
-    with replica(store, redis_server, *flags) as (_, first), replica(store, redis_server, *flags) as (_, second):
+    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 2\n", "key": KEY}
+    with (
+        replica(store, redis_server, *flags, **keys) as (_, first),
+        replica(store, redis_server, *flags, **keys) as (_, second),
+    ):
 
         def ask(client: httpx.Client) -> httpx.Response:
-            return client.post("/predict", json={"query": "bread"}, headers={"X-API-Key": "0123456789abcdef"})
+            return client.post("/predict", json={"query": "bread"})
 
         statuses = [ask((first, second)[nth % 2]).status_code for nth in range(10)]
         assert statuses[:4] == [200] * 4
@@ -79,11 +81,10 @@ def test_error_of_a_full_redis_is_logged_without_the_cached_answers(store: Path,
 
 
 def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
-    store: Path, redis_server: RedisServer, tmp_path: Path
+    store: Path, redis_server: RedisServer
 ) -> None:
-    (tmp_path / "keys").write_text("front 0123456789abcdef 1\n")
-    flags = (*POLLS, "--api-keys", str(tmp_path / "keys"), "--max-batch", "4")
-    with redis_server.client() as owner, replica(store, redis_server, *flags) as (_, client):
+    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 1\n", "key": KEY}
+    with redis_server.client() as owner, replica(store, redis_server, *flags, **keys) as (_, client):
 
         def degraded_by(reason: str) -> bool:
             return reason in str(client.get("/health/ready").json().get("degraded"))
@@ -92,8 +93,7 @@ def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
         owner.replicaof("127.0.0.1", "1")
         until(lambda: degraded_by("Redis refuses a command: ReadOnlyError"))
         assert metric(client, "recollect_redis_up") == 0
-        headers = {"X-API-Key": "0123456789abcdef"}
-        asked = [client.post("/predict", json={"query": f"bread {n}"}, headers=headers).status_code for n in range(8)]
+        asked = [client.post("/predict", json={"query": f"bread {n}"}).status_code for n in range(8)]
         assert (asked[:4], asked[-1]) == ([200] * 4, 429)  # the limit of this replica
         until(lambda: owner.info("stats")["total_connections_received"] > connections + 6)  # to find the new primary
         owner.replicaof("NO", "ONE")
@@ -109,19 +109,10 @@ def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])
 def test_wrong_redis_password_is_refused_at_the_start_and_never_printed(
-    store: Path,
-    redis_server: RedisServer,
-    url: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Path, redis_server: RedisServer, url: str
 ) -> None:
-    import sys
-
-    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0"]
-    refused = forked.run(
-        [*command, "--redis-url", url.format(port=redis_server.port)], capture_output=True, text=True, timeout=60
-    )
-    assert refused.returncode == 2
+    url = url.format(port=redis_server.port)
+    refused = processes.run("serve", "--store", store, "--port", 0, "--redis-url", url, status=2)
     assert refused.stderr.splitlines() == [
         "recollect serve: --redis-url: Redis does not accept its user and password; correct them"
     ]

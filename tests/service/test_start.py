@@ -17,7 +17,7 @@ import pytest
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
 from tests import forked
-from tests.processes import PATIENCE_SECONDS, serving, until
+from tests.processes import PATIENCE_SECONDS, free_port, run, serving, until
 from tests.service.store.servers import WebServer
 from tests.service.stores import flip_bit
 
@@ -37,8 +37,7 @@ class Opening:
     def __init__(self, web: WebServer, folder: Path, workers: int) -> None:
         self._web = web
         web.paused_file = "label_keys.faiss"
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            self.port = unused.getsockname()[1]
+        self.port = free_port()
         self.log = folder / "log"
         flags = ["--store", web.url, "--port", str(self.port), "--workers", str(workers), "--threads", "1"]
         with self.log.open("wb") as stderr:
@@ -116,9 +115,7 @@ def test_service_on_an_ipv6_address_passes_its_health_check(store: Path) -> None
 @WORKERS
 def test_service_that_cannot_open_its_first_version_ends_with_one_message(store: Path, workers: int) -> None:
     flip_bit(store / "bundles" / "v3" / "label_keys.faiss")
-    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), "--port", "0"]
-    failed = forked.run([*command, "--workers", str(workers)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert failed.returncode == 2
+    failed = run("serve", "--store", store, "--port", 0, "--workers", workers, status=2)
     (line,) = failed.stderr.splitlines()
     assert line.startswith("recollect serve: ")
     assert "label_keys.faiss: expected SHA-256" in line

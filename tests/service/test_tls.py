@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import socket
 import ssl
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests import forked
-from tests.processes import PATIENCE_SECONDS, Server, serving
+from tests.processes import PATIENCE_SECONDS, Server, run, serving, until
 from tests.service.certificates import Certificate, write_certificate
-from tests.service.redis_server import RedisServer, needs_redis
+from tests.service.redis_server import needs_redis, running_redis
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +54,8 @@ def test_tls_versions_before_1_2_are_refused(server: Server, certificate: Certif
 
 def start_error(store: Path, certificate: Path, key: Path) -> str:
     """The one line with which the service refuses to start."""
-    flags = ["--port", "0", "--tls-cert", str(certificate), "--tls-key", str(key)]
-    command = [sys.executable, "-m", "recollect", "serve", "--store", str(store), *flags]
-    failed = forked.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert failed.returncode == 2
-    (line,) = failed.stderr.splitlines()
+    flags = ("--port", 0, "--tls-cert", certificate, "--tls-key", key)
+    (line,) = run("serve", "--store", store, *flags, status=2).stderr.splitlines()
     return line
 
 
@@ -88,20 +82,13 @@ def test_log_warns_that_other_users_can_read_the_key(light_versions: Path, tmp_p
 
 @needs_redis
 def test_replicas_share_redis_over_tls(light_versions: Path, tmp_path: Path, certificate: Certificate) -> None:
-    redis = RedisServer(tmp_path, certificate)
-    redis.start()
-    try:
+    with running_redis(tmp_path, certificate) as redis:
         flags = ("--poll-seconds", "600", "--redis-url", redis.url)
         with serving(light_versions, *flags) as server:
             assert "degraded" not in httpx.get(f"{server.url}/health/ready").json()
-            deadline = time.monotonic() + PATIENCE_SECONDS
             with redis.client() as client:
-                while not client.keys("recollect:*"):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                until(lambda: client.keys("recollect:*"))
         untrusted = redis.url.partition("?")[0]
         with serving(light_versions, "--poll-seconds", "600", "--redis-url", untrusted) as server:
             assert httpx.get(f"{server.url}/health/ready").json()["degraded"]
             assert "certificate" in server.wait_for("redis_down")["error"]
-    finally:
-        redis.stop()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from tests.processes import PATIENCE_SECONDS, Server, serving
+from tests.processes import PATIENCE_SECONDS, Server, serving, until
 from tests.service.stores import TOP_K, Activation
 from tests.service.test_model_manager import Load
 
@@ -29,11 +27,13 @@ def two_workers(store: Path, killed: int = 0) -> set[int]:
 
     `killed` must not be one of them.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(found := serving_processes(store)) < 2 or killed in found:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
+
+    def found() -> set[int] | None:
+        processes = serving_processes(store)
+        return processes if len(processes) > 1 and killed not in processes else None
+
+    workers: set[int] = until(found)
+    return workers
 
 
 def metric_sum(server: Server, name: str) -> float:
@@ -47,9 +47,7 @@ def test_all_workers_swap_versions_and_no_answer_mixes_versions(store: Path) -> 
         for version in ("v5", "v3", "v5"):
             record = activation.activate(version)
             assert [report.version for report in activation.wait(record, PATIENCE_SECONDS, 2)] == [version] * 2
-        until = time.monotonic() + PATIENCE_SECONDS
-        while load.versions[-1] != "v5":
-            assert time.monotonic() < until
+        until(lambda: load.versions[-1] == "v5")
         swapped = server.wait_for("bundle_swapped", count=6) and server.events("bundle_swapped")
         assert {event["worker"] for event in swapped} == two_workers(store)  # the log names the process
     assert load.wrong == []
@@ -95,8 +93,7 @@ def test_suspended_worker_is_killed_and_replaced(store: Path) -> None:
 def test_workers_answer_all_requests_before_they_stop_on_sigterm(store: Path) -> None:
     with serving(store, *POLLS) as server, Load(server.url) as load:
         workers = two_workers(store)
-        while len(load.versions) < 50:
-            time.sleep(0.01)
+        until(lambda: len(load.versions) >= 50)
         server.process.send_signal(signal.SIGTERM)
         load.stop()
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
@@ -109,8 +106,7 @@ def test_workers_answer_all_requests_before_they_stop_on_sigterm(store: Path) ->
 def test_signal_to_supervisor_and_workers_at_once_interrupts_no_answer(store: Path) -> None:
     with serving(store, *POLLS) as server, Load(server.url) as load:
         workers = two_workers(store)
-        while len(load.versions) < 50:
-            time.sleep(0.01)
+        until(lambda: len(load.versions) >= 50)
         for process in (*workers, server.process.pid):
             os.kill(process, signal.SIGTERM)
         load.stop()
@@ -123,10 +119,4 @@ def test_all_workers_stop_when_the_supervisor_is_killed(store: Path) -> None:
     with serving(store, *POLLS) as server:
         workers = two_workers(store)
         server.process.kill()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                while True:
-                    os.kill(worker, 0)
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))

@@ -13,7 +13,7 @@ import pytest
 from recollect.service.errors import StoreError, UnknownVersionError
 from recollect.service.store.store import Store
 from tests.processes import copy_store, serving
-from tests.service.store.servers import TIMEOUT_SECONDS, FaultyProxy, WebServer, publish
+from tests.service.store.servers import FaultyProxy, WebServer, publish
 from tests.service.stores import add_version, answers_with, light_encoder
 
 POLL = ("--poll-seconds", "0.05")
@@ -44,10 +44,10 @@ def test_versions_in_s3_can_be_published_served_swapped_and_rolled_back(
     assert not any(
         path.is_dir() for path in Store(url, None, cache).bundles.iterdir()
     )  # no bundle was downloaded, only manifests
-    with serving(url, *POLL, "--bundle-cache", str(cache)) as server, httpx.Client(base_url=server.url) as client:
+    with serving(url, *POLL, "--bundle-cache", str(cache)) as server:
 
         def label_count() -> int:
-            return len(client.post("/predict", json={"query": "bread"}, timeout=TIMEOUT_SECONDS).json()["labels"])
+            return len(server.ask("bread").json()["labels"])
 
         assert label_count() == 3
         assert run("activate", "v5", *flags) == "v5\n"

@@ -32,7 +32,7 @@ def server(store: Path) -> Iterator[Server]:
 
 def ask(server: Server, version: str | None = None) -> httpx.Response:
     headers = {} if version is None else {"X-Index-Version": version}
-    return httpx.post(f"{server.url}/predict", json={"query": "bread"}, headers=headers, timeout=PATIENCE_SECONDS)
+    return server.client.post("/predict", json={"query": "bread"}, headers=headers)
 
 
 def answered_by(answer: httpx.Response) -> str:
@@ -98,15 +98,11 @@ def test_metrics_count_the_requests_of_each_open_version(server: Server, activat
 
 
 @pytest.fixture
-def operated(store: Path, tmp_path: Path) -> Iterator[httpx.Client]:
+def operated(store: Path) -> Iterator[httpx.Client]:
     """A server with API keys, and a client with the key of an operator."""
-    keys = tmp_path / "keys"
-    keys.write_text(f"reader {READER} 5 write\noperator {OPERATOR} 0 write operate\n")
-    with (
-        serving(store, *POLLS, "--api-keys", str(keys)) as server,
-        httpx.Client(base_url=server.url, headers={"X-API-Key": OPERATOR}, timeout=PATIENCE_SECONDS) as client,
-    ):
-        yield client
+    keys = f"reader {READER} 5 write\noperator {OPERATOR} 0 write operate\n"
+    with serving(store, *POLLS, keys=keys, key=OPERATOR) as server:
+        yield server.client
 
 
 def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Path, operated: httpx.Client) -> None:
@@ -124,16 +120,13 @@ def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Pat
     assert Store(store).activation() == before
 
 
-def test_candidate_learns_of_changes_of_the_live_memory(store: Path, tmp_path: Path, activation: Activation) -> None:
+def test_candidate_learns_of_changes_of_the_live_memory(store: Path, activation: Activation) -> None:
     add_version(store, "v3", "v7", answers_with(7))
-    keys = tmp_path / "keys"
-    keys.write_text(f"writer {OPERATOR} 0 write\n")
-    headers = {"X-API-Key": OPERATOR}
-    with serving(store, *POLLS, "--api-keys", str(keys), "--writable") as server:
+    with serving(store, *POLLS, "--writable", keys=f"writer {OPERATOR} 0 write\n", key=OPERATOR) as server:
         open_candidate(activation, "v7")
         body = {"instances": [{"uid": "new", "text": "a purple elephant", "labels": ["Law"]}]}
-        written = httpx.post(f"{server.url}/memory/instances", json=body, headers=headers)
+        written = server.client.post("/memory/instances", json=body)
         query = {"query": "a purple elephant", "min_sequence": written.json()["sequence"]}
-        answer = httpx.post(f"{server.url}/predict", json=query, headers={**headers, "X-Index-Version": "v7"})
+        answer = server.client.post("/predict", json=query, headers={"X-Index-Version": "v7"})
         assert (answer.status_code, answer.json()["version"]) == (200, "v7")
         assert answer.json()["labels"][0]["uid"] == "Law"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from recollect.service.errors import InsufficientMemoryError
@@ -73,32 +72,32 @@ def test_version_that_is_rolled_back_while_it_opens_never_answers(store: Path, t
 
 
 def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(store: Path) -> None:
-    with serving(store, *POLLS) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as client:
+    with serving(store, *POLLS) as server:
         activation = Activation(Store(store), None)
         activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
         encoder = store / "bundles" / "v3" / "encoder.onnx"
         encoder.unlink()
         encoder.write_bytes(b"no encoder")  # v3 cannot be opened any more
         activation.wait(activation.rollback(), PATIENCE_SECONDS)
-        assert len(client.post("/predict", json={"query": "bread"}).json()["labels"]) == 3
+        assert len(server.ask("bread").json()["labels"]) == 3
         activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
         assert [event["version"] for event in server.events("bundle_swapped")] == ["v5", "v3", "v5"]
 
 
 def test_replica_refuses_a_store_that_goes_back_and_serves_the_next_activation(store: Path) -> None:
-    with serving(store, *POLLS) as server, httpx.Client(base_url=server.url) as client:
+    with serving(store, *POLLS) as server:
         Store(store).activate("v5")
-        until_serves(client, "v5")
+        until_serves(server.client, "v5")
         (store / "activations" / "00000002.json").rename(store / "second")
         refused = server.wait_for("store_unreadable")
         assert "expected the activation of v5 that was read before, found none; " in refused["error"]
-        assert client.get("/version").json()["version"] == "v5"
+        assert server.version() == "v5"
         Store(store).activate("v3")
         refused = server.wait_for("store_unreadable", 2)
         assert "expected the activation of v5 that was read before, found one of v3; " in refused["error"]
         (store / "second").replace(store / "activations" / "00000002.json")
         assert Store(store).activate("v3").generation == 3
-        until_serves(client, "v3")
+        until_serves(server.client, "v3")
 
 
 def test_replica_that_cannot_open_the_current_version_does_not_start_and_changes_nothing(store: Path) -> None:
