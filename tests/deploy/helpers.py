@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import pytest
 
+from tests import web
 from tests.processes import PATIENCE_SECONDS, answers, free_port, until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -91,49 +91,33 @@ class FakeReplica:
         connections: Number of connections.
     """
 
-    def __init__(self, name: str, port: int = 0) -> None:
+    def __init__(self, name: str) -> None:
         self.answer = FINE
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.connections = 0
         replica = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
+        class Handler(web.Handler):
             def setup(self) -> None:
                 super().setup()
                 replica.connections += 1
 
             def respond(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                replica.requests.append(
-                    (self.path, {name.lower(): value for name, value in self.headers.items()}, body)
-                )
+                received = {name.lower(): value for name, value in self.headers.items()}
+                replica.requests.append((self.path, received, self.body()))
                 status, headers = replica.answer
-                content = name.encode()
-                head = {"X-Request-Id": self.headers["X-Request-Id"], "Content-Length": str(len(content)), **headers}
-                self.send_response(status)
-                for each, value in head.items():
-                    self.send_header(each, value)
-                self.end_headers()
-                self.wfile.write(content)
+                self.answer(status, name.encode(), {"X-Request-Id": self.headers["X-Request-Id"], **headers})
 
             do_GET = do_POST = do_DELETE = respond  # noqa: N815
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
+        self._running = web.answering(Handler)
 
     def __enter__(self) -> FakeReplica:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self.address = f"127.0.0.1:{self._running.__enter__()}"
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *ended: Any) -> None:
+        self._running.__exit__(*ended)
 
 
 class Load:

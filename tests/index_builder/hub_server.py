@@ -6,10 +6,10 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests import web
 
 TOKEN = "hf_token-of-the-test-0123456789"
 
@@ -44,13 +44,11 @@ class Hub:
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
+    class Handler(web.Handler):
+        def do_HEAD(self) -> None:  # noqa: N802
             self.do_GET()
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802
             hub.tokens.add(self.headers["Authorization"])
             if (facts := re.fullmatch(r"/api/models/([^/]+/[^/?]+)", self.path)) and facts[1] in hub.repositories:
                 content = {"id": facts[1], "private": facts[1] in hub.private}
@@ -85,8 +83,8 @@ def running_hub() -> Iterator[Hub]:
             facts = {"id": repository, "sha": hub.find_commit(repository, revision), "siblings": []}
             self.answer(200, json.dumps(tree if what == "tree" else facts).encode())
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        def do_POST(self) -> None:  # noqa: N802
+            body = self.body().decode()
             if self.headers["Authorization"] != f"Bearer {TOKEN}":
                 self.answer(401, b'{"error": "Invalid username or password."}')
             elif self.path == "/api/repos/create":
@@ -113,23 +111,6 @@ def running_hub() -> Iterator[Hub]:
             else:
                 self.answer(404)
 
-        def answer(self, status: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for name, value in ((headers or {}) | {"Content-Length": str(len(content))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    with web.answering(Handler) as port:
+        hub.url = f"http://127.0.0.1:{port}"
+        yield hub

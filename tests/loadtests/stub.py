@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from loadtests.load import Address
+from tests import web
 
 
 class StubAnswer(NamedTuple):
@@ -24,31 +23,13 @@ class StubAnswer(NamedTuple):
 def stub(answer: Callable[[dict[str, Any]], StubAnswer]) -> Iterator[Address]:
     """Run a real HTTP server that answers POST requests with `answer`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_POST(self) -> None:
-            chosen = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            if not chosen.status:
+    class Handler(web.Handler):
+        def do_POST(self) -> None:  # noqa: N802
+            chosen = answer(json.loads(self.body()))
+            if chosen.status:
+                self.answer(chosen.status, json.dumps(chosen.body).encode(), chosen.headers)
+            else:
                 self.close_connection = True
-                return
-            body = json.dumps(chosen.body).encode()
-            self.send_response(chosen.status)
-            for name, value in {"Content-Length": str(len(body)), **chosen.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield Address("127.0.0.1", server.server_address[1])
-        finally:
-            server.shutdown()
-            thread.join()
+    with web.answering(Handler) as port:
+        yield Address("127.0.0.1", port)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import web
 from tests.processes import serving
 
 QUERY = {"query": "bread"}
@@ -70,49 +70,36 @@ def test_queries_and_requests_are_logged_if_the_settings_say_so(store: Path) -> 
         assert (logged["request_id"], logged["client"], logged["key"]) == ("r-1", "127.0.0.1", None)
 
 
-class Collector:
-    """A real HTTP server for traces, which stores the bodies that it receives."""
+@contextlib.contextmanager
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """A real HTTP server for traces; its URL, and the bodies that it receives."""
+    received: list[bytes] = []
 
-    def __init__(self) -> None:
-        received = self.received = []  # type: ignore[var-annotated]
+    class Handler(web.Handler):
+        def do_POST(self) -> None:  # noqa: N802
+            received.append(self.body())
+            self.answer(200)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                received.append(self.rfile.read(int(self.headers["content-length"])))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    with web.answering(Handler) as port:
+        yield f"http://127.0.0.1:{port}", received
 
 
 def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    collector = Collector()
-    try:
+    with collector() as (url, received):
         caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-        with serving(store, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url) as server:
+        with serving(store, OTEL_EXPORTER_OTLP_ENDPOINT=url) as server:
             httpx.post(f"{server.url}/predict", json=QUERY, headers=caller).raise_for_status()
             httpx.get(f"{server.url}/health/live").raise_for_status()
         spans = [
             span
-            for body in collector.received
+            for body in received
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
         ]
-    finally:
-        collector.close()
     (request,) = [span for span in spans if "predict" in span.name]
     assert request.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
     stages = [span for span in spans if span is not request]

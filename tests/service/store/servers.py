@@ -7,7 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
+from tests import web
 
 TIMEOUT_SECONDS = 60
 
@@ -72,20 +73,12 @@ class FaultyProxy:
         """Run the proxy; yield its URL."""
         with (
             httpx.Client(base_url=self.address, timeout=TIMEOUT_SECONDS) as client,
-            ThreadingHTTPServer(("127.0.0.1", 0), partial(_Forward, self, client)) as server,
+            web.answering(partial(_Forward, self, client)) as port,
         ):
-            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-            thread.start()
-            try:
-                yield f"http://127.0.0.1:{server.server_port}"
-            finally:
-                server.shutdown()
-                thread.join()
+            yield f"http://127.0.0.1:{port}"
 
 
-class _Forward(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class _Forward(web.Handler):
     def __init__(self, proxy: FaultyProxy, client: httpx.Client, *args: Any) -> None:
         self._proxy, self._client = proxy, client
         super().__init__(*args)
@@ -93,34 +86,22 @@ class _Forward(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
         if self._proxy.has_expired:
             refusal = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-            self.send_response_only(403)
-            self.send_header("Content-Length", str(len(refusal)))
-            self.end_headers()
-            self.wfile.write(refusal)
-            self.close_connection = True
+            self.answer(403, refusal, {"Connection": "close"})
             return
         dropped = {"if-none-match"} if self._proxy.ignores_conditions else set()
         headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        answer = self._client.request(self.command, self.path, headers=headers, content=body)
+        answer = self._client.request(self.command, self.path, headers=headers, content=self.body())
         if self.command == "PUT" and self._proxy.lost_answers > 0:
             self._proxy.lost_answers -= 1
             self.close_connection = True
             return
-        self.send_response_only(answer.status_code)
-        for name, value in answer.headers.items():
-            if name not in ("transfer-encoding", "connection", "content-length", "content-encoding"):
-                self.send_header(name, value)
-        length = answer.headers.get("content-length", "0") if self.command == "HEAD" else str(len(answer.content))
-        self.send_header("Content-Length", length)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.content)
+        own = ("transfer-encoding", "connection", "content-length", "content-encoding", "date", "server")
+        kept = {name: value for name, value in answer.headers.items() if name not in own}
+        if self.command == "HEAD":
+            kept["Content-Length"] = answer.headers.get("content-length", "0")
+        self.answer(answer.status_code, answer.content, kept)
 
     do_PUT = do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 class WebServer:
@@ -152,16 +133,11 @@ class WebServer:
     def running(self) -> Iterator[WebServer]:
         """Serve the folder; after a stop, use the same port again."""
         handler = partial(_Handler, self, directory=str(self.folder))
-        with ThreadingHTTPServer(("127.0.0.1", self.port), handler) as server:
-            self.port = server.server_port
-            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-            thread.start()
+        with web.answering(handler, self.port) as self.port:
             try:
                 yield self
             finally:
                 self.resumed.set()
-                server.shutdown()
-                thread.join()
 
 
 class _Handler(SimpleHTTPRequestHandler):
