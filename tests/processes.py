@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -128,6 +129,21 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         assert self.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
+
+
+def before_each_batch(code: str) -> str:
+    """A program for a server, which runs `code` before each batch. The code may use the list `queries` of the batch."""
+    return f"""
+import os, threading, time
+from pathlib import Path
+from recollect.service.predictor.predictor import Predictor
+answer = Predictor.predict_together
+def predict_together(self, requests, *rest):
+    queries = [query for group, _ in requests for query in group]
+{textwrap.indent(code, "    ")}
+    return answer(self, requests, *rest)
+Predictor.predict_together = predict_together
+"""
 
 
 @contextlib.contextmanager

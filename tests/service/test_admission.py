@@ -12,25 +12,18 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.processes import PATIENCE_SECONDS, Server, before_each_batch, serving, until
 from tests.service.test_http import is_problem
 
 MEGABYTE = 1_048_000
 # Program of a server whose answer to the query "slow" waits until a file exists.
-SLOW = """
-import os, time
-from pathlib import Path
-from recollect.service.predictor.predictor import Predictor
-answer = Predictor.predict_together
-def predict_together(self, requests, *rest):
-    if any("slow" in queries for queries, _ in requests):
-        with Path(os.environ["STARTED"]).open("a") as file:
-            file.write("started\\n")
-        while not Path(os.environ["GO"]).exists():
-            time.sleep(0.01)
-    return answer(self, requests, *rest)
-Predictor.predict_together = predict_together
-"""
+SLOW = before_each_batch("""
+if "slow" in queries:
+    with Path(os.environ["STARTED"]).open("a") as file:
+        file.write("started\\n")
+    while not Path(os.environ["GO"]).exists():
+        time.sleep(0.01)
+""")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
-from tests.processes import PATIENCE_SECONDS, serving, until
+from tests.processes import PATIENCE_SECONDS, before_each_batch, serving, until
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
@@ -45,34 +45,20 @@ def test_client_that_does_not_send_its_request_does_not_delay_the_end(store: Pat
 
 
 # Program of a server whose answer to the query "slow" takes longer than the test.
-SLOW = f"""{NEVER_QUIET}
-import os, time
-from pathlib import Path
-from recollect.service.predictor import predictor
-answer = predictor.Predictor.predict_together
-def predict_together(self, requests, *rest):
-    if any("slow" in queries for queries, _ in requests):
-        Path(os.environ["STARTED"]).touch()
-        time.sleep(3600)
-    return answer(self, requests, *rest)
-predictor.Predictor.predict_together = predict_together
-"""
+SLOW = NEVER_QUIET + before_each_batch("""
+if "slow" in queries:
+    Path(os.environ["STARTED"]).touch()
+    time.sleep(3600)
+""")
 
 
 # Program of a server whose answer to the query "blocks" has blocks without an end.
-BLOCKS = """
-import os, time
-from pathlib import Path
-from recollect.service.predictor import predictor
-answer = predictor.Predictor.predict_together
-def predict_together(self, requests, *rest):
-    while any("blocks" in queries for queries, _ in requests):
-        Path(os.environ["STARTED"]).touch()
-        rest[0]()  # the checkpoint
-        time.sleep(0.01)
-    return answer(self, requests, *rest)
-predictor.Predictor.predict_together = predict_together
-"""
+BLOCKS = before_each_batch("""
+while "blocks" in queries:
+    Path(os.environ["STARTED"]).touch()
+    rest[0]()  # the checkpoint
+    time.sleep(0.01)
+""")
 
 
 def test_service_logs_no_error_on_a_second_sigterm_during_a_request(store: Path, tmp_path: Path) -> None:

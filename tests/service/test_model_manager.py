@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from recollect.service.store.store import Store
-from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.processes import PATIENCE_SECONDS, Server, before_each_batch, serving, until
 from tests.service.stores import TOP_K, add_version, answers_with, until_serves
 
 POLL = ("--poll-seconds", "0.05")
@@ -80,15 +80,10 @@ def test_only_the_current_and_the_previous_version_stay_mapped_even_if_no_reques
     until(lambda: mapped() == {"v3", "v5"})
 
 
-ERROR = """
-from recollect.service.predictor.predictor import Predictor
-answer = Predictor.predict_together
-def predict_together(self, requests, *rest):
-    if any(query.startswith("zyzzyva") for queries, _ in requests for query in queries):
-        raise RuntimeError("deliberate error")
-    return answer(self, requests, *rest)
-Predictor.predict_together = predict_together
-"""
+ERROR = before_each_batch("""
+if any(query.startswith("zyzzyva") for query in queries):
+    raise RuntimeError("deliberate error")
+""")
 
 
 def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(store: Path) -> None:
@@ -109,20 +104,13 @@ def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(st
 # Tests of a full queue, and of clients that disconnect.
 
 # Program of a server whose batches wait until a file exists, and which writes the queries of each batch to a file.
-WAITING = """
-import os, pathlib, threading, time
-from recollect.service.predictor import predictor
-answer = predictor.Predictor.predict_together
-def predict_when_allowed(self, requests, *rest):
-    if not threading.current_thread().name.startswith("predict-"):  # a query that checks or warms up the version
-        return answer(self, requests, *rest)
-    with pathlib.Path(os.environ["QUERIES"]).open("a") as file:
-        file.writelines(query + "\\n" for queries, _ in requests for query in queries)
-    while not pathlib.Path(os.environ["GO"]).exists():
+WAITING = before_each_batch("""
+if threading.current_thread().name.startswith("predict-"):  # otherwise, a query checks or warms up the version
+    with Path(os.environ["QUERIES"]).open("a") as file:
+        file.writelines(query + "\\n" for query in queries)
+    while not Path(os.environ["GO"]).exists():
         time.sleep(0.01)
-    return answer(self, requests, *rest)
-predictor.Predictor.predict_together = predict_when_allowed
-"""
+""")
 
 
 @pytest.fixture
