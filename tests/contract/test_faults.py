@@ -76,7 +76,7 @@ def test_killed_server_has_every_live_write_that_it_acknowledged(store: Path, tm
 
 
 def test_activation_under_load_fails_no_request_and_a_kill_in_it_loses_no_version(
-    two_versions: Path, work: Work, tmp_path: Path
+    two_versions: Path, work: Work
 ) -> None:
     responses: list[tuple[int, str]] = []
     stop = threading.Event()
@@ -186,7 +186,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_full_disk_refuses_writes_while_answers_continue(golden_store: Path, small_disk: Path, tmp_path: Path) -> None:
+def test_full_disk_refuses_writes_while_answers_continue(golden_store: Path, small_disk: Path) -> None:
     store = copy_store(golden_store, small_disk / "store")
     with serving(store) as server:
         written: list[httpx.Response] = []
@@ -265,7 +265,7 @@ def test_server_answers_503_without_milvus_and_recovers_by_itself(work: Work, tm
 # ---- Damage ----
 
 
-def test_damaged_file_is_found_before_a_version_answers(two_versions: Path, work: Work, tmp_path: Path) -> None:
+def test_damaged_file_is_found_before_a_version_answers(two_versions: Path, work: Work) -> None:
     for path in sorted((two_versions / "bundles" / work.second).rglob("*")):
         if path.is_file() and path.stat().st_size > 0:
             whole = path.read_bytes()

@@ -117,7 +117,7 @@ def test_openapi_describes_all_routes_that_a_client_uses(open_server: Server) ->
 
 
 @pytest.fixture
-def restricted_server(store: Path, tmp_path: Path) -> Iterator[Server]:
+def restricted_server(store: Path) -> Iterator[Server]:
     flags = ("--docs", "off", "--metrics", "off", "--no-playground", "--max-batch", 2, "--max-query-bytes", 64)
     origins = ("--cors-origins", "https://a.example", "--delta-keys", 1, "--cache-mb", 0, "--workers", 2)
     with serving(store, *flags, *origins) as server:

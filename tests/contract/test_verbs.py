@@ -195,7 +195,7 @@ def test_verify_copy_and_prune(two_versions: Path, work: Work, tmp_path: Path) -
     assert {row["version"] for row in run_json("versions", *store)["versions"]} == {work.first, built}
 
 
-def test_wait_reports_the_replicas_that_serve_a_version(two_versions: Path, work: Work, tmp_path: Path) -> None:
+def test_wait_reports_the_replicas_that_serve_a_version(two_versions: Path, work: Work) -> None:
     with serving(two_versions) as server:
         done = run("activate", work.second, "--store", two_versions, "--wait", "--replicas", 1)
         assert f"serves {work.second}" in done.stderr
