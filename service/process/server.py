@@ -6,6 +6,7 @@ must be in the environment before these libraries load, and the supervisor of se
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -19,12 +20,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from recollect.service.addresses import bind, is_loopback
@@ -132,7 +134,7 @@ def _config(settings: ServeSettings, application: Application) -> uvicorn.Config
     return uvicorn.Config(
         application,
         factory=True,
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="on",
         interface="asgi3",
@@ -145,6 +147,41 @@ def _config(settings: ServeSettings, application: Application) -> uvicorn.Config
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, which sends the head and the body of an answer together.
+
+    uvicorn writes the head first. If the process is killed before it writes the body, a proxy has passed the head to
+    the client already, and cannot send the request to another replica.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+
+
+class _JoinedWrites:
+    """A transport that joins the writes of one step of the event loop."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._waiting = transport, loop, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting += data
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, b""
+        if waiting:
+            self._transport.write(waiting)
 
 
 def _serve_with_workers(settings: ServeSettings, application: Application, folder: Path) -> int:

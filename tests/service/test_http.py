@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -53,6 +54,23 @@ def test_server_timing_header_lists_the_stages_of_a_request(client: httpx.Client
     assert list(computed) == ["queue", "tokenize", "encode", "search", "combine"]
     assert list(cached) == ["cache"]
     assert min([*computed.values(), *cached.values()]) >= 0
+
+
+def test_head_and_body_of_an_answer_arrive_together(server: Server) -> None:
+    """So a proxy never has half of the answer of a process that is killed."""
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port)) as client:
+        client.setblocking(False)
+        for _ in range(100):
+            client.sendall(b"GET /version HTTP/1.1\r\nHost: server\r\n\r\n")
+            while True:
+                try:
+                    answer = client.recv(1 << 16)
+                except BlockingIOError:
+                    continue
+                break
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert f"content-length: {len(body)}\r\n".encode() in head + b"\r\n"
 
 
 @pytest.mark.parametrize("given", [None, "", "has space", "x" * 129, "é"])
