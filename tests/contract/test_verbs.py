@@ -108,7 +108,7 @@ def test_predict_prints_scores_and_uids_and_json_with_the_fields_of_http(
 
 
 def test_predict_reads_flags_from_the_environment(golden_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.contract import processes
+    from tests import processes
 
     own = processes.environment(RECOLLECT_STORE=str(golden_store), RECOLLECT_TOP_K="3")
     monkeypatch.setattr(processes, "environment", lambda: own)

@@ -147,6 +147,11 @@ def tiny_distilbert(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncode
 
 
 @pytest.fixture(scope="session")
+def tiny_roberta(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
+    return make_tiny_encoder("roberta")
+
+
+@pytest.fixture(scope="session")
 def tiny_llama(make_tiny_encoder: Callable[..., TinyEncoder]) -> TinyEncoder:
     return make_tiny_encoder("llama")
 
