@@ -35,12 +35,16 @@ _EXIT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def exiting_on_stop_signals() -> Iterator[None]:
+def exiting_on_stop_signals(importing: bool = False) -> Iterator[None]:
     """End this process with status 0 on SIGTERM and SIGINT.
 
     Without a handler, process 1 of a container ignores these signals.
+
+    Args:
+        importing: Whether this process only imports modules. Then it ends without an exception, because an import of a
+            C library can turn the exception into another one.
     """
-    before = [signal.signal(number, _exit) for number in _STOP_SIGNALS]
+    before = [signal.signal(number, _exit_while_importing if importing else _exit) for number in _STOP_SIGNALS]
     yield
     for number, handler in zip(_STOP_SIGNALS, before, strict=True):  # not after an error, with which the process ends
         signal.signal(number, handler)
@@ -56,6 +60,10 @@ def exit_at_once() -> None:
 def _exit(*_: object) -> None:
     _ignore_stop_signals()  # a second signal must not change the exit status
     sys.exit(0)
+
+
+def _exit_while_importing(*_: object) -> None:
+    os._exit(0)
 
 
 def _ignore_stop_signals() -> None:

@@ -113,8 +113,8 @@ class Application:
 
     def _open(self) -> ASGIApp:
         with exiting_on_stop_signals():  # uvicorn's handlers would wait for the end of the start
-            from recollect.service.process.worker import open_application
-
+            with exiting_on_stop_signals(importing=True):
+                from recollect.service.process.worker import open_application
             return open_application(self.settings, self.public)
 
     def _exit(self, folder: Path, error: ServiceError) -> NoReturn:
