@@ -860,9 +860,10 @@ def _fill_nearest(
     similarity: int,
     gap: int,
 ) -> None:
-    """Write three features of one candidate, to the last three columns: those of its nearest key in a search, if any.
+    """Write the place, the similarity and the gap of a candidate's nearest key in a search to three columns.
 
-    The evidence has the number of the candidate's keys in column `count`, and then the place of the nearest one.
+    Without such a key, the features stay as they are. The evidence has the number of the candidate's keys in column
+    `count`, and then the place of the nearest one.
     """
     if evidence[entry, count] > 0:
         found = similarities[query, int(evidence[entry, count + 1])]

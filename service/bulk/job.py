@@ -111,7 +111,7 @@ _Answers = Callable[[Iterator[Block]], Iterator[Answered]]
 
 @contextlib.contextmanager
 def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
-    """Start processes, open the version in one of them, and yield the function that lets all answer blocks."""
+    """Start processes, and open the version in one of them. Yield a function that answers blocks with all processes."""
     count, content = threads_or_cores(settings.workers), task.to_json()
     with contextlib.ExitStack() as stack:
         calls: WorkerPool | RayTasks

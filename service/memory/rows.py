@@ -71,7 +71,7 @@ class Column:
 
 
 class Codes(NamedTuple):
-    """Codes of vectors, with 8 bits for each number: they tell which vectors can be near a query.
+    """Codes of vectors, with 8 bits for each number. They tell which vectors can be near a query.
 
     A vector is about its scale times its code. A comparison of codes takes 0.4 of the time of a comparison of vectors.
     It is not exact, but its error has a bound: the distance between a vector and its code, and the distance between the

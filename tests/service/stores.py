@@ -1,4 +1,4 @@
-"""Stores with changed copies of a version, activations, and stores with small versions that open in milliseconds."""
+"""Stores for tests: changed copies of a version, their activations, and small versions that open in milliseconds."""
 
 from __future__ import annotations
 

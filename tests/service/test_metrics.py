@@ -72,7 +72,7 @@ def test_queries_and_requests_are_logged_if_the_settings_say_so(store: Path) -> 
 
 @contextlib.contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """A real HTTP server for traces; its URL, and the bodies that it receives."""
+    """A real HTTP server that receives traces. Yield its URL, and the list of the bodies that it has received."""
     received: list[bytes] = []
 
     class Handler(web.Handler):
