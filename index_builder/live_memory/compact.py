@@ -85,9 +85,10 @@ def compact(settings: CompactSettings) -> str | None:
     if memory.sequence == old.memory_sequence:
         print_status(f"{store.name}: nothing to compact: there are no live entries after version {current}")
         return None
-    if kept_entries(memory):
+    kept = len(kept_entries(memory))
+    if kept:
         live.log.require_writable()  # a log that lacks entries fails here, before the work that takes minutes
-    _describe(store, old, memory)
+    _describe(store, old, memory, kept)
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         collections = None if old.engine is None else stack.enter_context(NewCollections(settings))
@@ -125,8 +126,8 @@ def _activate(store: Store, version: str, before: ActivationRecord) -> None:
         ) from None
 
 
-def _describe(store: Store, old: Manifest, memory: Snapshot) -> None:
-    """Tell the user what a memory changes in a version.
+def _describe(store: Store, old: Manifest, memory: Snapshot, kept: int) -> None:
+    """Tell the user what a memory changes in a version, and how many of its entries stay live.
 
     Raises:
         BuildError: If the memory has no instance or no label that a bundle can contain.
@@ -143,7 +144,7 @@ def _describe(store: Store, old: Manifest, memory: Snapshot) -> None:
     print_status(
         f"compact: entries up to {memory.sequence:,}: {len(instances) - left_instances:,} instances and "
         f"{np.count_nonzero(labels) - left_labels:,} labels added, {counts.instances - left_instances:,} and "
-        f"{counts.labels - left_labels:,} removed; {len(kept_entries(memory)):,} entries stay live"
+        f"{counts.labels - left_labels:,} removed; {kept:,} entries stay live"
     )
 
 

@@ -108,7 +108,8 @@ def rank_labels(
     """
     values, lambda_ = memory.values, options.lambda_
     ranker = memory.ranker if options.order == "probability" and queries is not None else None
-    words = None if queries is None or (ranker is None and options.word_weight == 0) else Words.of(queries)
+    needs_words = ranker is not None or (memory.words is not None and options.word_weight > 0)
+    words = Words.of(queries) if queries is not None and needs_words else None
     found_by_words, by_words = None, None
     if memory.words is not None and words is not None:
         found_by_words = memory.words.search_each(words)
