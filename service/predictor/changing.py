@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,6 +24,8 @@ def change(predictor: Predictor, make: Change, request: Request | None = None) -
 
     `make` is called first without a lock, because it encodes texts, and then again, with the vectors of the first call,
     to check the change against the memory as it is then. Only a text that the first call did not have is encoded then.
+    A change is refused only by a memory with all entries of the log: another process may have just added a label that
+    the change names.
 
     If the predictor follows a log, the change is durable, and other processes that follow the log apply it too.
 
@@ -56,14 +57,17 @@ def change(predictor: Predictor, make: Change, request: Request | None = None) -
         return make(predictor.memory.snapshot, encode)
 
     log = predictor.log
-    if log is not None and request is not None:
-        if (written := log.answered(request)) is not None:
+    if log is None:
+        entries()
+        with predictor.changing:
+            return Written(predictor.apply(number(entries(), predictor.memory.sequence + 1)).sequence, {})
+    if request is not None and (written := log.answered(request)) is not None:
+        return written
+    try:
+        entries()
+    except ChangeError:
+        log.catch_up()
+        if request is not None and (written := log.answered(request)) is not None:
             return written
-        with contextlib.suppress(ChangeError):  # perhaps the request was carried out meanwhile: the log decides
-            entries()
-        return log.write(lambda _: entries(), request)
-    entries()
-    if log is not None:
-        return log.write(lambda _: entries())
-    with predictor.changing:
-        return Written(predictor.apply(number(entries(), predictor.memory.sequence + 1)).sequence, {})
+        entries()
+    return log.write(lambda _: entries(), request)

@@ -82,6 +82,19 @@ def test_memory_of_a_model_changes(model: Any, store: Path) -> None:
     assert not recollect.open(store, live="off").predict("quartz", allow=["created"])
 
 
+def test_change_that_names_the_change_of_another_process_is_accepted_at_once(store: Path) -> None:
+    one, other = (recollect.open(store, live="write") for _ in range(2))
+    one.add(labels=[{"uid": "hammock", "text": "folding hammock"}])
+    other.add(instances=[{"uid": "garden", "text": "hammock", "labels": ["hammock"]}])
+    feedback = one.learn("canvas", "hammock")
+    other.forget(feedback)
+    one.remove(instances=["garden"])
+    other.remove(labels=["hammock"])
+    with pytest.raises(recollect.ERRORS, match="hammock"):
+        one.learn("canvas", "hammock")  # the other process has just removed it
+    assert one.sequence == other.sequence
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -114,6 +114,29 @@ def test_request_with_a_key_is_carried_out_once_and_gets_the_first_answer(
     assert client.get("/memory").json()["sequence"] == before["sequence"] + 2
 
 
+def test_change_that_names_the_change_of_another_replica_is_accepted_at_once(
+    client: httpx.Client, replica: Server
+) -> None:
+    def accepted(response: httpx.Response) -> dict[str, Any]:
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    here, there = client, replica.client
+    for nth in range(3):
+        uid = f"Whales {nth}"
+        put_label(here, uid)
+        row = {"uid": uid, "text": TEXT, "labels": [uid]}
+        accepted(there.post("/memory/instances", json={"instances": [row]}))
+        put_label(here, f"{uid} again")
+        feedback = accepted(there.post("/feedback", json={"query": TEXT, "label": f"{uid} again", "relevant": True}))
+        accepted(here.delete(f"/feedback/{feedback['id']}"))
+        accepted(here.delete(f"/memory/instances/{uid}"))
+        put_label(here, f"{uid} last")
+        accepted(there.delete(f"/memory/labels/{uid} last"))
+        is_problem(here.delete(f"/memory/labels/{uid} last"), 404, "unknown_uid")
+
+
 def test_integer_is_the_uid_with_its_digits(client: httpx.Client) -> None:
     client.post("/memory/labels", json={"labels": [{"uid": 2, "text": TEXT}]}).raise_for_status()
     row = {"uid": 9, "text": TEXT, "labels": [2]}
