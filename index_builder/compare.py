@@ -39,7 +39,7 @@ from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.run_quality import Quality, Queries, measure
 from recollect.index_builder.settings import CompareSettings
 from recollect.service.console import aligned, print_status
-from recollect.service.files import write_json, write_text
+from recollect.service.files import read_json, write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
@@ -266,7 +266,7 @@ def _run(
     tuning = _as_flags({"metric": settings.metric, "propensity": settings.propensity})
     holds_for = data | {"train": contestant.flags, "tune": tuning}
     if (path / "quality.json").exists():
-        found = json.loads((path / "quality.json").read_text(encoding="utf-8"))
+        found = read_json(path / "quality.json")
         if found["holds_for"] == holds_for:
             return Quality(**found["quality"])
     own = [f"--out={path}", f"--seed={seed}", "--tune=no"]

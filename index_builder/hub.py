@@ -18,6 +18,7 @@ import numpy as np
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.settings import PushSettings
 from recollect.service.console import print_status
+from recollect.service.files import read_json
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
@@ -166,7 +167,7 @@ def _figures(evaluation: Path | None, progress: dict[str, Any] | None) -> dict[s
     if evaluation is None:
         return figures
     try:
-        measured = json.loads(evaluation.read_text(encoding="utf-8"))
+        measured = read_json(evaluation)
         for row in measured["rows"]:
             values = ", ".join(f"{name} {row[name]:.1f}" for name in _METRICS if row.get(name) is not None)
             setting = f"order {row['order']}, lambda {row['lambda']:g}"

@@ -25,7 +25,7 @@ from jaxtyping import Int
 from scipy import sparse
 
 import recollect
-from recollect.service.files import write_lines
+from recollect.service.files import read_json, write_lines
 from recollect.service.options import MAX_TOP_K
 
 try:
@@ -211,7 +211,7 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         path = Path(folder) / _FACTS
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = read_json(path)
             if facts["format_version"] != _FORMAT_VERSION:
                 raise ValueError(f"format_version {facts['format_version']}")
             classifier = cls(**facts["parameters"])

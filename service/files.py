@@ -9,6 +9,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from pydantic_core import from_json
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. A file of deeply nested lists is an error as any other wrong content.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is not JSON.
+    """
+    return from_json(path.read_bytes())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

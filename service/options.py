@@ -29,7 +29,7 @@ from recollect.service.errors import QueryError
 MAX_FILTER_LABELS = 100_000
 # Units of the cost of a request: a query with at most so many bytes costs 1. So many retrieved keys, so many returned
 # labels, or so many labels in a filter cost 1 more.
-_BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 250, 1_000
+BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 250, 1_000
 # Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
 _FILTER_COST = 5
@@ -45,6 +45,8 @@ MOST_ASSIGNED = 100
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
 # Unicode categories of white space, control characters and format characters.
 _BLANK = ("Cc", "Cf", "Zs", "Zl", "Zp")
+# Longest integer that is a uid, in bits: about 1,000 digits. Longer ones take too long to convert.
+_MOST_UID_BITS = 3_320
 # Number of characters that are checked together.
 _PIECE = 1_000
 
@@ -70,10 +72,11 @@ def require_words(text: str, kind: str = "query") -> str:
 
 
 def integer_as_uid(value: object) -> object:
-    """The uid that an integer means: its decimal digits. Other values stay unchanged."""
+    """The uid that an integer means: its decimal digits. Other values and longer integers stay unchanged."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         return value
-    return str(int(value))
+    number = int(value)
+    return str(number) if number.bit_length() <= _MOST_UID_BITS else value
 
 
 UidText = Annotated[str, BeforeValidator(integer_as_uid, json_schema_input_type=str | int)]
@@ -294,7 +297,7 @@ def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
         sizes: Number of bytes of each query (UTF-8).
         options: Options of the answers.
     """
-    texts = sum(-(-size // _BYTES_PER_UNIT) for size in sizes)
+    texts = sum(-(-size // BYTES_PER_UNIT) for size in sizes)
     keys = options.top_b * (2 if options.explain else 1)
     per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
     return texts + len(sizes) * per_query + options.filter_labels // _LABELS_PER_UNIT
@@ -303,7 +306,7 @@ def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
     """The cost of the most expensive request that the limits allow."""
     keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, MAX_TOP_K // _ANSWERS_PER_UNIT
-    per_query = math.ceil(max_query_bytes / _BYTES_PER_UNIT) + keys + answers + _FILTER_COST
+    per_query = math.ceil(max_query_bytes / BYTES_PER_UNIT) + keys + answers + _FILTER_COST
     return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT
 
 

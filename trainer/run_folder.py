@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from recollect.service.files import write_json
+from recollect.service.files import read_json, write_json
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from recollect.trainer.errors import EncoderError, MemoryFolderError, TrainingError
@@ -275,7 +274,7 @@ class RunFolder:
 
 def _read_versioned(path: Path) -> dict[str, Any]:
     """Read a JSON file of this format; an OSError, a ValueError, a KeyError or a TypeError if it is another one."""
-    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    saved: dict[str, Any] = read_json(path)
     if (version := saved["format_version"]) != _FORMAT_VERSION:
         raise ValueError(f"format_version {version}")
     return saved

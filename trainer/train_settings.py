@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
+from recollect.service.files import read_json
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS
 from recollect.trainer.methods.prime import PrimeOptions
@@ -221,7 +221,7 @@ def start_from(run: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(run: Path, path: Path) -> dict[str, Any]:
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         if not isinstance(saved, dict):
             raise TypeError(f"found {type(saved).__name__}")
     except FileNotFoundError:

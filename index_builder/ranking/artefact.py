@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.manifest import Probabilities
 from recollect.service.console import print_status
-from recollect.service.files import write_json, write_text
+from recollect.service.files import read_json, write_json, write_text
 from recollect.service.ranking.candidates import WORD_FEATURES
 from recollect.service.ranking.model import RankerFile
 from recollect.service.ranking.names import Names
@@ -61,7 +60,7 @@ def read_ranker(memory: Memory) -> RankerFile:
     folder = memory.folder / _FOLDER
     try:
         ranker = RankerFile.model_validate_json((folder / RANKER).read_bytes())
-        found = json.loads((folder / _REPORT).read_text(encoding="utf-8"))["fitted_for"]
+        found = read_json(folder / _REPORT)["fitted_for"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise BuildError(f"{folder}: expected a ranker, found: {reason}; run `recollect rank` again") from None

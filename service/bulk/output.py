@@ -19,7 +19,7 @@ from typing import Any
 
 from recollect.service.bulk.reading import split_url
 from recollect.service.errors import OutputError
-from recollect.service.files import write_json
+from recollect.service.files import read_json, write_json
 from recollect.service.store.object_folder import ObjectFolder
 
 _FORMAT_VERSION = 1
@@ -146,7 +146,7 @@ class FileOutput(Output):
     def _read_state(self) -> dict[str, Any] | None:
         """The state of an unfinished run with the same facts; None if there is no unfinished run."""
         try:
-            state: dict[str, Any] = json.loads(self._state.read_text(encoding="utf-8"))
+            state: dict[str, Any] = read_json(self._state)
             found = {"format_version": state["format_version"]} | state["facts"]
         except FileNotFoundError:
             return None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from array import array
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from recollect.service.bundle.files import LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
 from recollect.service.errors import BundleError, UnknownVersionError
@@ -302,8 +302,8 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
     """
     path = f"{folder}/{MANIFEST}"
     try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        parsed = from_json(content)
+    except ValueError as error:
         raise BundleError(f"{path}: expected JSON, found: {error}; build the bundle again") from None
     found = parsed.get("format_version") if isinstance(parsed, dict) else None
     if found != FORMAT_VERSION:

@@ -137,7 +137,7 @@ class AnnifRoutes:
         """Suggest subjects for each of several documents."""
         _require_project(project_id)
         options = _validate(SuggestOptions, dict(request.query_params))
-        body = parse_body(Documents, await request.body())
+        body = await parse_body(Documents, await request.body())
         found = await self._suggest([document.text for document in body.documents], options, request)
         return [
             {"results": results, "document_id": document.document_id}
@@ -148,7 +148,7 @@ class AnnifRoutes:
         """Make each document an instance of the memory. All of them are written, or none."""
         _require_project(project_id)
         self.memory.require_write(request)
-        documents = (await asyncio.to_thread(parse_body, IndexedDocuments, await request.body())).root
+        documents = (await parse_body(IndexedDocuments, await request.body())).root
         texts = {self._shorten(each.text): each.subjects for each in documents}  # of equal texts, the last one counts
         learned = {text: subjects for text, subjects in texts.items() if subjects and _has_words(text)}
 

@@ -107,7 +107,7 @@ def create_app(
     _document(app, guarded=api_keys is not None)
 
     # A request passes through these layers from the last one to the first one.
-    layers: ASGIApp = Gateway(app, versions, metrics, settings, api_keys)
+    layers: ASGIApp = Gateway(app, versions, rate_limits, metrics, settings, api_keys)
     if settings.origins:
         layers = CORSMiddleware(
             layers,

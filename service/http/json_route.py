@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ from recollect.service.http.problems import NOT_JSON, ProblemError
 # each of 100,000 unknown fields for 0.1 s.
 _MOST = {b",": 210_000, b"[": 20_000, b"{": 20_000}
 _MAX_ERRORS = 1_000
+# Size of a body that is parsed on the event loop.
+_MAX_BYTES_ON_LOOP = 65_536
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -45,11 +48,8 @@ class JsonRoute(APIRoute):
             RequestValidationError: If the body does not fit the model of the route.
         """
         _require_json(request.scope)
-        response: Response = await self.endpoint(await self.parse(self._model, body), request)
+        response: Response = await self.endpoint(await parse_body(self._model, body), request)
         return response
-
-    async def parse(self, model: type[_Model], body: bytes) -> _Model:
-        return parse_body(model, body)
 
     @functools.cached_property
     def _model(self) -> type[BaseModel]:
@@ -71,12 +71,18 @@ def _require_json(scope: Scope) -> None:
         raise ProblemError(422, NOT_JSON)
 
 
-def parse_body(model: type[_Model], body: bytes) -> _Model:
-    """Parse and validate a body. A body of a megabyte blocks the event loop for less than 50 ms.
+async def parse_body(model: type[_Model], body: bytes) -> _Model:
+    """Parse and validate a body. A long one is parsed in a thread, because its checks would block the event loop.
 
     Raises:
         RequestValidationError: If the body is not valid JSON, or does not fit the model.
     """
+    if len(body) <= _MAX_BYTES_ON_LOOP:
+        return _parse(model, body)
+    return await asyncio.to_thread(_parse, model, body)
+
+
+def _parse(model: type[_Model], body: bytes) -> _Model:
     for character, most in _MOST.items():
         if body.count(character) > most:
             raise _too_large(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import hashlib
@@ -11,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import anyio
 import numpy as np
@@ -22,7 +21,7 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.service.errors import ChangeError, OverloadError, StoreError
-from recollect.service.http.json_route import JsonRoute, parse_body
+from recollect.service.http.json_route import JsonRoute
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.memory.changes import (
     FEEDBACK,
@@ -39,7 +38,7 @@ from recollect.service.memory.changes import (
 from recollect.service.memory.entries import Entry, Remove
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.writer import Request as KeyedRequest
-from recollect.service.options import Query
+from recollect.service.options import BYTES_PER_UNIT, Query
 from recollect.service.predictor.changing import Change, change
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.versions.open_versions import OpenVersions
@@ -51,8 +50,6 @@ MAX_ROWS = 1_000
 _MAX_KEYS = 2 * MAX_ROWS
 # Number of threads that change the memory, and maximum number of changes that wait for a thread.
 _THREADS, _MAX_WAITING = 8, 56
-# Cost of a text towards the rate limit, as for queries: its bytes / 1,024, rounded up.
-_BYTES_PER_UNIT = 1_024
 
 # Names a request that changes the memory, so that it is carried out once, even if it is sent several times.
 KEY_HEADER = "Idempotency-Key"
@@ -64,8 +61,6 @@ _KEY_PARAMETER = {
     "changes nothing and gets the first answer",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200},
 }
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Body(BaseModel):
@@ -143,13 +138,6 @@ class MemoryInstance(Changed):
     weight: float
 
 
-class ChangeRoute(JsonRoute):
-    """A route whose body may be long: the checks of 1,000 texts would block the event loop for too long."""
-
-    async def parse(self, model: type[_Model], body: bytes) -> _Model:
-        return await asyncio.to_thread(parse_body, model, body)
-
-
 @dataclass(frozen=True)
 class MemoryRoutes:
     """The handlers of the paths `/memory` and `/feedback`.
@@ -178,7 +166,7 @@ class MemoryRoutes:
                 methods=["POST"],
                 response_model=response_model,
                 responses=documented(401, 403, 413, 415, 422, 429, 503, 507),
-                route_class_override=ChangeRoute,
+                route_class_override=JsonRoute,
                 openapi_extra={"parameters": [_KEY_PARAMETER]},
             )
         for path, removal in (
@@ -294,8 +282,8 @@ class MemoryRoutes:
         """
         self.require_write(request)
         key = await _key_of(request)
-        cost = max(1, sum(-(-len(text.encode()) // _BYTES_PER_UNIT) for text in texts))
-        await self.rate_limits.charge(request.scope["api_key"], cost)
+        cost = max(1, sum(-(-len(text.encode()) // BYTES_PER_UNIT) for text in texts))
+        await self.rate_limits.charge(request.scope["api_key"], cost, request.scope.get("paid", 0))
         if (waiting := self._threads.statistics().tasks_waiting) >= _MAX_WAITING:
             raise OverloadError(f"{waiting} changes of the memory wait; retry shortly")
         return await anyio.to_thread.run_sync(self._write, make, key, answer, limiter=self._threads)

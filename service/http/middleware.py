@@ -17,9 +17,10 @@ from recollect.service.http.api_keys import ApiKey, ApiKeys
 from recollect.service.http.json_route import JsonRoute, header
 from recollect.service.http.predict_routes import VERSION_HEADER
 from recollect.service.http.problems import ProblemError, expected_problem, failure, problem_response
-from recollect.service.options import CONTROL_CHARACTERS
+from recollect.service.options import BYTES_PER_UNIT, CONTROL_CHARACTERS
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.serve_settings import ServeSettings
+from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -59,11 +60,13 @@ class Gateway:
 
     - 401 for a request without a known API key, if its path needs one; otherwise the key is `scope["api_key"]`.
     - 415 for a compressed body, and 413 for a body over the limit, whether or not the request declares its length.
+    - The API key pays for the bytes of the body; `scope["paid"]` is this part of the cost of the request.
     - `HEAD` becomes `GET`; uvicorn sends the answer's headers without its body.
 
     Args:
         app: The application; `JsonRoute`s get their `POST` requests directly.
         versions: The open versions.
+        rate_limits: Counts the cost of the requests of each API key.
         metrics: Counts the requests.
         settings: The limit of a body, the paths that need a key, and whether to log requests.
         keys: The known API keys, whose file may change at any time; None if requests need none.
@@ -73,11 +76,13 @@ class Gateway:
         self,
         app: FastAPI,
         versions: OpenVersions,
+        rate_limits: RateLimits,
         metrics: Metrics,
         settings: ServeSettings,
         keys: ReloadedFile[ApiKeys] | None,
     ) -> None:
         self._app, self._versions, self._metrics, self._keys = app, versions, metrics, keys
+        self._rate_limits = rate_limits
         self._max_body_bytes, self._access_log = settings.max_body_bytes, settings.access_log
         docs = _DOCS_PATHS if settings.docs == "key" else ()
         self._guarded = (*_GUARDED, *docs, *(("/metrics",) if settings.metrics == "key" else ()))
@@ -129,6 +134,9 @@ class Gateway:
         try:
             self._check(scope)
             body = await self._read(receive)
+            if body:
+                scope["paid"] = max(1, len(body) // BYTES_PER_UNIT)
+                await self._rate_limits.charge(scope.get("api_key"), scope["paid"])
             pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def replay() -> Message:
@@ -177,7 +185,7 @@ class Gateway:
             size += len(message.get("body", b""))
             if size <= most:
                 chunks.append(message.get("body", b""))
-            if size > _MAX_DISCARDED_BYTES or not message.get("more_body", False):
+            if size > max(most, _MAX_DISCARDED_BYTES) or not message.get("more_body", False):
                 break
         if size > most:
             raise ProblemError(413, f"the body exceeds {most:,} bytes; send shorter or fewer texts at a time")

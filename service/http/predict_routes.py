@@ -177,7 +177,7 @@ class PredictRoutes:
                 require_explainable(options, len(queries))
             cost = request_cost(sizes, options)
             try:
-                await self.rate_limits.charge(request.scope.get("api_key"), cost)
+                await self.rate_limits.charge(request.scope.get("api_key"), cost, request.scope.get("paid", 0))
                 if predictor.memory.sequence < min_sequence:
                     async with asyncio.timeout_at(deadline):
                         await self._wait_for(min_sequence, predictor)

@@ -37,8 +37,10 @@ _WORD = re.compile(f"[{_UNSPACED}]|(?:(?![{_UNSPACED}_])[\\w{_MARKS}])+")
 # ASCII letters in lower case, digits, and a space for every other ASCII character.
 _ASCII = str.maketrans({code: chr(code).lower() if chr(code).isalnum() else " " for code in range(128)})
 
-# Number of words of queries whose hashes are remembered. Most words of a query are frequent words.
+# Number of words of queries whose hashes are cached. Most words of a query are frequent words.
 _CACHED_WORDS = 1 << 16
+# Longest word whose hash is cached, in characters: the size of the caches must have a bound.
+_LONGEST_CACHED = 64
 
 
 def words(text: str) -> list[str]:
@@ -69,11 +71,17 @@ class Words(NamedTuple):
     hashes: UInt64[np.ndarray, " word"]
 
     @classmethod
-    def of(cls, texts: Iterable[str], hash_word: Callable[[str], int] = hash_query_word) -> Words:
-        """Split texts into words. `hash_word` is the function of this name, or a version of it that caches."""
+    def of(cls, texts: Iterable[str], cached: Callable[[str], int] = hash_query_word) -> Words:
+        """Split texts into words.
+
+        Args:
+            texts: The texts.
+            cached: `hash_word` with a cache. A text with a longer word than caches take does without it.
+        """
         hashes: list[int] = []
         offsets = [0]
         for text in texts:
-            hashes += map(hash_word, words(text))
+            found = words(text)
+            hashes += map(cached if max(map(len, found), default=0) <= _LONGEST_CACHED else hash_word, found)
             offsets.append(len(hashes))
         return cls(np.array(offsets), np.array(hashes, dtype=np.uint64))

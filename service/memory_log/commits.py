@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic_core import from_json
 
 from recollect.service.memory.entries import (
     Entry,
@@ -194,7 +195,7 @@ def decode_commit(content: bytes, first: int) -> Commit:
 
 def _read_head(line: bytes) -> _Head:
     try:
-        fields = json.loads(line)
+        fields = from_json(line)
     except ValueError:
         raise ValueError(f"expected the head of a commit as JSON, found {line[:40]!r}") from None
     version = fields.get("format_version") if isinstance(fields, dict) else None

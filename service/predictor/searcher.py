@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from recollect.service import loops
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import IndexInfo
-from recollect.service.errors import opening
+from recollect.service.errors import BundleError, opening
 from recollect.service.predictor.gpu import GpuIndex, NoGpuError
 from recollect.service.predictor.similarity import similarities_to_keys
 from recollect.service.settings import Device
@@ -109,6 +109,11 @@ class KeyIndex:
         self._last_parameters: tuple[int, Any] = (0, None)  # most queries have the default b
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
+        """The nearest keys of each query.
+
+        Raises:
+            BundleError: If the index names a key that the bundle does not have.
+        """
         top_b = min(top_b, self.keys)
         last_top_b, parameters = self._last_parameters
         if last_top_b != top_b:
@@ -116,6 +121,10 @@ class KeyIndex:
             self._last_parameters = top_b, parameters
         found = self._search_gpu(vectors, top_b, parameters)
         values, keys = found or self.index.search(vectors, top_b, params=parameters)
+        if keys.min(initial=0) < -1 or keys.max(initial=0) >= self.keys:
+            raise BundleError(
+                f"{self._opened.file_name}: expected keys below {self.keys:,}, found others; build the bundle again"
+            )
         if (keys[:, -1:] < 0).any():  # the missing keys of a query are its last ones
             values[keys < 0] = -np.inf
         return Neighbours(values, keys)

@@ -1,7 +1,8 @@
 """Rate limits of API keys, by the generic cell rate algorithm (GCRA).
 
 A limit counts the cost of requests: a normal query costs 1, a long query or one with many keys costs more (see
-`request_cost`).
+`request_cost`). A request with a body pays for the bytes before the body is parsed, so that wrong requests cost
+something. It pays the rest of its cost when this is known.
 
 Replicas that share a Redis enforce one limit together. Without Redis, or while Redis does not answer, each process
 enforces an equal part of the limit.
@@ -19,17 +20,19 @@ from recollect.service.telemetry.metrics import Metrics
 
 # GCRA stores one number for each API key: the time at which the next query is due if all queries arrive at the allowed
 # rate. A request may be early by at most `burst` queries. A request that costs more than `burst` is admitted if the key
-# owes nothing; later requests wait for its whole cost. All replicas use the clock of Redis. If this clock was set back,
-# a stored time can be too far in the future; such a time is discarded.
+# owes nothing beside the part of the cost that the request has paid; later requests wait for its whole cost. If the
+# request is refused, this part stays paid, so the time to wait includes it. All replicas use the clock of Redis. If
+# this clock was set back, a stored time can be too far in the future; such a time is discarded.
 _TAKE = """
 local now = redis.call('TIME')
 now = now[1] + now[2] / 1e6
-local interval, cost, burst, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local interval, burst, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local cost, paid = tonumber(ARGV[4]), tonumber(ARGV[5])
 local theoretical = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now)
 if theoretical > now + most * interval + 1e-5 then theoretical = now end
 local wait = theoretical + (math.min(cost, burst) - burst) * interval - now
-if wait > 1e-5 then return tostring(wait) end
-theoretical = theoretical + cost * interval
+if wait - paid * interval > 1e-5 then return tostring(wait) end
+theoretical = theoretical + (cost - paid) * interval
 redis.call('SET', KEYS[1], string.format('%.6f', theoretical), 'PX', math.ceil(1e3 * (theoretical - now)) + 1)
 return '0'
 """
@@ -66,13 +69,18 @@ class RateLimits:
         self._metrics = metrics
         self._theoretical: dict[str, float] = {}
 
-    async def charge(self, quota: Quota | None, cost: int) -> None:
-        """Count the cost of a request towards the limit of its API key; None means that requests need no key.
+    async def charge(self, quota: Quota | None, cost: int, paid: int = 0) -> None:
+        """Count the cost of a request towards the limit of its API key.
+
+        Args:
+            quota: The limit; None means that requests need no key.
+            cost: The whole cost of the request.
+            paid: The part of the cost that is counted already.
 
         Raises:
             RateLimitError: If the API key exceeds its rate.
         """
-        if quota is not None and (wait := await self.wait_seconds(quota, cost)):
+        if quota is not None and cost > paid and (wait := await self.wait_seconds(quota, cost, paid)):
             self._metrics.rate_limited.labels(quota.name).inc()
             raise RateLimitError(
                 f"key {quota.name}: the limit is {quota.rate:g} normal queries per second, and this request counts as "
@@ -80,8 +88,8 @@ class RateLimits:
                 wait,
             )
 
-    async def wait_seconds(self, quota: Quota, cost: int) -> float:
-        """Count the cost of a request and return 0.
+    async def wait_seconds(self, quota: Quota, cost: int, paid: int = 0) -> float:
+        """Count the cost of a request, without the part that is paid already, and return 0.
 
         If the request exceeds the rate, count nothing and return the seconds to wait.
         """
@@ -89,7 +97,8 @@ class RateLimits:
             return 0.0
         if self._redis:
             burst = self._burst(quota.rate)
-            name, arguments = self._redis.key("rate", quota.name), (1 / quota.rate, cost, burst, self._most(burst))
+            name = self._redis.key("rate", quota.name)
+            arguments = 1 / quota.rate, burst, self._most(burst), cost, paid
             try:
                 return float(await self._redis.execute_async(lambda client: client.eval(_TAKE, 1, name, *arguments)))
             except RedisError:
@@ -97,9 +106,9 @@ class RateLimits:
         rate, now = quota.rate / self._workers, time.monotonic()
         theoretical, burst = max(self._theoretical.get(quota.name, now), now), self._burst(rate)
         wait = theoretical + (min(cost, burst) - burst) / rate - now
-        if wait > _ROUNDING_SECONDS:
+        if wait - paid / rate > _ROUNDING_SECONDS:
             return wait
-        self._theoretical[quota.name] = theoretical + cost / rate
+        self._theoretical[quota.name] = theoretical + (cost - paid) / rate
         return 0.0
 
     def _burst(self, rate: float) -> int:

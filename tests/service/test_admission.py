@@ -16,6 +16,7 @@ from tests.processes import PATIENCE_SECONDS, Server, before_each_batch, serving
 from tests.service.test_http import is_problem
 
 MEGABYTE = 1_048_000
+JSON = {"Content-Type": "application/json"}
 # Program of a server whose answer to the query "slow" waits until a file exists.
 SLOW = before_each_batch("""
 if "slow" in queries:
@@ -34,8 +35,7 @@ def server(light_versions: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
-    headers = {"Content-Type": "application/json"}
-    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, headers=headers) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS, headers=JSON) as client:
         yield client
 
 
@@ -56,6 +56,7 @@ HOSTILE = {
     "quotation marks": ("/predict", b'{"query":"' + b":" * 2_000 + b'"' * (MEGABYTE - 3_000) + b"}"),
     "short strings with colons": ("/predict", b'{"query":"x",' + repeated(b'":":":"') + b"}"),
     "list of integers in an unknown field": ("/predict", b'{"queries":[' + repeated(b"1") + b"]}"),
+    "long integers as uids": ("/predict", b'{"query":"x","allow":[' + repeated(b"9" * 4_000) + b"]}"),
     "long number": ("/predict", b'{"query":"x","lambda":0e' + b"9" * MEGABYTE + b"x}"),
 }
 
@@ -74,6 +75,13 @@ def test_query_over_the_size_limit_gets_413_and_the_message_states_limit_and_siz
     batch = {"queries": ["x", "y" * 8_193]}
     problem = is_problem(client.post("/predict/batch", json=batch), 413, "query_too_large")
     assert problem["detail"].startswith("queries.1: expected at most 8,192 bytes, found 8,193")
+
+
+def test_body_below_a_limit_of_80_megabytes_is_read_to_its_end(light_versions: Path) -> None:
+    with serving(light_versions, "--max-body-bytes", 80_000_000) as server:
+        body = b'{"query":"bread"' + b" " * 70_000_000
+        assert server.client.post("/predict", content=body + b"}", headers=JSON).status_code == 200
+        is_problem(server.client.post("/predict", content=body, headers=JSON), 422, "invalid_request")
 
 
 @pytest.fixture

@@ -139,6 +139,36 @@ def test_queries_after_a_burst_are_allowed_at_the_configured_rate(monkeypatch: p
     assert asyncio.run(of_two.wait_seconds(quota, 1)) == pytest.approx(0.2)
 
 
+def test_paid_part_of_a_cost_counts_once_and_the_time_to_wait_ends_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now)
+    limits, quota = RateLimits(max_batch=4, max_cost=40, workers=1, redis=None, metrics=Metrics()), Quota("front", 10.0)
+
+    def ask(cost: int, paid: int) -> float:
+        """Pay a part, as for a body, then the rest."""
+        return asyncio.run(limits.wait_seconds(quota, paid)) or asyncio.run(limits.wait_seconds(quota, cost, paid))
+
+    assert ask(40, 3) == 0.0  # a request over the burst is admitted if nothing is owed
+    wait = ask(1, 1)
+    assert wait == pytest.approx(3.1)  # until 10 of 41 are left
+    now += wait
+    refused = ask(10, 1)
+    assert refused == pytest.approx(1.0)
+    now += refused
+    assert ask(10, 1) == 0.0
+
+
+def test_wrong_requests_count_towards_the_rate(light_versions: Path) -> None:
+    with serving(light_versions, "--max-batch", "4", keys=f"front {FRONT} 1\n", key=FRONT) as server:
+        wrong = [server.client.post("/predict", json={"query": "x", "unknown": 1}).status_code for _ in range(6)]
+        assert wrong == [422] * 4 + [429] * 2
+    with serving(light_versions, "--max-batch", "4", keys=f"front {FRONT} 1\n", key=FRONT) as server:
+        assert server.client.post("/predict", json={"query": "x", "unknown": "y" * 10_000}).status_code == 422
+        refused = server.ask("x")
+        assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+        assert int(refused.headers["retry-after"]) in (6, 7)  # 9 units for the bytes
+
+
 def test_api_keys_are_found_by_their_whole_secret() -> None:
     keys = ApiKeys(_key(f"k{number}", f"secret-number-{number:05}") for number in range(4_000))
     assert len(keys) == 4_000

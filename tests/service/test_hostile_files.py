@@ -12,10 +12,16 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import faiss
+import numpy as np
 import pytest
 
+import recollect
 from tests import forked
+from tests.processes import copy_store
+from tests.service.stores import add_version, rehash
 
 REPOSITORY = Path(__file__).parents[2]
 # The releases with which this file was tested last. A higher floor needs no change of a test, a lower floor does.
@@ -67,6 +73,27 @@ def test_graph_without_a_change_is_accepted(tmp_path: Path) -> None:
 def test_forged_graph_of_an_index_is_refused(tmp_path: Path, change: str) -> None:
     done = run(FORGE.format(change=change), tmp_path / "index")
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+@pytest.mark.parametrize("first", [10**9, -(10**7), 3])
+def test_index_that_names_keys_outside_of_the_bundle_is_refused(
+    light_versions: Path, tmp_path: Path, first: int
+) -> None:
+    def forge(folder: Path, manifest: dict[str, Any]) -> None:
+        path = folder / "instance_keys.faiss"
+        index = faiss.read_index(str(path))
+        vectors = index.reconstruct_n(0, index.ntotal)
+        lists = faiss.IndexIVFFlat(faiss.IndexFlatIP(index.d), index.d, 2, faiss.METRIC_INNER_PRODUCT)
+        lists.train(vectors)
+        lists.add_with_ids(vectors, np.arange(len(vectors)) + first)
+        faiss.write_index(lists, str(path))
+        manifest["index"]["instances"] |= {"kind": "ivf", "factory": "IVF2,Flat", "effort": 2}
+        rehash(folder, manifest)
+
+    store = copy_store(light_versions, tmp_path / "store")
+    add_version(store, "v3", "forged", forge)
+    with pytest.raises(recollect.ERRORS, match="instance_keys.faiss: expected keys below [0-9]+, found others"):
+        recollect.open(store, version="forged").predict("bread", lambda_=1.0, top_b=10_000)
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "inside/../../secret"])

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from recollect.service.files import flush_files
+from recollect.service.files import flush_files, read_json
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.lora import merged_weights
 from recollect.trainer.encoding.pooling import Pooler
@@ -156,7 +156,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
     if not path.is_file():
         raise EncoderError(f"{path}: expected a checkpoint's settings, found no such file; run `recollect train`")
     try:
-        saved = json.loads(path.read_text())
+        saved = read_json(path)
         version = saved.pop("format_version")
         if version != _FORMAT_VERSION:
             raise EncoderError(f"{path}: expected format_version {_FORMAT_VERSION}, found {version}; train again")

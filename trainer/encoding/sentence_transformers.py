@@ -10,7 +10,6 @@ config_sentence_transformers.json  the prompts of queries and documents
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from transformers.utils.hub import cached_file
 
+from recollect.service.files import read_json
 from recollect.trainer.encoding.pooling import ACTIVATIONS, Layer, Pooler
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.settings import POOLINGS
@@ -224,7 +224,7 @@ def _read(source: str, name: str, kind: type) -> Any:
     if (path := _find(source, name)) is None:
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise EncoderError(f"{source}/{name}: expected JSON, found: {error}") from None
     if not isinstance(content, kind):

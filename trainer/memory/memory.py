@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from jaxtyping import Float, Int
 from scipy import sparse
 
 from recollect.service.bundle.values import Matrix, Values
-from recollect.service.files import write_json
+from recollect.service.files import read_json, write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError
@@ -236,7 +235,7 @@ def read_header(path: Path, *required: str) -> tuple[MemoryPlan, dict[str, Any]]
         MemoryFolderError: If a field is missing or invalid.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = read_json(path)
         if (version := fields["format_version"]) != FORMAT_VERSION:
             raise MemoryFolderError(
                 f"{path}: expected format_version {FORMAT_VERSION}, found {version}; run `recollect train` again"

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recollect.service.files import flush_files, save_array, save_rows
+from recollect.service.files import flush_files, read_json, save_array, save_rows
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import DualEncoder
@@ -131,7 +131,7 @@ def load_state(folder: Path, learner: Learner, ranks: Ranks) -> Progress:
         return Progress()
     newest = saved[-1]
     try:
-        progress = Progress(**json.loads((newest / "state.json").read_text()))
+        progress = Progress(**read_json(newest / "state.json"))
         learner.model.load_state_dict(load_file(newest / "model.safetensors"))
         _restore_moments(learner.optimizer, load_file(newest / "optimizer.safetensors"))
         restore_random_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -47,3 +48,14 @@ def test_terms_are_words_and_ordered_pairs_of_neighbours():
 
 def test_a_long_text_is_read_up_to_its_bound():
     assert len(words("a " * MAX_CHARACTERS)) == MAX_CHARACTERS // 2
+
+
+def test_long_words_of_queries_take_no_memory_after_the_query():
+    queries = [f"{nth:04}" + "\U00010400" + "a" * 8_000 for nth in range(500)]  # 32 kB in memory for each word
+    tracemalloc.start()
+    for query in queries:
+        Words.of([query, "red chair"])
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 1_000_000
+    assert Words.of(queries[:1]).hashes.tolist() == [hash_word(words(queries[0])[0])]
