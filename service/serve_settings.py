@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_settings import CliImplicitFlag
 
+from recollect.service.addresses import is_loopback
 from recollect.service.errors import SettingsError
 from recollect.service.settings import Device, EngineSettings, RedisSettings
 
@@ -107,6 +108,12 @@ class ServeSettings(RedisSettings, EngineSettings):
     cors_origins: str = Field(
         "", description="Web origins whose pages may send requests, such as https://a.example,https://b.example"
     )
+    allowed_hosts: str = Field(
+        "",
+        description="Host names in the URLs of clients, such as search.example,localhost; requests with other names "
+        "get status 421, and * allows all names (default: localhost if --host is a loopback address and there are no "
+        "--api-keys, otherwise all)",
+    )
     docs: Access = Field(
         "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
     )
@@ -133,6 +140,20 @@ class ServeSettings(RedisSettings, EngineSettings):
         "min_probability",
     )
     access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
+
+    @property
+    def host_names(self) -> frozenset[str] | None:
+        """The host names that requests may name, in lower case; None for all.
+
+        The default protects a service that trusts all programs of its machine: a page of another site can make a
+        browser of this machine ask the service under the name of that site (DNS rebinding).
+        """
+        given = frozenset(name.strip().strip("[]").lower() for name in self.allowed_hosts.split(",") if name.strip())
+        if given:
+            return None if "*" in given else given
+        if self.api_keys is None and is_loopback(self.host):
+            return frozenset({"localhost", "127.0.0.1", "::1", self.host.lower()})
+        return None
 
     @property
     def origins(self) -> list[str]:

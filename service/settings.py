@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -164,6 +165,19 @@ class RedisSettings(ServiceSettings):
         "reports, cached answers and rate limits (default: replicas share nothing)",
     )
     redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
+
+
+def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> list[str]:
+    """The flags of a command line whose values contain a token, or a URL with a password."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    found = []
+    for name in type(settings).model_fields:
+        flag, value = f"--{name.replace('_', '-')}", getattr(settings, name)
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        has_password = "://" in text and "@" in text
+        if flag in given and (has_password or name == "engine_token"):
+            found.append(flag)
+    return found
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

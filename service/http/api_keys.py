@@ -13,6 +13,8 @@ from recollect.service.errors import SettingsError
 from recollect.service.serving.rate_limit import Quota
 from recollect.service.settings import require_strong
 
+# The beginning of the keys in example files.
+_PLACEHOLDER = "REPLACE"
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,64}")
 # The words at the end of a line that let a key change the memory, and the versions that are served.
 _WRITE, _OPERATE = "write", "operate"
@@ -98,6 +100,10 @@ def _parse(where: str, fields: list[str], rate: float) -> ApiKey:
             f"{where}: expected NAME KEY [QUERIES_PER_SECOND] [{_WRITE}] [{_OPERATE}], found {words} words"
         )
     name, secret, *own_rate = fields
+    if secret.startswith(_PLACEHOLDER):
+        raise SettingsError(
+            f"{where}: expected a key, found the placeholder of an example; create one with `openssl rand -hex 24`"
+        )
     require_strong(secret, f"{where}: expected a key of")
     try:
         rate = float(own_rate[0]) if own_rate else rate

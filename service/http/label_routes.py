@@ -16,9 +16,12 @@ from recollect.service.lexical.text_search import MAX_CHARACTERS
 from recollect.service.memory.tables import Labels
 from recollect.service.options import require_words
 from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.serving.waiters import Waiters
 from recollect.service.versions.open_versions import OpenVersions
 
 _MAX_FOUND = 100
+# Maximum number of searches that run or wait.
+_MAX_WAITING = 64
 
 
 _Search = Annotated[
@@ -40,22 +43,32 @@ class LabelRoutes:
     Attributes:
         versions: The open versions.
         rate_limits: Counts the searches of each API key; a search counts as one query.
+        max_seconds: Maximum time in which a search waits for its turn.
     """
 
     versions: OpenVersions
     rate_limits: RateLimits
+    max_seconds: float
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _waiters: Waiters = field(default_factory=lambda: Waiters(_MAX_WAITING, "a search of the labels"), init=False)
 
     def register(self, router: APIRouter) -> None:
-        router.add_api_route("/labels", self.search, responses=documented(401, 422, 429, 503))
+        router.add_api_route("/labels", self.search, responses=documented(401, 422, 429, 503, 504))
         router.add_api_route("/labels/{uid:path}", self.label, responses=documented(401, 404, 503))
 
     async def search(self, request: Request, response: Response, search: _Search, limit: _Limit = 10) -> LabelsResponse:
         """Find labels whose texts or uids begin with a search text, contain it, or are similar to it."""
         await self.rate_limits.charge(request.scope.get("api_key"), 1)
         # One search at a time: a search reads all labels, and the other cores must stay free for queries.
-        async with self._turn:
-            found = await asyncio.to_thread(self._search, search, limit)
+        with self._waiters.one_more():
+            try:
+                await asyncio.wait_for(self._turn.acquire(), self.max_seconds)
+            except TimeoutError:
+                raise ProblemError(504, f"search: waited longer than {self.max_seconds:g} s; retry later") from None
+            try:
+                found = await asyncio.to_thread(self._search, search, limit)
+            finally:
+                self._turn.release()
         response.headers["X-Index-Version"] = found.version
         return found
 

@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
-from recollect.service.errors import ChangeError, OverloadError, StoreError
+from recollect.service.errors import ChangeError, StoreError
 from recollect.service.http.json_route import JsonRoute
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.memory.changes import (
@@ -41,6 +41,7 @@ from recollect.service.memory_log.writer import Request as KeyedRequest
 from recollect.service.options import BYTES_PER_UNIT, Query
 from recollect.service.predictor.changing import Change, change
 from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.serving.waiters import Waiters
 from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)
@@ -48,8 +49,8 @@ log = structlog.get_logger(__name__)
 MAX_ROWS = 1_000
 # Maximum number of new keys of a change, with the labels that it creates.
 _MAX_KEYS = 2 * MAX_ROWS
-# Number of threads that change the memory, and maximum number of changes that wait for a thread.
-_THREADS, _MAX_WAITING = 8, 56
+# Number of threads that change the memory, and maximum number of changes that use a thread or wait for one.
+_THREADS, _MAX_WAITING = 8, 64
 
 # Names a request that changes the memory, so that it is carried out once, even if it is sent several times.
 KEY_HEADER = "Idempotency-Key"
@@ -284,9 +285,12 @@ class MemoryRoutes:
         key = await _key_of(request)
         cost = max(1, sum(-(-len(text.encode()) // BYTES_PER_UNIT) for text in texts))
         await self.rate_limits.charge(request.scope["api_key"], cost, request.scope.get("paid", 0))
-        if (waiting := self._threads.statistics().tasks_waiting) >= _MAX_WAITING:
-            raise OverloadError(f"{waiting} changes of the memory wait; retry shortly")
-        return await anyio.to_thread.run_sync(self._write, make, key, answer, limiter=self._threads)
+        with self._waiters.one_more():
+            return await anyio.to_thread.run_sync(self._write, make, key, answer, limiter=self._threads)
+
+    @functools.cached_property
+    def _waiters(self) -> Waiters:
+        return Waiters(_MAX_WAITING, "a change of the memory")
 
     @functools.cached_property
     def _threads(self) -> anyio.CapacityLimiter:

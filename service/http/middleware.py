@@ -46,6 +46,9 @@ _FAMILIES = (
     ("/v1/projects", "/v1/projects"),
 )
 
+# A browser must not guess that an answer is a page or a script.
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+
 # The beginnings of the paths of the documentation.
 _DOCS_PATHS = ("/openapi.json", "/docs", "/redoc")
 # Beginnings of paths that need an API key, if keys are configured: their answers reveal training data, or they change
@@ -58,6 +61,7 @@ class Gateway:
 
     Before that:
 
+    - 421 for a request that names an unknown host, except for the paths of health checks.
     - 401 for a request without a known API key, if its path needs one; otherwise the key is `scope["api_key"]`.
     - 415 for a compressed body, and 413 for a body over the limit, whether or not the request declares its length.
     - The API key pays for the bytes of the body; `scope["paid"]` is this part of the cost of the request.
@@ -84,6 +88,7 @@ class Gateway:
         self._app, self._versions, self._metrics, self._keys = app, versions, metrics, keys
         self._rate_limits = rate_limits
         self._max_body_bytes, self._access_log = settings.max_body_bytes, settings.access_log
+        self._host_names = settings.host_names
         docs = _DOCS_PATHS if settings.docs == "key" else ()
         self._guarded = (*_GUARDED, *docs, *(("/metrics",) if settings.metrics == "key" else ()))
         self._json_routes = {route.path: route for route in app.routes if isinstance(route, JsonRoute)}
@@ -103,7 +108,8 @@ class Gateway:
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, headers = message["status"], [*message["headers"], (b"x-request-id", request_id.encode())]
+                status, own = message["status"], ((b"x-request-id", request_id.encode()), _NO_SNIFFING)
+                headers = [*message["headers"], *own]
                 version = self._versions.version()
                 if version and not any(name == VERSION_HEADER for name, _ in headers):
                     headers.append((VERSION_HEADER, version.encode()))
@@ -160,6 +166,13 @@ class Gateway:
         # A pattern of a route ends before a newline, so `a%0A` would mean `a`. No path and no uid has such characters.
         if _CONTROL_CHARACTERS.search(scope["path"]):
             raise ProblemError(404, "nothing is here")
+        if self._host_names is not None and not scope["path"].startswith("/health/"):
+            name = _host_name(header(scope, b"host"))
+            if name not in self._host_names:
+                raise ProblemError(
+                    421,
+                    f"host: expected a name of --allowed-hosts, found {name[:80]!r}; add this name to the flag",
+                )
         if self._keys is not None and scope["path"].startswith(self._guarded) and scope["method"] != "OPTIONS":
             scope["api_key"] = self._keys.content.find(_secret(scope))
             if scope["api_key"] is None:
@@ -210,6 +223,12 @@ class Gateway:
 
 def _family(path: str) -> str:
     return next((label for beginning, label in _FAMILIES if path.startswith(beginning)), "other")
+
+
+def _host_name(host: str) -> str:
+    """The name in a `Host` header, in lower case, without its port."""
+    name, colon, port = host.lower().rpartition(":")
+    return (name if colon and port.isdecimal() else host.lower()).strip("[]")
 
 
 def _secret(scope: Scope) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -35,6 +35,7 @@ from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.answer_cache import AnswerCache, answer_keys
 from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.serving.waiters import Waiters
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import Tracer
 from recollect.service.versions.open_versions import Lease, OpenVersions
@@ -55,6 +56,8 @@ _VERSION_PARAMETER = {
 _WATCH_AFTER_SECONDS = 0.25
 # Maximum time to wait for a change of the memory that another process has written, and the time between two checks.
 _FOLLOW_SECONDS, _CHECK_SECONDS = 2.0, 0.02
+# Maximum number of requests that wait for a change.
+_MAX_WAITING = 256
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class PredictRoutes:
     tracer: Tracer | None
     settings: ServeSettings
     follow_log: Callable[[], None]
+    _waiters: Waiters = field(default_factory=lambda: Waiters(_MAX_WAITING, "a change of the memory"), init=False)
 
     def register(self, router: APIRouter) -> None:
         for path, handler, response_model in (
@@ -162,7 +166,7 @@ class PredictRoutes:
             VersionNotOpenError: If the request names a version that is not open.
             QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
             RateLimitError: If the API key exceeds its rate.
-            OverloadError: If the queue is full.
+            OverloadError: If the queue is full, or too many requests wait for a change of the memory.
             DrainingError: If the service stops before the answer is complete.
             ClientDisconnect: If the client disconnects.
         """
@@ -224,18 +228,20 @@ class PredictRoutes:
 
         Raises:
             ProblemError: If it does not know the change in time.
+            OverloadError: If too many requests wait for a change.
         """
         self.follow_log()
         deadline = time.monotonic() + _FOLLOW_SECONDS
-        while predictor.memory.sequence < sequence:
-            if time.monotonic() > deadline:
-                raise ProblemError(
-                    409,
-                    f"min_sequence: expected a change that this replica knows, at most {predictor.memory.sequence}, "
-                    f"found {sequence}; repeat the request later",
-                    "sequence_unknown",
-                )
-            await asyncio.sleep(_CHECK_SECONDS)
+        with self._waiters.one_more():
+            while predictor.memory.sequence < sequence:
+                if time.monotonic() > deadline:
+                    raise ProblemError(
+                        409,
+                        "min_sequence: expected a change that this replica knows, at most "
+                        f"{predictor.memory.sequence}, found {sequence}; repeat the request later",
+                        "sequence_unknown",
+                    )
+                await asyncio.sleep(_CHECK_SECONDS)
 
     async def _look_up_or_compute(self, asked: _Asked, queries: list[str], cache: AnswerCache | None) -> Computed:
         """Take answers from the cache; compute the missing answers and put them into the cache."""

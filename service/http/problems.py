@@ -24,6 +24,7 @@ _STATUSES = {
     409: ("conflict", "Conflict"),
     413: ("too_large", "Too large"),
     415: ("unsupported_encoding", "Unsupported encoding"),
+    421: ("unknown_host", "Unknown host"),
     422: ("invalid_request", "Invalid request"),
     429: ("rate_limited", "Rate limited"),
     500: ("internal", "Internal error"),

@@ -54,7 +54,6 @@ class _StaticFile:
         self._headers = {
             "Content-Type": _MEDIA_TYPES[suffix],
             "Content-Security-Policy": policy,
-            "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             # Browsers ask again each time, so that a page never mixes files of two releases.
             "Cache-Control": "no-cache",

@@ -33,7 +33,7 @@ from recollect.service.addresses import bind, is_loopback
 from recollect.service.errors import ServiceError, SettingsError
 from recollect.service.process.drain import exiting_on_stop_signals
 from recollect.service.serve_settings import ServeSettings, require_consistent
-from recollect.service.settings import SHARED_METRICS, unknown_variables
+from recollect.service.settings import SHARED_METRICS, secrets_in_command_line, unknown_variables
 from recollect.service.telemetry.logs import configure_logs, flush_logs
 from recollect.service.threads import ThreadBudget
 
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 _WORKER_ANSWER_SECONDS = 10
 # Pause of a replaced worker that cannot start, before the supervisor replaces it again.
 _RESTART_SECONDS = 2.0
-# Permissions of a private key that let other users than its owner and its group read it.
+# Permissions of a file that let other users than its owner and its group read it.
 _READABLE_BY_OTHERS = 0o004
 
 
@@ -67,6 +67,10 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
         public = bound or stack.enter_context(bind(settings.host, settings.port))
         if settings.tls_cert and settings.tls_key:
             _require_certificate(settings.tls_cert, settings.tls_key)
+        for path in filter(None, (settings.tls_key, settings.api_keys)):
+            _warn_if_readable_by_others(path)
+        for flag in secrets_in_command_line(settings, sys.argv):
+            log.warning("secret_in_command_line", flag=flag, advice="other users see it in `ps`; set it as a variable")
         for name in unknown_variables(settings):
             log.warning("unknown_environment_variable", name=name)
         ThreadBudget.of(settings.workers, settings.threads).apply()
@@ -224,8 +228,13 @@ def _require_certificate(certificate: Path, key: Path) -> None:
             f"--tls-cert {certificate}, --tls-key {key}: expected a certificate and its private key "
             f"in PEM format, without a password, found: {str(reason).lower().replace('_', ' ')}"
         ) from None
-    if (mode := key.stat().st_mode) & _READABLE_BY_OTHERS:
-        log.warning("tls_key_readable_by_others", path=str(key), mode=f"{mode & 0o777:o}")
+
+
+def _warn_if_readable_by_others(secrets: Path) -> None:
+    """Log if users other than the owner and the group of a file may read it."""
+    with contextlib.suppress(OSError):  # a missing file is an error elsewhere
+        if (mode := secrets.stat().st_mode) & _READABLE_BY_OTHERS:
+            log.warning("secrets_readable_by_others", path=str(secrets), mode=f"{mode & 0o777:o}")
 
 
 def _raise_file_limit() -> None:

@@ -230,7 +230,7 @@ def address(server: Server) -> str:
     return server.url.removeprefix("http://")
 
 
-HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n"
+HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 18\r\n"
 BODY = b'{"query": "bread"}'
 
 

@@ -105,7 +105,8 @@ def test_equal_requests_are_computed_once_and_the_others_are_answered_if_the_fir
 ) -> None:
     body = b'{"query":"slow"}'
     request = (
-        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + body
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"
+        + body
     )
     with serving(store, "--cache-mb", "0", prelude=SLOW, **gates) as server, ThreadPoolExecutor() as pool:
 

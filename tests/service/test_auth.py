@@ -74,6 +74,7 @@ def test_request_over_the_rate_limit_of_its_key_gets_429_with_retry_after(server
         (f"front {FRONT} 5 6\n", "found 4 words"),
         ("front short-secret\n", "line 1: expected a key of 16 characters or more, found 12"),
         (f"front {FRONT}\u00e9\n", "expected a key of ASCII letters, digits and signs"),
+        ("front REPLACE_WITH_A_LONG_RANDOM_KEY 200\n", "line 1: expected a key, found the placeholder of an example"),
         (f"front {FRONT} many\n", "expected queries per second (0 for no limit), found 'many'"),
         (f"front {FRONT} -1\n", "found '-1'"),
         (f"front {FRONT} inf\n", "found 'inf'"),

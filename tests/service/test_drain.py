@@ -103,7 +103,9 @@ def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(s
 def test_client_that_still_sends_its_request_at_the_end_of_the_drain_gets_503(store: Path) -> None:
     with serving(store, "--drain-seconds", "1") as server:
         url = urlsplit(server.url)
-        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        head = (
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        )
         with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_SECONDS) as client:
             client.sendall(head + b"{")
             while server.events("draining") == []:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -62,7 +64,7 @@ def test_head_and_body_of_an_answer_arrive_together(server: Server) -> None:
     with socket.create_connection((url.host, url.port)) as client:
         client.setblocking(False)
         for _ in range(100):
-            client.sendall(b"GET /version HTTP/1.1\r\nHost: server\r\n\r\n")
+            client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
             while True:
                 try:
                     answer = client.recv(1 << 16)
@@ -144,3 +146,35 @@ def test_problem_details_stay_small_if_a_request_has_many_errors(client: httpx.C
     response = client.post("/predict", json={"query": QUERY, **wrong})
     assert len(is_problem(response, 422, "invalid_request")["errors"]) == 10
     assert len(response.content) < 5_000
+
+
+def test_service_without_keys_answers_no_page_of_another_site(client: httpx.Client, server: Server) -> None:
+    """A page of another site can let its own name point to this machine (DNS rebinding)."""
+    port = httpx.URL(server.url).port
+    for path in ("/version", "/labels?search=a", "/", "/metrics", "/openapi.json"):
+        response = client.get(path, headers={"Host": f"attacker.example:{port}"})
+        assert "attacker.example" in is_problem(response, 421, "unknown_host")["detail"], path
+    for host in ("localhost", f"LOCALHOST:{port}", "127.0.0.1", "[::1]:80"):
+        assert client.get("/version", headers={"Host": host}).status_code == 200, host
+    assert client.get("/health/live", headers={"Host": "10.0.0.7"}).status_code == 200
+    assert client.get("/version").headers["x-content-type-options"] == "nosniff"
+
+
+def test_service_answers_the_names_of_allowed_hosts(light_versions: Path) -> None:
+    with serving(light_versions, "--allowed-hosts", "search.example, [::1]") as server:
+        hosts = {"Search.Example:8000": 200, "[::1]:8000": 200, "localhost": 421, "search.example.attacker": 421}
+        found = {host: server.client.get("/version", headers={"Host": host}).status_code for host in hosts}
+        assert found == hosts
+
+
+def test_requests_that_wait_for_a_change_have_a_limit(light_versions: Path) -> None:
+    async def ask(url: str) -> list[int]:
+        async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=300), timeout=60) as client:
+            body = {"query": "bread", "min_sequence": 10**12}
+            answers = await asyncio.gather(*(client.post("/predict", json=body) for _ in range(300)))
+            return [answer.status_code for answer in answers]
+
+    with serving(light_versions) as server:
+        statuses = asyncio.run(ask(server.url))
+        assert set(statuses) == {409, 503}
+        assert server.ask("bread").status_code == 200

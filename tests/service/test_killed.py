@@ -20,7 +20,9 @@ from tests.service.store.servers import WebServer
 from tests.service.stores import add_version, flip_bit, with_changed_files
 from tests.service.test_drain import LONG_DRAIN
 
-HALF_REQUEST = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+HALF_REQUEST = (
+    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+)
 
 
 def connection_to(server: Server) -> socket.socket:

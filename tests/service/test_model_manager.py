@@ -130,7 +130,7 @@ def test_query_is_not_computed_if_its_client_has_disconnected(waiting: Server, t
         until(lambda: "first" in (tmp_path / "queries").read_text())
         with socket.create_connection((host, int(port))) as leaving:
             body = b'{"query": "leaving"}'
-            head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             leaving.sendall(b"POST /predict HTTP/1.1\r\n" + head.encode() + body)
             until(lambda: "recollect_queue_queries 1.0" in client.get("/metrics").text)
         until(lambda: 'recollect_dropped_total{why="gone"} 1.0' in client.get("/metrics").text)

@@ -73,11 +73,16 @@ def test_error_for_files_that_are_no_certificate_or_do_not_belong_together(
         assert "expected a certificate and its private key in PEM format" in error
 
 
-def test_log_warns_that_other_users_can_read_the_key(light_versions: Path, tmp_path: Path) -> None:
-    files = write_certificate(tmp_path)
-    files.key.chmod(0o644)
-    with serving(light_versions, "--poll-seconds", "600", *files.flags()) as server:
-        assert server.events("tls_key_readable_by_others")[0]["path"] == str(files.key)
+def test_log_warns_of_secrets_that_other_users_can_read(light_versions: Path, tmp_path: Path) -> None:
+    files, keys = write_certificate(tmp_path), tmp_path / "keys"
+    keys.write_text("front front-0123456789abcdef\n", encoding="utf-8")
+    for path in (files.key, keys):
+        path.chmod(0o644)
+    flags = ("--api-keys", keys, "--redis-url", "redis://:hunter2-hunter2@127.0.0.1:1", *files.flags())
+    with serving(light_versions, *flags) as server:
+        assert [event["path"] for event in server.events("secrets_readable_by_others")] == [str(files.key), str(keys)]
+        assert [event["flag"] for event in server.events("secret_in_command_line")] == ["--redis-url"]
+        assert "hunter2" not in server.log()
 
 
 @needs_redis
