@@ -30,6 +30,8 @@ MAX_FILTER_LABELS = 100_000
 # Units of the cost of a request: a query with at most so many bytes costs 1. So many retrieved keys, so many returned
 # labels, or so many labels in a filter cost 1 more.
 BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 250, 1_000
+# So many bytes of an answer cost 1 more. Only explanations have so many.
+_ANSWER_BYTES_PER_UNIT = 65_536
 # Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
 _FILTER_COST = 5
@@ -301,6 +303,11 @@ def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
     keys = options.top_b * (2 if options.explain else 1)
     per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
     return texts + len(sizes) * per_query + options.filter_labels // _LABELS_PER_UNIT
+
+
+def answer_cost(size_bytes: int) -> int:
+    """The further cost of a request whose answers have a number of bytes."""
+    return size_bytes // _ANSWER_BYTES_PER_UNIT
 
 
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:

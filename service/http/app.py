@@ -20,13 +20,13 @@ from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.status_routes import StatusRoutes
 from recollect.service.http.version_routes import VersionRoutes
-from recollect.service.options import max_request_cost
+from recollect.service.options import answer_cost, max_request_cost
 from recollect.service.playground.pages import FactsRoute, add_docs, add_playground
 from recollect.service.redis_client import RedisClient
 from recollect.service.reloaded_file import ReloadedFile
 from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.answer_cache import AnswerCache
-from recollect.service.serving.batcher import Batcher
+from recollect.service.serving.batcher import MAX_ANSWER_BYTES, Batcher
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import open_tracer
@@ -61,7 +61,7 @@ def create_app(
     """
     tracer = open_tracer()
     cache = AnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics, redis) if settings.cache_mb else None
-    max_cost = max_request_cost(settings.max_batch, settings.max_query_bytes)
+    max_cost = max_request_cost(settings.max_batch, settings.max_query_bytes) + answer_cost(MAX_ANSWER_BYTES)
     rate_limits = RateLimits(settings.max_batch, max_cost, settings.workers, redis, metrics)
     versions = model_manager.versions
 

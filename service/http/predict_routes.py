@@ -28,7 +28,14 @@ from recollect.service.http.schemas import (
     PredictRequest,
     PredictResponse,
 )
-from recollect.service.options import AnswerOptions, checked_options, chosen_options, request_cost, require_explainable
+from recollect.service.options import (
+    AnswerOptions,
+    answer_cost,
+    checked_options,
+    chosen_options,
+    request_cost,
+    require_explainable,
+)
 from recollect.service.predictor.answers import Answer
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.serve_settings import ServeSettings
@@ -187,6 +194,7 @@ class PredictRoutes:
                         await self._wait_for(min_sequence, predictor)
                 asked = _Asked(lease, options, cost, request, deadline)
                 found = await self._look_up_or_compute(asked, queries, self.cache if use_cache else None)
+                await self.rate_limits.add(request.scope.get("api_key"), answer_cost(sum(map(len, found.json))))
             except ClientDisconnect:
                 self.metrics.dropped.labels("gone").inc()
                 raise

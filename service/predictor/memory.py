@@ -29,6 +29,9 @@ from recollect.service.ranking.candidates import LabelFacts
 from recollect.service.ranking.ranker import Ranker
 from recollect.service.settings import Device
 
+# Longest text of a term of a score, in characters. An explanation repeats the text of a key for each label.
+_MOST_CHARACTERS = 500
+
 
 @dataclass(frozen=True, eq=False)
 class Memory:
@@ -81,17 +84,17 @@ class Memory:
         """Sequence number of the last entry that the memory knows; 0 if it knows none."""
         return self.snapshot.sequence
 
-    def reason(self, key: int, share: float, by: str | None) -> Reason:
-        """Describe a term of a score: a key, its share, and "words" if the key was found by words."""
+    def describe(self, key: int) -> tuple[str, str, str]:
+        """Kind, uid and text of a key, for the terms of a score."""
         instances, label = self.snapshot.instances, key - self.values.instances
         if label < 0:
-            return Reason("instance", instances.uids[key], instances.texts[key], share, by)
-        return Reason("label", self.labels.uids[label], self.labels.texts[label], share, by)
+            return "instance", instances.uids[key], _cut(instances.texts[key])
+        return "label", self.labels.uids[label], _cut(self.labels.texts[label])
 
     def correction(self, row: int, share: float) -> Reason:
         """Describe a correction, which is a negative term of a score."""
         corrections = self.snapshot.corrections.rows
-        return Reason("correction", corrections.uids[row], corrections.texts[row], share)
+        return Reason("correction", corrections.uids[row], _cut(corrections.texts[row]), share)
 
 
 class LiveMemory:
@@ -128,6 +131,11 @@ class LiveMemory:
             snapshot = self._builder.apply(entries)
             self._digest = self._digest if digest is None else digest
             return Memory.of(snapshot, self._searcher, self._ranker, self._digest)
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text, with an ellipsis if the rest is missing."""
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _live_keys(mapped: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> Keys:

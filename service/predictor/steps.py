@@ -30,8 +30,8 @@ from recollect.service.predictor.searcher import Neighbours
 from recollect.service.ranking.candidates import Found
 from recollect.service.ranking.ranker import RankedCandidates
 
-# Maximum number of votes that the explanation of an answer with a filter lists.
-MOST_TERMS = 16_384
+# Maximum number of votes that the explanation of an answer lists.
+MOST_TERMS = 8_192
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class RankedLabels:
         weighted: The keys that voted.
         corrections: The corrections that lowered scores, by their query and label, and their shares; each is negative.
         candidates: The ranker's candidates; None if the ranker did not order the labels.
-        filtered: Whether a filter applied.
     """
 
     ranking: Ranking
@@ -54,28 +53,31 @@ class RankedLabels:
     weighted: WeightedKeys
     corrections: dict[tuple[int, int], tuple[int, float]]
     candidates: RankedCandidates | None
-    filtered: bool
 
     def reasons(self, query: int, labels: Sequence[int]) -> list[list[Reason]]:
         """The terms of the scores of some labels of a query, the greatest share first.
 
         Raises:
-            QueryError: If a filter applied, and too many keys vote for the labels.
+            QueryError: If too many keys vote for the labels.
         """
         memory, weighted = self.memory, self.weighted
         places, columns = weighted.voters(query, np.array(labels, dtype=np.int64), memory.values)
-        if self.filtered and len(places) > MOST_TERMS:
+        if len(places) > MOST_TERMS:
             raise QueryError(
-                f"explain: expected at most {MOST_TERMS:,} keys that vote for the labels found, found {len(places):,}; "
+                f"explain: expected at most {MOST_TERMS:,} votes of keys for the labels found, found {len(places):,}; "
                 "set a smaller top_k, or set explain to false"
             )
         keys, weights = weighted.keys[query, columns], weighted.weights[query, columns]
         shares = np.where(keys < memory.values.instances, self.lambda_, 1 - self.lambda_) * weights
         first_word = weighted.keys.shape[1] - weighted.by_words
         terms: list[list[Reason]] = [[] for _ in labels]
+        described = dict[int, tuple[str, str, str]]()
         for vote in np.argsort(-shares, kind="stable").tolist():
             by = "words" if columns[vote] >= first_word else None
-            terms[places[vote]].append(memory.reason(int(keys[vote]), float(shares[vote]), by))
+            key = int(keys[vote])
+            if key not in described:  # its votes for several labels share the strings
+                described[key] = memory.describe(key)
+            terms[places[vote]].append(Reason(*described[key], float(shares[vote]), by))
         for label, reasons in zip(labels, terms, strict=True):
             if (query, label) in self.corrections:
                 reasons.append(memory.correction(*self.corrections[query, label]))
@@ -152,7 +154,7 @@ def rank_labels(
     most = max(options.top_k + 1, MOST_ASSIGNED if options.assign else 0)
     ranking = scores.best(most) if ranker is None or candidates is None else ranker.reorder(scores, candidates, most)
     watch.lap("combine")
-    return RankedLabels(ranking, memory, lambda_, weighted, corrections, candidates, label_filter is not None)
+    return RankedLabels(ranking, memory, lambda_, weighted, corrections, candidates)
 
 
 def _correct(scores: Ranking, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
-from recollect.service.errors import OverloadError
+from recollect.service.errors import OverloadError, QueryError
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.answers import Answer
 from recollect.service.telemetry.metrics import Metrics
@@ -34,6 +34,8 @@ from recollect.service.versions.open_versions import Lease
 
 # Equal requests with more labels in their filters are computed separately, because comparing them takes long.
 _MAX_COMPARED_LABELS = 1_000
+# Maximum size of the answers to a request, in bytes of JSON. Only long explanations reach it.
+MAX_ANSWER_BYTES = 16 << 20
 
 
 class _AbandonedError(Exception):
@@ -313,9 +315,13 @@ class Batcher:
             found = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs], begin_block)
             results: list[Computed | Exception] = []
             for job, answers in zip(jobs, found, strict=True):
-                json = [to_json(answer.to_dict()) for answer in answers.answers]
                 milliseconds = {"queue": 1e3 * (started - job.submitted), **answers.milliseconds}
                 self._metrics.count_stages({"queue": milliseconds["queue"]})
+                try:
+                    json = _serialise(answers.answers)
+                except QueryError as error:
+                    results.append(error)
+                    continue
                 results.append(Computed(json, answers.answers, milliseconds, answers.sequence))
             self._metrics.count_stages(found[0].milliseconds)
             return results
@@ -323,3 +329,21 @@ class Batcher:
             if len(jobs) > 1 and not isinstance(error, _AbandonedError):
                 return [result for job in jobs for result in self._compute([job], begin_block)]
             return [error if isinstance(error, Exception) else RuntimeError(repr(error))] * len(jobs)
+
+
+def _serialise(answers: Sequence[Answer]) -> list[bytes]:
+    """The answers to a request as JSON objects.
+
+    Raises:
+        QueryError: If they have too many bytes.
+    """
+    json, size = list[bytes](), 0
+    for answer in answers:
+        json.append(to_json(answer.to_dict()))
+        size += len(json[-1])
+        if size > MAX_ANSWER_BYTES:
+            raise QueryError(
+                f"explain: expected an answer of at most {MAX_ANSWER_BYTES:,} bytes, found a larger one; set a smaller "
+                "top_k, send fewer queries, or set explain to false"
+            )
+    return json

@@ -32,7 +32,7 @@ local theoretical = math.max(tonumber(redis.call('GET', KEYS[1]) or now), now)
 if theoretical > now + most * interval + 1e-5 then theoretical = now end
 local wait = theoretical + (math.min(cost, burst) - burst) * interval - now
 if wait - paid * interval > 1e-5 then return tostring(wait) end
-theoretical = theoretical + (cost - paid) * interval
+theoretical = math.min(theoretical + (cost - paid) * interval, now + most * interval)
 redis.call('SET', KEYS[1], string.format('%.6f', theoretical), 'PX', math.ceil(1e3 * (theoretical - now)) + 1)
 return '0'
 """
@@ -40,6 +40,8 @@ return '0'
 
 # Shorter waits are rounding errors of floating-point times. The script above uses the same value.
 _ROUNDING_SECONDS = 1e-5
+# A burst for which a key never waits.
+_ANY_COST = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -88,27 +90,38 @@ class RateLimits:
                 wait,
             )
 
-    async def wait_seconds(self, quota: Quota, cost: int, paid: int = 0) -> float:
+    async def add(self, quota: Quota | None, cost: int) -> None:
+        """Count a cost that is known after the answer. It refuses nothing, but later requests wait for it."""
+        if quota is not None and cost:
+            await self.wait_seconds(quota, cost, burst=_ANY_COST)
+
+    async def wait_seconds(self, quota: Quota, cost: int, paid: int = 0, burst: int = 0) -> float:
         """Count the cost of a request, without the part that is paid already, and return 0.
 
         If the request exceeds the rate, count nothing and return the seconds to wait.
+
+        Args:
+            quota: The limit.
+            cost: The whole cost of the request.
+            paid: The part of the cost that is counted already.
+            burst: The cost that may arrive at once; 0 means the usual one.
         """
         if not quota.rate:
             return 0.0
         if self._redis:
-            burst = self._burst(quota.rate)
-            name = self._redis.key("rate", quota.name)
-            arguments = 1 / quota.rate, burst, self._most(burst), cost, paid
+            usual, name = self._burst(quota.rate), self._redis.key("rate", quota.name)
+            arguments = 1 / quota.rate, burst or usual, self._most(usual), cost, paid
             try:
                 return float(await self._redis.execute_async(lambda client: client.eval(_TAKE, 1, name, *arguments)))
             except RedisError:
                 pass
         rate, now = quota.rate / self._workers, time.monotonic()
-        theoretical, burst = max(self._theoretical.get(quota.name, now), now), self._burst(rate)
+        theoretical, usual = max(self._theoretical.get(quota.name, now), now), self._burst(rate)
+        burst = burst or usual
         wait = theoretical + (min(cost, burst) - burst) / rate - now
         if wait - paid / rate > _ROUNDING_SECONDS:
             return wait
-        self._theoretical[quota.name] = theoretical + (cost - paid) / rate
+        self._theoretical[quota.name] = min(theoretical + (cost - paid) / rate, now + self._most(usual) / rate)
         return 0.0
 
     def _burst(self, rate: float) -> int:

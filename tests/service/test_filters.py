@@ -208,7 +208,6 @@ def test_label_with_one_distant_voter_is_found_together_with_a_frequent_label(
     assert not answer.exhausted
 
 
-def test_explanation_with_too_many_terms_is_refused(far: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.service.predictor.steps.MOST_TERMS", 11_000)
-    with pytest.raises(QueryError, match=r"explain: expected at most 11,000 .*, found 12,00[0-9]; set a smaller top_k"):
+def test_explanation_with_too_many_terms_is_refused(far: Predictor) -> None:
+    with pytest.raises(QueryError, match=r"explain: expected at most 8,192 .*, found 12,00[0-9]; set a smaller top_k"):
         ask(far, lambda_=1.0, allow=uids([0, 1]), top_k=2, explain=True)

@@ -222,3 +222,37 @@ def test_labels_that_a_change_creates_and_corrections_are_live_keys(light_versio
             assert client.delete(f"/memory/labels/{label}").status_code == 200
         assert client.get("/version").json()["compaction_recommended"] is True
         until(lambda: len(server.events("compaction_recommended")) == 1)
+
+
+def test_explanation_of_a_long_text_with_many_labels_is_short_and_paid_for(
+    light_versions: Path, tmp_path: Path
+) -> None:
+    store, keys = copy_store(light_versions, tmp_path / "store"), f"writer {WRITER} write\nreader {READER} 1\n"
+    with serving(store, "--writable", "--max-batch", "4", keys=keys, key=WRITER) as server:
+        labels = [f"label {nth}" for nth in range(900)]
+        row = {"uid": "long", "text": "zebra pancake " * 10_000, "labels": labels, "weight": 1e6}
+        body = {"instances": [row], "create_labels": True}
+        server.client.post("/memory/instances", json=body).raise_for_status()
+        query = {"query": "zebra pancake", "top_b": 5, "top_k": 1_000, "explain": True}
+        answer = server.client.post("/predict", json=query)
+        texts = {reason["text"] for label in answer.json()["labels"] for reason in label["because"]}
+        assert max(map(len, texts)) == 501
+        assert next(text for text in texts if len(text) == 501) == row["text"][:500] + "…"
+        assert len(answer.content) < 2_000_000
+        reader = {"X-API-Key": READER}
+        assert server.client.post("/predict", json=query, headers=reader).status_code == 200
+        refused = server.client.post("/predict", json={"query": "x"}, headers=reader)
+        assert int(refused.headers["retry-after"]) > len(answer.content) // 65_536
+
+
+def test_answer_over_the_limit_of_bytes_is_refused(light_versions: Path, tmp_path: Path) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    with serving(store, "--writable", keys=f"writer {WRITER} write\n", key=WRITER) as server:
+        labels = [f"label {nth}" for nth in range(900)]
+        plugs = "\N{ELECTRIC PLUG}" * 500  # 4 bytes each
+        rows = [{"uid": f"{nth} {plugs[:240]}", "text": f"zebra {nth} {plugs}", "labels": labels} for nth in range(8)]
+        server.client.post("/memory/instances", json={"instances": rows, "create_labels": True}).raise_for_status()
+        query = {"query": "zebra", "top_b": 8, "top_k": 1_000, "lambda": 1, "explain": True}
+        problem = is_problem(server.client.post("/predict", json=query), 422, "invalid_request")
+        assert problem["detail"].startswith("explain: expected")
+        assert server.client.post("/predict", json=query | {"explain": False}).status_code == 200
