@@ -179,7 +179,7 @@ class MemoryRoutes:
                 path,
                 removal,
                 methods=["DELETE"],
-                responses=documented(401, 403, 404, 429, 503),
+                responses=documented(401, 403, 404, 422, 429, 503),
                 openapi_extra={"parameters": [_KEY_PARAMETER]},
             )
         router.add_api_route("/memory", self.status, responses=documented(401, 503))

@@ -158,10 +158,10 @@ class SnapshotBuilder:
         found = [self._position(uid) for uid in put.labels]
         positions = np.unique([position for position in found if position is not None]).astype(np.int32)
         self._skipped += None in found
-        if not len(positions):
-            return
         if (old := self._instances.find(put.uid)) is not None:
             self._remove_instance(old)
+        if not len(positions):
+            return
         self._instances.add(put.uid, put.text, put.vector, len(self._instances))
         self._votes.append(positions)
         self._log_counts.append(math.log(put.weight))
@@ -220,11 +220,11 @@ class SnapshotBuilder:
         self._gone[1].append(row)
 
     def _put_correction(self, put: PutCorrection) -> None:
+        if (old := self._corrections.find(put.uid)) is not None:
+            self._corrections.remove(old)
         if (position := self._position(put.label)) is None:
             self._skipped += 1
             return
-        if (old := self._corrections.find(put.uid)) is not None:
-            self._corrections.remove(old)
         self._corrections.add(put.uid, put.query, put.vector, position)
 
     def _position(self, uid: str) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recollect.service.memory.entries import PutInstance, PutLabel, Remove
+from recollect.service.memory.entries import PutCorrection, PutInstance, PutLabel, Remove
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor import filters
 from recollect.service.predictor.answers import Stopwatch
@@ -167,3 +167,21 @@ def test_entries_with_unknown_labels_are_skipped_and_counted(open_tables: Open) 
     )
     memory = live.memory.snapshot
     assert (memory.skipped, memory.instance("a"), memory.instance("b")) == (2, None, 150)
+
+
+def test_skipped_entry_removes_the_row_that_it_replaces(open_tables: Open) -> None:
+    rng = np.random.default_rng(12)
+    live = open_tables(random_tables(rng))
+    vectors = random_vectors(rng, 3)
+    live.apply(
+        logged([PutCorrection("c", "query", "label 1", vectors[0]), PutInstance("a", "a", ["label 1"], vectors[1])])
+    )
+    entries = [
+        PutCorrection("c", "query", "gone", vectors[0]),
+        PutInstance("a", "a", ["gone"], vectors[1]),
+        PutInstance("instance 3", "of the bundle", ["gone"], vectors[2]),
+    ]
+    live.apply(logged([Remove("label", "none"), Remove("label", "none"), *entries])[2:])
+    memory = live.memory.snapshot
+    assert (memory.skipped, memory.corrections.rows.present) == (3, 0)
+    assert (memory.instance("a"), memory.instance("instance 3")) == (None, None)
