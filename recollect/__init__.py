@@ -63,7 +63,7 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
     bundle_cache: str | Path | None = None,
     threads: int = 1,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
-    live: Literal["off", "read", "write"] = "read",
+    live: Literal["off", "read", "write"] | None = None,
 ) -> Model:
     """Open a version of a bundle store, to answer queries in this process.
 
@@ -77,7 +77,8 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
         threads: Threads for each call of `predict`; 0 means one for each core.
         device: Device that encodes and searches.
         live: `read`: the model has the live entries of the store. `write`: its own changes are also written to the
-            store. `off`: it has the bundle alone.
+            store. `off`: it has the bundle alone. None means `read`, or `off` with `verify_key`, because no signature
+            covers live entries.
     """
     given = {"store": store, "verify_key": verify_key, "bundle_cache": bundle_cache}
     with require_extra("serve"):

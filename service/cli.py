@@ -57,7 +57,7 @@ def _predict_one(settings: PredictSettings) -> None:
         raise SettingsError("expected a text, or --input; see `recollect predict --help`")
     if settings.output is not None:
         raise SettingsError("--output: expected --input, or - for the lines of standard input, found one query")
-    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache)
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache, live=settings.live)
     options = chosen_options(settings)
     (answer,) = model.answer([settings.text], **options)
     for message in describe_unknown(model.resolve(**options), model.predictor.memory.labels):

@@ -10,9 +10,11 @@ from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.service.options import with_options
 from recollect.service.settings import (
+    LIVE_HELP,
     EngineSettings,
     FileLocation,
     InputFormat,
+    LiveEntries,
     Location,
     RedisSettings,
     ServiceSettings,
@@ -27,6 +29,7 @@ class _QuerySettings(ServiceSettings, cli_implicit_flags=True):
         None, description="Text of the query; - means all lines of standard input"
     )
     version: str = Field("current", description="Version to use")
+    live: LiveEntries | None = Field(None, description=LIVE_HELP)
 
 
 class PredictSettings(_QuerySettings):

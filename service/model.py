@@ -40,7 +40,7 @@ from recollect.service.options import (
 from recollect.service.predictor.answers import Answer, ScoredLabel
 from recollect.service.predictor.changing import change
 from recollect.service.predictor.predictor import Predictor
-from recollect.service.settings import Device, EngineSettings
+from recollect.service.settings import Device, EngineSettings, default_live
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 
@@ -55,7 +55,7 @@ def open_model(
     bundle_cache: Path | None = None,
     threads: int = 1,
     device: Device = "cpu",
-    live: Live = "read",
+    live: Live | None = None,
     engine: EngineSettings | None = None,
 ) -> Model:
     """Open a version of a store.
@@ -71,7 +71,8 @@ def open_model(
         device: Device for encoding and searching.
         live: The live entries of the store. `read`: the model has them, and its own changes stay in this process.
             `write`: its changes are written to the log of the store, so that they last, and all replicas get them.
-            `off`: the model has the memory of the bundle alone.
+            `off`: the model has the memory of the bundle alone. None means `read`, or `off` with `verify_key`, because
+            no signature covers live entries.
         engine: The connection to Milvus, for a version whose keys are there; None means that of the environment
             variables.
 
@@ -88,6 +89,7 @@ def open_model(
         raise SettingsError(f"threads: expected 0 or more, found {threads}")
     if device not in get_args(Device):
         raise SettingsError(f"device: expected one of {', '.join(get_args(Device))}; found {device!r}")
+    live = live or default_live(verify_key)
     if live not in get_args(Live):
         raise SettingsError(f"live: expected one of {', '.join(get_args(Live))}; found {live!r}")
     opened = Store(store, verify_key, bundle_cache)

@@ -11,7 +11,7 @@ from pydantic_settings import CliImplicitFlag
 
 from recollect.service.addresses import is_loopback
 from recollect.service.errors import SettingsError
-from recollect.service.settings import Device, EngineSettings, RedisSettings
+from recollect.service.settings import LIVE_HELP, Device, EngineSettings, LiveEntries, RedisSettings, default_live
 
 Access = Literal["public", "key", "off"]
 
@@ -123,6 +123,7 @@ class ServeSettings(RedisSettings, EngineSettings):
     writable: CliImplicitFlag[bool] = Field(
         False, description="Let API keys with the scope write change the memory; needs --api-keys"
     )
+    live: LiveEntries | None = Field(None, description=f"{LIVE_HELP}; --writable reads them")
     delta_keys: int = Field(
         50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
     )
@@ -140,6 +141,11 @@ class ServeSettings(RedisSettings, EngineSettings):
         "min_probability",
     )
     access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
+
+    @property
+    def reads_live_entries(self) -> bool:
+        """Whether the answers use the live entries of the store."""
+        return self.writable or (self.live or default_live(self.verify_key)) == "read"
 
     @property
     def host_names(self) -> frozenset[str] | None:
@@ -175,6 +181,8 @@ def require_consistent(settings: ServeSettings) -> None:
             "--writable: needs --api-keys, which is not set, because a change needs a key with `write`; write a file "
             "with the line `NAME KEY write`, with a KEY from `openssl rand -hex 24`, and name the file with --api-keys"
         )
+    if settings.writable and settings.live == "off":
+        raise SettingsError("--live off: expected --live read with --writable, because a change is a live entry")
     if settings.hang_seconds <= settings.max_seconds:
         raise SettingsError(
             f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a request may "

@@ -156,6 +156,19 @@ class ServiceSettings(Settings):
     )
 
 
+# The use of the live entries of a store by a program that does not write them.
+LiveEntries = Literal["off", "read"]
+LIVE_HELP = (
+    "Live entries of the store: read, or off for the memory of the bundle alone (default: read; with --verify-key off, "
+    "because no signature covers live entries)"
+)
+
+
+def default_live(verify_key: Path | None) -> LiveEntries:
+    """The use of live entries that nobody chose: a program that asks for signatures uses nothing unsigned."""
+    return "read" if verify_key is None else "off"
+
+
 class RedisSettings(ServiceSettings):
     """Settings of a bundle store, and of the Redis server that its replicas share."""
 

@@ -68,12 +68,16 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         settings.hang_seconds,
     )
     reports = reports_of(store, redis)
-    model_manager = ModelManager(
-        Opener(store, _THREADS_PER_BATCH, settings.device, settings.workers, settings, metrics.count_engine_call),
-        reports,
-        metrics,
-        settings.poll_seconds,
+    opener = Opener(
+        store,
+        _THREADS_PER_BATCH,
+        settings.device,
+        settings.workers,
+        settings,
+        metrics.count_engine_call,
+        settings.reads_live_entries,
     )
+    model_manager = ModelManager(opener, reports, metrics, settings.poll_seconds)
     key_files = [file for file in (api_keys, store.verify_keys) if file is not None]
 
     @contextlib.asynccontextmanager

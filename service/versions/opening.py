@@ -93,6 +93,7 @@ class Opener:
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
         engine: The connection to Milvus; None means that of the environment variables.
         observer: Gets the calls of Milvus.
+        reads_live_entries: Whether the versions use the live entries of the store.
     """
 
     store: Store
@@ -101,6 +102,7 @@ class Opener:
     workers: int = 1
     engine: EngineSettings | None = None
     observer: Observer | None = None
+    reads_live_entries: bool = True
 
     def open(
         self,
@@ -134,7 +136,8 @@ class Opener:
             predictor.milvus.observer = self.observer
         try:
             check_golden(predictor, pause)
-            predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode))
+            if self.reads_live_entries:
+                predictor.follow(MemoryLog.of(self.store, predictor.manifest, predictor.encode))
         except BaseException:
             predictor.close()
             raise

@@ -18,8 +18,11 @@ from recollect.service.bundle.signing import read_signing_key, read_verify_keys,
 from recollect.service.errors import BundleError, KeyFileError
 from recollect.service.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
-from tests.processes import Server, copy_store, serving
+from tests.processes import Server, copy_store, run_json, serving
 from tests.service.stores import add_version, answers_with, light_encoder, make_first
+
+# Only label keys vote.
+VOTES: dict[str, Any] = {"lambda": 0, "order": "score", "top_k": 1}
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +229,42 @@ def test_server_refuses_an_unsigned_version_and_keeps_the_old_one(store: Path, k
         Store(store).activate("v2")
         assert server.wait_for("bundle_swapped")["version"] == "v2"
         assert answers(server) == ("v2", 2)
+
+
+def test_live_entries_change_no_answer_of_a_program_that_asks_for_signatures(
+    light_versions: Path, tmp_path: Path, keys: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    sign(store / "bundles" / "v3", keys)
+    text = "How whales sleep in the ocean"
+    recollect.open(store, live="write").add(labels=[{"uid": "Whales", "text": text}])
+    cache = tmp_path / "cache"
+
+    def served(*flags: object) -> list[str]:
+        with serving(store, "--bundle-cache", cache, *flags) as server:
+            return server.uids(text, **VOTES)
+
+    def predicted(*flags: object) -> list[str]:
+        options = ("--lambda", 0, "--order", "score", "--top-k", 1)
+        found = run_json("predict", "--store", store, "--bundle-cache", cache, *options, *flags, text)
+        return [label["uid"] for label in found["labels"]]
+
+    def opened(**options: Any) -> list[str]:
+        model = recollect.open(store, bundle_cache=cache, **options)
+        return [label.uid for label in model.predict(text, lambda_=0, order="score", top_k=1)]
+
+    signed = ("--verify-key", keys.public)
+    for ask in (served, predicted):
+        assert ask() == ["Whales"]
+        assert ask("--live", "off") != ["Whales"]
+        assert ask(*signed) != ["Whales"]
+        assert ask(*signed, "--live", "read") == ["Whales"]
+    assert opened(verify_key=keys.public) != ["Whales"]
+    assert opened(verify_key=keys.public, live="read") == ["Whales"]
+    key_file = tmp_path / "api-keys"
+    key_file.write_text("writer writer-0123456789abcdef write\n", encoding="utf-8")
+    writable = ("--writable", "--api-keys", key_file)
+    with serving(store, "--bundle-cache", cache, *signed, *writable, key="writer-0123456789abcdef") as server:
+        assert server.uids(text, **VOTES) == ["Whales"]
+    assert run("serve", "--store", store, *writable, "--live", "off") == 2
+    assert "--live off: expected --live read with --writable" in capsys.readouterr().err
