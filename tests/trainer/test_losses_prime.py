@@ -105,6 +105,18 @@ def test_sum_of_triplets_and_its_gradient_equal_the_formula(pool: Pool, margin: 
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@every_pool
+def test_loss_of_several_positives_is_the_expected_loss_of_one_drawn_positive(pool: Pool) -> None:
+    """PRIME's code draws one of a query's true labels in the pool at each step, all with equal probability."""
+    pool = cosines(pool)
+    drawn = []
+    for row, positives in enumerate(pool.relevant):
+        one_each = torch.diag(positives)[positives]
+        terms = [triplet(pool._replace(positives=one.expand_as(pool.relevant)))[row] for one in one_each]
+        drawn.append(average(terms, pool.labels))
+    torch.testing.assert_close(triplet(pool._replace(positives=pool.relevant)), torch.stack(drawn))
+
+
 @pytest.mark.parametrize(
     ("loss", "written"),
     [(triplet, written_triplet), (regulariser, written_regulariser)],

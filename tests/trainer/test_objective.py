@@ -225,6 +225,14 @@ def test_gradient_of_any_method_is_correct_with_any_positives_and_any_pool(
     assert_same(problem.backward(batch), problem.directly(batch))
 
 
+@pytest.mark.parametrize("method", ["prime", "unidec", "supcon"])
+def test_query_moves_closer_to_each_of_its_labels_in_the_pool_whichever_query_they_were_drawn_for(method: str) -> None:
+    problem = Problem(method, dense=0.4)
+    batch = problem.batch(positives=1)
+    assert len(batch.relevant.query) > 2 * len(batch.positives.query)
+    assert_same(problem.backward(batch), problem.backward(dataclasses.replace(batch, positives=batch.relevant)))
+
+
 @every_method
 @pytest.mark.parametrize("scores", [1, 150])
 def test_loss_and_gradient_do_not_depend_on_the_block_size(

@@ -130,6 +130,7 @@ METHOD = Method(
     hard_negatives=0,
     positives=3,
     positive_sampling="propensity",
+    pulls_pool=True,
     temperature=None,
     clusters="growing",
     label_inputs="text",  # the centroid in a prototype already contains the instances
