@@ -194,7 +194,7 @@ class Recipe:
             table_learning_rate=settings.table_learning_rate or table_factor * rate,
             temperature=settings.tau(method.temperature),
             hard_negatives=method.mined(settings.hard_negatives),
-            mine_every=settings.mine_every or per_epoch,
+            mine_every=settings.mine_every or settings.mine_every_epochs * per_epoch,
             mine_search=_mine_search(instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
             label_inputs=(settings.label_inputs or method.label_inputs) if train != "full" else "text",
@@ -217,14 +217,9 @@ class Recipe:
     def mines(self) -> bool:
         return bool(self.hard_negatives)
 
-    def mines_at(self, step: int, mined: bool) -> bool:
-        """Return whether negatives are mined before a step.
-
-        Args:
-            step: The step.
-            mined: Whether negatives were mined before.
-        """
-        return self.mines and step >= self.mine_from and (not mined or step % self.mine_every == 0)
+    def mines_at(self, step: int) -> bool:
+        """Return whether negatives are mined before a step."""
+        return self.mines and step >= self.mine_from and (step - self.mine_from) % self.mine_every == 0
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.

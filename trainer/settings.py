@@ -205,7 +205,9 @@ class SharedTrainSettings(TrainingInputs):
         description="part of the training in which the learning rate rises: a share of the steps (below 1), or steps",
     )
     weight_decay: float = Field(
-        0.01, ge=0, description="weight decay of matrices; tables of vectors, norms and biases have none"
+        0.01,
+        ge=0,
+        description="weight decay of matrices; norms, biases, and tables of tokens or free vectors have none",
     )
     clip_norm: float = Field(
         1, ge=0, description="maximum length of the gradient, to which longer ones are cut; 0: any"
@@ -234,7 +236,10 @@ class SharedTrainSettings(TrainingInputs):
         "(all for dexml, softtopk, bce and ova)",
     )
     mine_from: int = Field(0, ge=0, description="first epoch with hard negatives")
-    mine_every: int = Field(0, ge=0, description="steps between two minings of hard negatives; 0: one epoch")
+    mine_every: int = Field(
+        0, ge=0, description="steps between two minings of hard negatives; 0: --mine-every-epochs decides"
+    )
+    mine_every_epochs: int = Field(1, ge=1, description="epochs between two minings of hard negatives")
     mine_top: int = Field(
         50, ge=1, description="number of nearest labels of an instance from which its negatives are drawn"
     )

@@ -126,9 +126,9 @@ def _contradictions_with_best(settings: TrainSettings) -> Iterator[str]:
 def _contradictions_without_normalisation(settings: TrainSettings) -> Iterator[str]:
     """Yield a message for each part of a training that needs unit vectors."""
     method, flag = METHODS[settings.method], "--no-normalise"
-    if settings.trained != "full" or settings.epochs == 0:
-        found = "--epochs 0" if settings.epochs == 0 else _trained_flag(settings)
-        yield f"{flag}: expected --train full, because an adapter makes unit vectors, found {found}"
+    if settings.trained != "full" and settings.epochs != 0:
+        found = _trained_flag(settings)
+        yield f"{flag}: expected --train full or --epochs 0, because an adapter makes unit vectors, found {found}"
     if method.head is not None:
         yield f"{flag}: expected a method without a head, such as dexml, found --method {settings.method}"
     if settings.clusters or (settings.clusters is None and method.clusters != "none"):
@@ -160,7 +160,15 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
         )
     if not method.mined(settings.hard_negatives):
         yield from _ignored(
-            settings, ("mine_from", "mine_every", "mine_top"), "hard_negatives", "hard negatives to mine"
+            settings,
+            ("mine_from", "mine_every", "mine_every_epochs", "mine_top"),
+            "hard_negatives",
+            "hard negatives to mine",
+        )
+    elif "mine_every_epochs" in given and settings.mine_every:
+        yield (
+            f"--mine-every-epochs: expected no --mine-every, found --mine-every {settings.mine_every}; omit one of the "
+            "two flags, or set --mine-every 0 for a preset"
         )
 
 

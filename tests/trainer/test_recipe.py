@@ -73,13 +73,9 @@ def test_first_limit_counts_if_epochs_and_steps_are_given_and_steps_alone_decide
 
 
 def test_negatives_are_mined_from_the_given_epoch_and_then_in_the_given_rhythm() -> None:
-    found = recipe(instances=100, batch_size=10, epochs=6, mine_from=2, mine_every=8)
-    mined, steps = False, []
-    for step in range(found.steps):
-        if found.mines_at(step, mined):
-            mined = True
-            steps.append(step)
-    assert steps == [20, 24, 32, 40, 48, 56]
+    for given, expected in (({"mine_every": 8}, [20, 28, 36, 44, 52]), ({"mine_every_epochs": 3}, [20, 50])):
+        found = recipe(instances=100, batch_size=10, epochs=6, mine_from=2, **given)
+        assert [step for step in range(found.steps) if found.mines_at(step)] == expected
 
 
 def test_tf32_is_refused_on_a_cpu() -> None:

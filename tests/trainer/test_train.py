@@ -18,19 +18,24 @@ import recollect
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.tokens import TokenTable
+from recollect.trainer.encoding.tokens import TokenTable, VectorTable
 from recollect.trainer.heads.adapter import Adapter
+from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from recollect.trainer.heads.prototypes import Prototypes
 from recollect.trainer.memory.memory import DEFAULTS, open_memory
 from recollect.trainer.metrics import propensity_weights
+from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.recipe import Recipe
+from recollect.trainer.sharded import Sharded
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training import run_log
 from recollect.trainer.training import train as loop
+from recollect.trainer.training.clustering import balanced_clusters
+from recollect.trainer.training.negatives import mine
 from recollect.trainer.training.validation import Validation
 from tests.trainer.conftest import load
-from tests.trainer.helpers import files, label_sets
+from tests.trainer.helpers import files, label_sets, random_units
 from tests.trainer.runs import LEFT, Train, metrics, results, texts, training, weights
 
 INSTANCES, STEPS_PER_EPOCH = 60, 6
@@ -307,6 +312,37 @@ class TestOptimizer:
             for factor, decay in self.groups(model, method="prime", train="full", weight_decay=0.05, **rates).values()
         }
         assert found == {(1, 0), (1, 0.05), (5, 0), (5, 0.05), (3, 0)}
+
+    def test_table_with_a_vector_for_each_label_has_weight_decay(self) -> None:
+        model = VectorDualEncoder(3, head=Classifier(3, 5))
+        assert isinstance(model.head, Classifier)
+        groups = self.groups(model, method="unidec", train="full", weight_decay=0.05)
+        assert groups[id(model.head.weights)] == (10, 0.05)
+
+
+def test_unidec_mines_and_clusters_by_its_dual_encoder_alone(tmp_path: Path) -> None:
+    rng, count = np.random.default_rng(3), 40
+    instances, labels = random_units(rng, count), random_units(rng, count)
+    sets, nothing = label_sets([{row} for row in range(count)]), label_sets([set()] * count)
+    texts = VectorTable(torch.from_numpy(instances)), VectorTable(torch.from_numpy(labels), "labels")
+    validation = Validation(np.zeros(count, dtype=bool), sets, count, "cpu", nothing)
+    head = Classifier(instances.shape[1], count)
+    task = loop.Task(VectorDualEncoder(instances.shape[1], head=head), *texts, sets, nothing, validation, lambda: None)
+    settings = TrainSettings(dataset=Path("d"), out=tmp_path, method="unidec", max_steps=1, batch_size=10, mine_top=5)
+    plan = Recipe.of(settings, {}, "", "", instances=count, labels=count, device="cpu")
+    loop.train(task, plan, tmp_path, ALONE, run_log.Stopwatch(), save_minutes=0)
+    (state,) = (tmp_path / "state").iterdir()
+
+    def mined(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return mine(queries, keys, sets, 5, "exact", "cpu", ALONE).labels.own
+
+    negatives = np.load(state / "negatives.npy")
+    np.testing.assert_array_equal(negatives, mined(instances, labels))
+    joint = labels + head.weights.detach().numpy()  # at the start, both views of a query are equal
+    assert (negatives != mined(instances, joint)).any()
+    random = generator(plan.seed, Purpose.CLUSTERS, 0)
+    expected = balanced_clusters(Sharded.of(instances), np.arange(count), plan.clusters, random)
+    np.testing.assert_array_equal(np.load(state / "clusters.npy"), expected)
 
 
 def test_positives_are_drawn_with_the_propensities_of_the_dataset() -> None:

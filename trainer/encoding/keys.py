@@ -7,6 +7,7 @@ encoder, or from the vectors of a frozen encoder, with an adapter and a head.
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,6 +37,10 @@ class Keys:
 
     instances: Sharded
     labels: Float[np.ndarray, "label dim"]
+
+    def part(self, view: slice) -> Keys:
+        """Return a part of each key."""
+        return Keys(dataclasses.replace(self.instances, own=self.instances.own[:, view]), self.labels[:, view])
 
 
 class KeyMaker:

@@ -91,6 +91,9 @@ class Classifier(Head):
     def key_views(self) -> dict[str, slice]:
         return {"dual encoder": slice(0, self.dim), "classifier": slice(self.dim, 2 * self.dim)}
 
+    def search_view(self) -> slice:
+        return self.key_views()["dual encoder"]  # as in UniDEC's code
+
     def start(
         self,
         texts: Float[np.ndarray, "label dim"],

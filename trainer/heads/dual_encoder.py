@@ -59,7 +59,7 @@ class DualEncoder(nn.Module):
         return self.head.label_views if side == "labels" else self.head.query_views
 
     def lookups(self) -> list[nn.Parameter]:
-        """Return the tables with one vector for each label, cluster or token. Training does not decay them."""
+        """Return the tables with one vector for each label, cluster or token."""
         return [] if self.head is None else self.head.lookups()
 
     def views(self, *inputs: Any) -> Float[Tensor, "row view dim"]:

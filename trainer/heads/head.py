@@ -68,6 +68,10 @@ class Head(nn.Module, abc.ABC):
         """
         return {}
 
+    def search_view(self) -> slice:
+        """Return the part of a key by which training clusters queries and mines hard negatives: by default, all."""
+        return slice(None)
+
     @abc.abstractmethod
     def start(
         self,
@@ -91,7 +95,7 @@ class Head(nn.Module, abc.ABC):
     def lookups(self) -> list[nn.Parameter]:
         """Return the tables with one vector for each label or cluster.
 
-        Training gives these tables a higher learning rate and no weight decay.
+        Training gives these tables a higher learning rate. Tables that are not in `label_tables` have no weight decay.
         """
         return []
 

@@ -33,15 +33,18 @@ def details(preset: Preset) -> list[str]:
 
 
 def _row(preset: Preset) -> tuple[str, ...]:
-    flags = preset.flags
-    length = (
-        f"{_argument(flags['epochs'].value)} epochs"
-        if "epochs" in flags
-        else f"{_argument(flags['max_steps'].value)} steps"
+    flags = {name: _argument(flag.value) for name, flag in preset.flags.items()}
+    length = f"{flags['epochs']} epochs" if "epochs" in flags else f"{flags['max_steps']} steps"
+    encoder = flags["encoder"].rpartition("/")[2]
+    return (
+        preset.name,
+        preset.dataset,
+        preset.method,
+        encoder,
+        flags.get("batch_size", "-"),
+        length,
+        flags.get("learning_rate", "-"),
     )
-    encoder = str(flags["encoder"].value).rpartition("/")[2]
-    batch_size, learning_rate = _argument(flags["batch_size"].value), _argument(flags["learning_rate"].value)
-    return preset.name, preset.dataset, preset.method, encoder, batch_size, length, learning_rate
 
 
 def _values(title: str, flags: dict[str, Sourced]) -> list[str]:
@@ -57,11 +60,10 @@ def _values(title: str, flags: dict[str, Sourced]) -> list[str]:
 
 
 def _commands(preset: Preset) -> list[str]:
-    evaluate = preset.evaluate | {"propensity": preset.flags["propensity"]}
     return [
         f"recollect train {preset.dataset} --out run --preset {preset.name}",
         " ".join(["recollect build run --store store --lexical off --activate", *_arguments(preset.build)]),
-        " ".join([f"recollect evaluate {preset.dataset} --store store", *_arguments(evaluate)]),
+        " ".join([f"recollect evaluate {preset.dataset} --store store", *_arguments(preset.evaluate)]),
     ]
 
 

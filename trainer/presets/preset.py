@@ -18,7 +18,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.settings import STATIC
 
 # Flags that `--scale` below 1 changes.
-_MULTIPLIED = ("batch_size", "epochs", "max_steps", "mine_every", "cluster_every")
+_MULTIPLIED = ("batch_size", "epochs", "max_steps", "mine_every", "mine_every_epochs", "cluster_every")
 _FIRST_EPOCHS = ("mine_from", "cluster_from")
 _DATASETS = "datasets.toml"
 _LEAST = {"batch_size": 8}
@@ -139,7 +139,7 @@ def _read_toml(file: Traversable) -> dict[str, Any]:
 def _preset(name: str, dataset: dict[str, Any], sources: dict[str, str], tables: list[dict[str, Any]]) -> Preset:
     """Merge tables into a preset. A later table replaces the values of an earlier one.
 
-    Training chooses the checkpoint at the lambda with which the experiment is evaluated.
+    A training with held-out instances chooses the checkpoint at the lambda with which the experiment is evaluated.
     """
     merged: dict[str, Any] = {}
     for table in tables:
@@ -148,11 +148,11 @@ def _preset(name: str, dataset: dict[str, Any], sources: dict[str, str], tables:
         key: {flag: Sourced(**value) for table in tables for flag, value in table.get(key, {}).items()}
         for key in ("flags", "build", "evaluate")
     }
-    lambda_ = sourced["evaluate"]["lambda"]
-    sourced["flags"] |= {
-        "validate_lambda": replace(lambda_, value=[lambda_.value]),
-        "propensity": Sourced(**dataset["propensity"]),
-    }
+    flags, evaluate = sourced["flags"], sourced["evaluate"]
+    lambda_, propensity = evaluate["lambda"], Sourced(**dataset["propensity"])
+    evaluate["propensity"] = propensity
+    if "epochs" not in flags or flags["epochs"].value:
+        flags |= {"validate_lambda": replace(lambda_, value=[lambda_.value]), "propensity": propensity}
     return Preset(
         name=name,
         method=merged["method"],

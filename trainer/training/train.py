@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.encoder import embed
-from recollect.trainer.encoding.keys import KeyMaker
+from recollect.trainer.encoding.keys import KeyMaker, Keys
 from recollect.trainer.encoding.tokens import Inputs
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import DualEncoder
@@ -130,7 +130,7 @@ def train(
             if step % batches.per_epoch == 0 and (clusters := curriculum.due(step // batches.per_epoch)):
                 with watch("cluster"):
                     learner.clusters = _cluster(task, keys, step, clusters, recipe)
-            if recipe.mines_at(step, learner.negatives is not None):
+            if recipe.mines_at(step):
                 with watch("mine"):
                     learner.negatives = _mine(task, keys, step, recipe, ranks)
             keys.clear()  # this step changes the model
@@ -180,7 +180,7 @@ def _matrix_products(precision: str) -> Iterator[None]:
 
 
 def _mine(task: Task, keys: KeyMaker, step: int, recipe: Recipe, ranks: Ranks) -> HardNegatives:
-    now, excluded = keys.at(step), task.label_sets.union(task.filtered, len(task.labels))
+    now, excluded = _to_search(task, keys, step), task.label_sets.union(task.filtered, len(task.labels))
     return mine(now.instances.own, now.labels, excluded, recipe.mine_top, recipe.mine_search, recipe.device, ranks)
 
 
@@ -202,8 +202,14 @@ def _cluster(task: Task, keys: KeyMaker, step: int, clusters: int, recipe: Recip
     """Return the cluster of each instance, -1 for a held-out one."""
     numbers, rows = np.full(len(task.label_sets), -1, dtype=np.int32), np.flatnonzero(~task.validation.held_out)
     random = generator(recipe.seed, Purpose.CLUSTERS, step)
-    numbers[rows] = balanced_clusters(keys.at(step).instances, rows, clusters, random)
+    numbers[rows] = balanced_clusters(_to_search(task, keys, step).instances, rows, clusters, random)
     return numbers
+
+
+def _to_search(task: Task, keys: KeyMaker, step: int) -> Keys:
+    """Return the part of the keys by which queries are clustered and negatives are mined."""
+    now, head = keys.at(step), task.model.head
+    return now if head is None else now.part(head.search_view())
 
 
 def _label_weights(task: Task, recipe: Recipe) -> Float[np.ndarray, " label"] | None:
@@ -262,15 +268,17 @@ def _take_step(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def _optimizer(model: DualEncoder, recipe: Recipe) -> torch.optim.Optimizer:
     """Create AdamW.
 
-    Only matrices have weight decay, but not lookup tables (DEXML). A head's learning rate differs from the encoder's.
+    Only matrices have weight decay (DEXML), and no lookup tables but those with one vector for each label (UniDEC). A
+    head's learning rate differs from the encoder's.
     """
     of_head, lookups = set(model.head.parameters()) if model.head else set(), set(model.lookups())
+    plain = lookups - set(model.head.label_tables() if model.head else [])
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for weight in model.parameters():
         if weight.requires_grad and weight.numel():
             own = recipe.table_learning_rate if weight in lookups else recipe.head_learning_rate
             factor = own / recipe.learning_rate if weight in of_head else 1.0
-            decay = 0.0 if weight in lookups or weight.ndim < 2 else recipe.weight_decay
+            decay = 0.0 if weight in plain or weight.ndim < 2 else recipe.weight_decay
             groups.setdefault((factor, decay), []).append(weight)
     return torch.optim.AdamW(
         [
