@@ -19,9 +19,9 @@ from tests.index_builder.conftest import write_tiny_encoder
 from tests.processes import serving
 
 TAU, TOP_B = 0.05, 12
-# A plain memory, one whose encoder has a classifier, and one whose label keys are a classifier's vectors. Other methods
-# train other weights of the same parts.
-CASES = [("rae", "adapter"), ("unidec", "full"), ("ova", "head")]
+# A plain memory, one whose encoder has a classifier, one with smaller keys, and one whose label keys are a classifier's
+# vectors. Other methods train other weights of the same parts.
+CASES = [("rae", "adapter"), ("unidec", "full"), ("supcon", "full --projection 16"), ("ova", "head")]
 # Queries that are not instances of the memory.
 QUERIES = [
     *(sentences[-1] for sentences in TOPICS.values() if sentences),
@@ -62,7 +62,7 @@ def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
     method, what = request.param
     run, store = folder / f"{method} {what}", folder / f"store {method} {what}"
     flags = ["--encoder", folder / "encoder", "--max-length", 64, "--batch-size", 7, "--epochs", 3]
-    run_recollect("train", folder / "dataset", "--out", run, *flags, "--method", method, "--train", what)
+    run_recollect("train", folder / "dataset", "--out", run, *flags, "--method", method, "--train", *what.split())
     small_grid = ["--lambda", "0,.3,.7,1", "--temperature", TAU, "--top-b", f"{TOP_B},25", "--label-key-alpha", "0,.5"]
     run_recollect("tune", run, *small_grid, "--json")
     run_recollect("build", run, "--store", store, "--index", "flat", "--activate")

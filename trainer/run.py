@@ -252,11 +252,8 @@ def _create_adapter(run: Run, dim: int) -> Adapter:
 
 def _create_head(run: Run, recipe: Recipe) -> Head | None:
     """Create the method's head for the labels of this dataset; None if the method has no head."""
-    create = METHODS[recipe.method].head
-    if create is None:
-        return None
     torch.manual_seed(run.settings.seed)
-    return create(run.encoder.model.dim, len(run.dataset.labels), recipe.options)
+    return METHODS[recipe.method].make_head(run.encoder.model.dim, len(run.dataset.labels), recipe.options)
 
 
 def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarray) -> LabelInputs:

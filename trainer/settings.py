@@ -32,9 +32,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 EmptyTexts = Literal["refuse", "drop", "keep"]
 UnknownLabels = Literal["refuse", "drop"]
-MethodName = Literal["rae", "dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce", "ova"]
+MethodName = Literal["rae", "dexml", "softtopk", "prime", "ngame", "unidec", "supcon", "infonce", "bce", "ova"]
 PrototypeToken = Literal["text", "free", "centroid"]
-TripletKind = Literal["weighted", "sum"]
 ClassifierKeys = Literal["alone", "joined"]
 TrainedPart = Literal["adapter", "head", "full"]
 
@@ -213,7 +212,9 @@ class SharedTrainSettings(TrainingInputs):
         1, ge=0, description="maximum length of the gradient, to which longer ones are cut; 0: any"
     )
     temperature: float | None = Field(
-        None, gt=0, description="tau of the loss; unset: the method's default, from 0.04 to 0.056; prime has no tau"
+        None,
+        gt=0,
+        description="tau of the loss; unset: the method's default, from 0.04 to 0.056; prime and ngame have no tau",
     )
     normalise: CliImplicitFlag[bool] = Field(
         True, description="make all vectors unit vectors; without: vectors keep their lengths, and tau is 1 if unset"
@@ -274,7 +275,7 @@ class SharedTrainSettings(TrainingInputs):
     seed: int = Field(0, ge=0, description="seed of all random draws")
     label_inputs: Literal["text", "enriched"] | None = Field(
         None,
-        description="input of an adapter for a label: text vector (prime), or mixed with the mean of its instances",
+        description="input of an adapter for a label: text vector (prime, ngame, ova), or mean with its instances",
     )
     key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(

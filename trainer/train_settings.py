@@ -33,23 +33,30 @@ class TrainSettings(PrimeOptions, UnidecOptions, SoftTopKOptions, OvaOptions, Sh
     ) -> TrainSettings:
         """Use the values of --preset for the flags that the user does not give. These flags do not count as given.
 
-        --from adds the flags of its run first.
+        --from adds the flags of its run first, but a preset chooses the trained part.
 
         Raises:
-            TrainingError: If the preset is unknown, or has another method than --method. If a flag contradicts --from.
+            TrainingError: If the preset is unknown, has another method than --method, or needs a run to start from. If
+                a flag contradicts --from.
         """
-        if (run := given.get("from")) is not None:
-            given = given | start_from(Path(run), given)
-        settings = validate(given)
+        start = {} if (run := given.get("from")) is None else start_from(Path(run), given)
+        settings = validate(given | start)
         if settings.preset is None:
             return settings
-        own, by_user = find_preset(settings.preset).settings(settings.scale), settings.model_fields_set.copy()
+        preset, by_user = find_preset(settings.preset), settings.model_fields_set.copy()
+        if preset.first_stage and not by_user & {"from_", "encoder"}:
+            raise TrainingError(
+                f"--preset {preset.name}: expected --from with a run of --preset {preset.first_stage}, found none; "
+                "train that preset first"
+            )
+        own = preset.settings(settings.scale)
+        start.pop("train", None)
         if "method" in by_user and settings.method != own["method"]:
             raise TrainingError(
                 f"--method {settings.method}: expected {own['method']}, the method of --preset {settings.preset}; "
                 "omit --method, or choose another preset"
             )
-        settings = validate(own | given)
+        settings = validate(own | given | start)
         settings.model_fields_set.intersection_update(by_user)
         return settings
 
@@ -129,7 +136,7 @@ def _contradictions_without_normalisation(settings: TrainSettings) -> Iterator[s
     if settings.trained != "full" and settings.epochs != 0:
         found = _trained_flag(settings)
         yield f"{flag}: expected --train full or --epochs 0, because an adapter makes unit vectors, found {found}"
-    if method.head is not None:
+    if method.has_head(settings):
         yield f"{flag}: expected a method without a head, such as dexml, found --method {settings.method}"
     if settings.clusters or (settings.clusters is None and method.clusters != "none"):
         found = f"--method {settings.method}" if settings.clusters is None else f"--clusters {settings.clusters}"
@@ -147,11 +154,12 @@ def _contradictions_with_method(settings: TrainSettings) -> Iterator[str]:
         yield f"{_flag(name)}: expected --method {reading}, found --method {settings.method}; omit the flag"
     if "temperature" in given and method.temperature is None:
         yield f"--temperature: expected a method with a softmax, found --method {settings.method}; omit the flag"
-    if method.head is None:
+    if not method.has_head(settings):
+        found = f"--method {settings.method}{f' without {_flag(method.head_option)}' if method.head_option else ''}"
         if settings.train == "head":
-            yield f"--train head: expected a method with a head, found --method {settings.method}; train an adapter"
+            yield f"--train head: expected a method with a head, found {found}; train an adapter"
         for name in sorted(given & {"head_learning_rate", "table_learning_rate"}):
-            yield f"{_flag(name)}: expected a method with a head, found --method {settings.method}; omit the flag"
+            yield f"{_flag(name)}: expected a method with a head, found {found}; omit the flag"
     yield from method.options.contradictions(settings)
     without_clusters = method.clusters == "none" if settings.clusters is None else settings.clusters == 0
     if without_clusters:

@@ -51,7 +51,9 @@ def learned_adapter(dim: int, hidden: int, dropout: float = 0.1, std: float = 1.
     return adapter
 
 
-def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix | None = None) -> Head | None:
+def learned_head(
+    method: str, dim: int, labels: int, values: sparse.csr_matrix | None = None, **given: Any
+) -> Head | None:
     """Make the head of a method with random weights. None if the method has no head.
 
     Args:
@@ -60,12 +62,12 @@ def learned_head(method: str, dim: int, labels: int, values: sparse.csr_matrix |
         labels: Number of labels.
         values: The relevance matrix Y, with the axes (instance, label). None: the first label has no instances, and
             each other label has some.
+        given: Options of the method.
     """
-    make = METHODS[method].head
-    if make is None:
-        return None
     own = {"bank": max(1, labels // 4)} if method == "prime" else {}
-    head = make(dim, labels, options(method, **own))
+    head = METHODS[method].make_head(dim, labels, options(method, **own | given))
+    if head is None:
+        return None
     if values is None:
         values = label_sets([1 + row % (labels - 1)] for row in range(3 * labels)).to_csr(labels)
     rng = np.random.default_rng(8)

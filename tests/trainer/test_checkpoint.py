@@ -12,6 +12,7 @@ from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.projection import Projection
 from recollect.trainer.heads.prototypes import Prototypes
 from tests.trainer.conftest import SAMPLE_TEXTS, load
 
@@ -21,6 +22,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "prototypes": lambda: Prototypes(32, 6, ("text", "free", "centroid"), 2),
     "prototypes without free vectors": lambda: Prototypes(32, 6, ("text", "centroid"), 0),
     "classifier with projection": lambda: Classifier(32, 6, normalised=False, projection=12),
+    "projection": lambda: Projection(32, 12),
 }
 
 

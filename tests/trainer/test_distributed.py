@@ -64,9 +64,7 @@ def losses_and_gradients(ranks: Ranks) -> dict[str, Any]:
         "soft top k": lambda s, t, p, x: losses.soft_top_k_loss(s, t & p, p, 2, ranks=ranks),
         "triplet": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, ranks=ranks),
         "two hardest": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, hardest=2, ranks=ranks),
-        "triplet sum": lambda s, t, p, x: losses.triplet_sum(s / 10, t, p, ranks=ranks),
         "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks, hardest=2),
-        "printed": lambda s, t, p, x: losses.printed_regulariser(s, x, t, p, ranks=ranks),
     }.items():
         scores, positives, relevant, others = columns(ranks)
         value = loss(scores, positives, relevant, others)
@@ -242,7 +240,8 @@ def test_losses_over_a_pool_split_between_ranks_equal_those_of_a_single_process(
 @pytest.mark.parametrize("method", ALL)
 def test_each_rank_gets_the_loss_and_gradient_of_a_single_process(group: Group, method: str, batch: str) -> None:
     expected = alone(batch)[method]
-    assert expected[1].any() or (method, batch) == ("softtopk", "two queries, two labels")  # all keys are in the top 5
+    all_lead = {"softtopk", "ngame"}  # both keys are in the top 5, and the positives lead by the margin
+    assert expected[1].any() or (method in all_lead and batch == "two queries, two labels")
     for found in group.found(batch):
         assert_same(found[method], expected)
 

@@ -40,20 +40,7 @@ def written_triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardes
     return found
 
 
-def written_triplet_sum(pool: Pool, margin: tuple[float, float] = (0.1, 0.3)) -> list[Tensor]:
-    found = []
-    for s, positive, relevant in zip(*pool[:3], strict=True):
-        total = s.sum() * 0
-        for p in positive.nonzero()[:, 0].tolist():
-            for n in (~relevant).nonzero()[:, 0].tolist():
-                m = min(max(abs(s[p].item() - s[n].item()), margin[0]), margin[1])
-                if s[n].item() - s[p].item() + m > 0:
-                    total = total + s[n] - s[p] + m
-        found.append(total)
-    return found
-
-
-def written_regulariser(pool: Pool, margin: float = 0.3, hardest: int = 100) -> list[Tensor]:
+def written_regulariser(pool: Pool, margin: float = 0.1, hardest: int = 100) -> list[Tensor]:
     found = []
     for b, positive, relevant, s in zip(*pool[:4], strict=True):
         negatives = sorted((~relevant).nonzero()[:, 0].tolist(), key=lambda n: -b[n].item())
@@ -64,27 +51,13 @@ def written_regulariser(pool: Pool, margin: float = 0.3, hardest: int = 100) -> 
     return found
 
 
-def written_printed_regulariser(pool: Pool, margin: float = 0.3) -> list[Tensor]:
-    found = []
-    for b, positive, relevant, s in zip(*pool[:4], strict=True):
-        nearer = [s[p] - b[p] + margin for p in positive.nonzero()[:, 0]]
-        farther = [b[n] - s[n] + margin for n in (~relevant).nonzero()[:, 0] if positive.any()]
-        found.append((average(nearer, b + s) + average(farther, b + s)) / 2)
-    return found
-
-
 def triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardest: int = 100) -> Tensor:
     return losses.clipped_triplet(*pool[:3], margin=margin, hardest=hardest)
 
 
-def regulariser(pool: Pool, margin: float = 0.3, hardest: int = 100) -> Tensor:
+def regulariser(pool: Pool, hardest: int = 100) -> Tensor:
     b, positives, relevant, s, _ = pool
-    return losses.prototype_regulariser(b, s, positives, relevant, margin, hardest=hardest)
-
-
-def printed_regulariser(pool: Pool) -> Tensor:
-    b, positives, relevant, s, _ = pool
-    return losses.printed_regulariser(b, s, positives, relevant)
+    return losses.prototype_regulariser(b, s, positives, relevant, hardest=hardest)
 
 
 @every_margin
@@ -93,15 +66,6 @@ def test_triplet_loss_and_its_gradient_equal_the_formula(pool: Pool, margin: tup
     pool = cosines(pool)
     found = value_and_gradients(lambda own: triplet(own, margin), pool)
     expected = value_and_gradients(lambda own: written_triplet(own, margin), pool)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-@every_margin
-@every_pool
-def test_sum_of_triplets_and_its_gradient_equal_the_formula(pool: Pool, margin: tuple[float, float]) -> None:
-    pool = cosines(pool)
-    found = value_and_gradients(lambda own: losses.triplet_sum(*own[:3], margin=margin), pool)
-    expected = value_and_gradients(lambda own: written_triplet_sum(own, margin), pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -135,9 +99,8 @@ def test_losses_use_only_the_hardest_negatives(hardest: int, loss: Any, written:
 def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, factor: float) -> None:
     pool = cosines(pool)
     pool = pool._replace(instances=pool.labels + factor * (pool.instances - pool.labels))
-    for loss, written in (regulariser, written_regulariser), (printed_regulariser, written_printed_regulariser):
-        found, expected = value_and_gradients(loss, pool), value_and_gradients(written, pool)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    found, expected = value_and_gradients(regulariser, pool), value_and_gradients(written_regulariser, pool)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

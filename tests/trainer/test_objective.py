@@ -54,7 +54,7 @@ class Problem:
         relevance[::5] = False
         self.relevance = relevance
         self.values = sparse.csr_matrix(relevance.astype(np.float32))
-        head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values)
+        head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values, **options)
         self.model = VectorDualEncoder(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # no dropout
         candidates = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
         wrong = np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates)
@@ -126,12 +126,14 @@ def _loss_of_queries(
 ) -> Tensor:
     """Return the loss of each query."""
     pairs = positives, relevant
-    if name == "prime":
-        loss = losses.triplet_sum if options.triplets == "sum" else losses.clipped_triplet
-        triplets = sum(loss(view, *pairs, margin=options.margin) for view in views[: 1 + options.text_loss])
-        printed = options.regulariser == "printed"
-        regulariser = losses.printed_regulariser if printed else losses.prototype_regulariser
-        return triplets + options.regulariser_weight * regulariser(*views, *pairs)
+    if name in {"prime", "ngame"}:
+        own = {"margin": options.margin, "hardest": options.triplet_negatives}
+        compared = 1 if name == "ngame" else 1 + options.text_loss
+        triplets = sum(losses.clipped_triplet(view, *pairs, **own) for view in views[:compared])
+        if name == "ngame":
+            return triplets
+        regulariser = losses.prototype_regulariser(*views, *pairs, hardest=options.triplet_negatives)
+        return triplets + options.regulariser_weight * regulariser
     if name == "everything":
         return sum(losses.rae(view, *pairs, *instances) for view in views)
     if name in {"unidec", "supcon"}:
@@ -150,8 +152,8 @@ def _loss_of_queries(
 def _loss_of_labels(name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
     """Return the loss of each label."""
     if name == "prime":
-        loss = losses.triplet_sum if options.triplets == "sum" else losses.clipped_triplet
-        return loss(views[1], positives, relevant, margin=options.margin)
+        own = {"margin": options.margin, "hardest": options.triplet_negatives}
+        return losses.clipped_triplet(views[1], positives, relevant, **own)
     return _mean_over_views(views, positives) / 2
 
 
@@ -187,14 +189,16 @@ def test_gradient_computed_in_blocks_equals_autograd_of_the_whole_loss(method: s
     [
         ("prime", {"symmetric": False}),
         ("prime", {"margin": (0.2, 0.2)}),
-        ("prime", {"triplets": "sum"}),
+        ("prime", {"triplet_negatives": 2}),
         ("prime", {"text_loss": False}),
         ("prime", {"regulariser_weight": 0}),
-        ("prime", {"regulariser": "printed"}),
+        ("ngame", {"margin": (0.2, 0.2)}),
+        ("ngame", {"triplet_negatives": 2}),
         ("softtopk", {"softtopk_k": 3}),
         ("softtopk", {"softtopk_alpha": 4}),
         ("unidec", {"symmetric": False}),
         ("supcon", {"symmetric": False}),
+        ("supcon", {"projection": 5}),
         ("everything", {"symmetric": False}),
     ],
     ids=str,
@@ -225,7 +229,7 @@ def test_gradient_of_any_method_is_correct_with_any_positives_and_any_pool(
     assert_same(problem.backward(batch), problem.directly(batch))
 
 
-@pytest.mark.parametrize("method", ["prime", "unidec", "supcon"])
+@pytest.mark.parametrize("method", ["prime", "ngame", "unidec", "supcon"])
 def test_query_moves_closer_to_each_of_its_labels_in_the_pool_whichever_query_they_were_drawn_for(method: str) -> None:
     problem = Problem(method, dense=0.4)
     batch = problem.batch(positives=1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.heads.label_table import LabelTable
 from recollect.trainer.heads.ova import OvaClassifier
+from recollect.trainer.methods import losses
 from recollect.trainer.settings import ClassifierKeys
 from recollect.trainer.sharded import Sharded
 from tests.trainer.helpers import label_sets, random_units
@@ -50,6 +51,21 @@ def test_label_keys_are_the_unit_vectors_of_the_classifier_alone_or_added_to_the
         torch.testing.assert_close(key, expected)
     order = torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(head.labels(texts[order], order), head.labels(texts, ALL_LABELS)[order])
+
+
+def test_threshold_has_no_effect_on_triplets() -> None:
+    found = []
+    for threshold in (0.5, -1.0):
+        head = started()
+        with torch.no_grad():
+            head.threshold.fill_(threshold)
+        scores = head.queries(torch.from_numpy(INSTANCES))[:, 0] @ head.table_views(ALL_LABELS)[:, 0].T
+        relevant = torch.tensor([[True, False, False, True, False]]).expand(3, LABELS)
+        loss = losses.clipped_triplet(scores, relevant, relevant)
+        loss.sum().backward()
+        assert loss.all()
+        found.append((loss.detach(), head.table.rows.grad))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 def adam(rows: Tensor, gradients: list[Tensor], rate: float) -> Tensor:

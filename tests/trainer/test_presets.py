@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import recollect
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
@@ -25,7 +26,10 @@ PRIME = "prime/lf-amazontitles-131k"
 
 
 def settings(**given: Any) -> TrainSettings:
-    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | given))
+    """The settings of `recollect train`. A preset with two stages needs an encoder, for which the default stands."""
+    two_stages = given.get("preset") in all_presets() and all_presets()[given["preset"]].first_stage
+    start = {"encoder": TrainSettings.model_fields["encoder"].default} if two_stages else {}
+    return TrainSettings(**({"dataset": Path("data"), "out": Path("run")} | start | given))
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_key_of_a_source_has_one_meaning_in_a_preset() -> None:
 
 
 # Method, batch, learning rate, epochs or steps, tokens and further values, as the papers print them: RAE-XMC Table 7,
-# DEXML Table 7, PRIME Table 10 and section 4.2, UniDEC Tables 6 and 7.
+# DEXML Table 7, PRIME Table 10 and section 4.2 (and its code), UniDEC Tables 1, 6 and 7.
 PRINTED: dict[str, dict[str, Any]] = {
     "rae/lf-amazontitles-131k": {"batch_size": 7168, "learning_rate": 3e-4, "max_steps": 3000, "mine_every": 1000},
     "rae/lf-wikiseealso-320k": {"batch_size": 4608, "learning_rate": 2e-4, "max_steps": 3000, "max_length": 128},
@@ -96,6 +100,9 @@ PRINTED: dict[str, dict[str, Any]] = {
     "prime/lf-wikititles-500k": {"batch_size": 3200, "learning_rate": 2e-4, "propensity": (0.5, 0.4), "max_length": 32},
     "prime/lf-wikipedia-500k": {"batch_size": 512, "epochs": 50, "learning_rate": 1e-4, "max_length": 256},
     "prime/lf-wikiseealso-320k": {"batch_size": 1024, "epochs": 200, "learning_rate": 1e-4, "max_length": 128},
+    "prime/lf-amazontitles-131k-released": {"batch_size": 1600, "learning_rate": 2e-4, "triplet_negatives": 100},
+    "prime+ngame/lf-amazontitles-1.3m": {"epochs": 100, "triplet_negatives": 5, "train": "head", "margin": (0.2, 0.2)},
+    "supcon/lf-amazontitles-1.3m": {"projection": 384, "positives": 1, "hard_negatives": 6, "batch_size": 1098},
     "unidec/lf-amazon-131k": {"projection": 384, "positives": 3, "hard_negatives": 6, "table_learning_rate": 1e-3},
     "unidec/lf-amazontitles-1.3m": {"projection": 256, "positives": 1, "hard_negatives": 6, "epochs": 150},
     "unidec/lf-amazontitles-131k": {"warmup": 0.02, "mine_every_epochs": 5, "cluster_every": 5, "weight_decay": 0.05},
@@ -183,6 +190,15 @@ def test_scale_without_a_preset_is_refused() -> None:
         settings(scale=0.5)
 
 
+@pytest.mark.parametrize("name", [name for name in all_presets() if name.startswith("prime/")])
+def test_schedule_of_clusters_of_prime_is_that_of_the_released_file_scaled_to_the_epochs(name: str) -> None:
+    parsed = settings(preset=name)
+    assert parsed.epochs is not None
+    scale = parsed.epochs / 300
+    assert parsed.cluster_from == round(10 * scale)
+    assert parsed.cluster_double_at == [round(scale * epoch) for epoch in (25, 50, 75, 100, 125, 150, 200)]
+
+
 def test_scale_makes_a_training_smaller() -> None:
     small = settings(preset=RAE, scale=0.01)
     assert (small.encoder, small.train, small.pooling) == ("static", "full", "auto")
@@ -198,7 +214,7 @@ def test_scale_makes_a_training_smaller() -> None:
 
 
 # The other presets differ from these and from each other in numbers.
-@pytest.mark.parametrize("name", ["dexml/lf-wikipedia-500k", PRIME])
+@pytest.mark.parametrize("name", ["dexml/lf-wikipedia-500k", PRIME, "supcon/lf-amazontitles-1.3m"])
 def test_preset_trains_and_tunes_if_it_is_scaled_down(
     name: str, lesson: Path, tiny_bert: TinyEncoder, run_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,3 +224,32 @@ def test_preset_trains_and_tunes_if_it_is_scaled_down(
     recipe = training(run_folder)["recipe"]
     assert (recipe["preset"], recipe["scale"], recipe["method"]) == (name, 0.001, find_preset(name).method)
     assert {"lambda", "score"} <= recollect.tune(run_folder).keys()
+
+
+NGAME = "prime+ngame/lf-amazontitles-131k"
+
+
+class TestTwoStages:
+    def test_second_stage_without_a_run_to_start_from_is_refused(self) -> None:
+        with pytest.raises(TrainingError, match=f"--preset {re.escape(NGAME)}: expected --from with a run of --preset"):
+            TrainSettings(dataset=Path("data"), out=Path("run"), preset=NGAME)
+
+    def test_commands_of_a_second_stage_train_the_first_stage_first(
+        self, run: Callable[..., tuple[int, str, str]]
+    ) -> None:
+        lines = run(NGAME)[1].splitlines()
+        first = lines.index(f"recollect train LF-AmazonTitles-131K --out first --preset {PRIME}")
+        assert lines[first + 1] == f"recollect train LF-AmazonTitles-131K --out run --preset {NGAME} --from first"
+
+    def test_second_stage_trains_the_classifier_on_the_frozen_encoder_and_is_served(
+        self, lesson: Path, tmp_path: Path
+    ) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        recollect.train(lesson, out=first, preset=PRIME, scale=0.001, tune="no")
+        recollect.train(lesson, out=second, preset=NGAME, scale=0.02, from_=first)
+        recipe = training(second)["recipe"]
+        assert (recipe["method"], recipe["train"], recipe["encoder"]["max_length"]) == ("ngame", "head", 32)
+        weights, old = (load_file(run / "checkpoint" / "model.safetensors") for run in (second, first))
+        assert all((weights[name] == old[name]).all() for name in old)
+        recollect.build(second, store=tmp_path / "store", activate=True)
+        assert len(recollect.open(tmp_path / "store").predict("lawn over chair", top_k=3, lambda_=0)) == 3

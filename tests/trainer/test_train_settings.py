@@ -38,7 +38,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "margin with a method without triplets": (
         {"margin": (0.1, 0.3), "method": "unidec"},
-        "--margin: expected --method prime, found --method unidec; omit the flag",
+        "--margin: expected --method prime or ngame, found --method unidec; omit the flag",
+    ),
+    "head of supcon without projection": (
+        {"train": "head", "method": "supcon"},
+        "--train head: expected a method with a head, found --method supcon without --projection; train an adapter",
+    ),
+    "head rate of supcon without projection": (
+        {"head_learning_rate": 1e-3, "method": "supcon"},
+        "--head-learning-rate: expected a method with a head, found --method supcon without --projection; omit",
+    ),
+    "projection of supcon without normalisation": (
+        {"projection": 8, "method": "supcon", "train": "full", "clusters": 0, "normalise": False},
+        "--no-normalise: expected a method without a head, such as dexml, found --method supcon",
     ),
     "temperature with a method without softmax": (
         {"temperature": 0.1, "method": "prime"},

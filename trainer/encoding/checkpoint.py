@@ -33,12 +33,13 @@ from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.heads.head import Head
 from recollect.trainer.heads.ova import OvaClassifier
+from recollect.trainer.heads.projection import Projection
 from recollect.trainer.heads.prototypes import Prototypes
 
 _CONFIG, _LAYERS = "recollect.json", "layers.safetensors"
 _ADAPTER, _HEAD = "adapter.safetensors", "head.safetensors"
 # The class of each head, by its name in `recollect.json`.
-_HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier, OvaClassifier)}
+_HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier, OvaClassifier, Projection)}
 _FORMAT_VERSION = 1
 
 _Module = TypeVar("_Module", bound=nn.Module)

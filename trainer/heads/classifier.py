@@ -3,9 +3,7 @@
     query:  [ g(x) ; unit(dropout(W f(x) + b)) ] / sqrt 2        label:  [ g(z_l) ; unit(w_l) ] / sqrt 2
 
 w_l is a trained vector for each label. Both views have equal weight in the similarity of two keys. By default, g is the
-encoder's vector f, as in every method. UniDEC has a layer above the encoder, with fewer dimensions (`projection`):
-
-    g(x) = unit(dropout(tanh(V sqrt(d) f(x) + c)))
+encoder's vector f, as in every method. UniDEC has a layer above the encoder, with fewer dimensions (`projection`).
 
 UniDEC's paper trains the classifier with the inner product of dropout(W f(x) + b) and dropout(w_l), which are not
 normalised; only its keys are (`normalised=False`). By default, both views are unit vectors in training too.
@@ -23,6 +21,7 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from recollect.trainer.heads.head import Head
+from recollect.trainer.heads.projection import TanhLayer
 from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.sharded import Sharded
 
@@ -45,18 +44,13 @@ class Classifier(Head):
     def __init__(self, dim: int, labels: int, normalised: bool = True, projection: int = 0) -> None:
         super().__init__(projection or dim)
         self.normalised = normalised
-        self.reduce = nn.Linear(dim, projection) if projection else None
+        self.reduce = TanhLayer(dim, projection) if projection else None
         self.project = nn.Linear(dim, self.dim)
         self.dropout = nn.Dropout(_DROPOUT)
         self.weights = nn.Parameter(torch.zeros(labels, self.dim))
         nn.init.zeros_(self.project.bias)
-        if self.reduce is None:
-            nn.init.eye_(self.project.weight)  # at first both views of a query are equal
-        else:
-            nn.init.orthogonal_(self.project.weight)  # keeps most of the similarities
-            nn.init.zeros_(self.reduce.bias)
-            with torch.no_grad():
-                self.reduce.weight.copy_(self.project.weight)
+        with torch.no_grad():  # at first, both views of a query have nearly the same similarities
+            self.project.weight.copy_(torch.eye(dim) if self.reduce is None else self.reduce.weight)
 
     @property
     def key_dim(self) -> int:
@@ -74,11 +68,8 @@ class Classifier(Head):
         return self._views(self._reduced(vectors), weights if self.normalised else self.dropout(weights))
 
     def _reduced(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row dim"]:
-        """Return g. The entries of sqrt(d) f(x) have about the size 1, like those of UniDEC's vectors."""
-        if self.reduce is None:
-            return vectors
-        entries = torch.tanh(self.reduce(math.sqrt(vectors.shape[1]) * vectors))
-        return nn.functional.normalize(self.dropout(entries), dim=-1)
+        """Return g."""
+        return vectors if self.reduce is None else self.reduce(vectors)
 
     def _views(self, vectors: Float[Tensor, "row dim"], others: Float[Tensor, "row dim"]) -> Float[Tensor, "row 2 dim"]:
         return torch.stack([vectors, nn.functional.normalize(others, dim=-1) if self.normalised else others], dim=1)

@@ -3,8 +3,8 @@
     p(l | x) = sigmoid( ( <f(x), unit(w_l)> - m ) / tau )
 
 The threshold m is trained too. It is the same for all labels, so that the order of the labels is that of the inner
-products, by which a memory searches. The classifier reads no label texts. Its vectors become label keys, alone or
-joined to the text keys:
+products, by which a memory searches. Triplets (NGAME) compare inner products with each other, so m has no effect on
+them. The classifier reads no label texts. Its vectors become label keys, alone or joined to the text keys:
 
     alone:  z_l = unit(w_l)        joined:  z_l = unit( t_l + unit(w_l) )
 """

@@ -245,7 +245,8 @@ def clipped_triplet(
 
     The margin is a constant for the gradient. The weights w are a softmax of s_n / .1 over the negatives with v_n > 0.
     As in PRIME's code, the gradient also flows through the weights. If the similarity of the positive exceeds that of
-    the negative by an amount between the bounds, v_n is exactly 0.
+    the negative by an amount between the bounds, v_n is exactly 0. The paper prints a sum over all positives and
+    negatives instead. The code draws one positive at each step, of which this mean is the expected loss.
 
     Args:
         scores: Similarities, not divided by tau.
@@ -257,7 +258,8 @@ def clipped_triplet(
     """
     negatives = ranks.top_k(_top_k(scores.masked_fill(relevant, _MASKED), hardest), hardest)
     query, key = positives.nonzero(as_tuple=True)
-    violations = _violations(scores[query, key], negatives[query], margin)
+    lead = scores[query, key][:, None] - negatives[query]
+    violations = torch.relu(lead.detach().abs().clamp(*margin) - lead)
     violates = (violations > 0) & (negatives[query] > _MASKED)
     logits = (negatives[query] / _SHARPNESS).masked_fill(~violates, _MASKED)
     weights = torch.softmax(logits, dim=1).masked_fill(~violates, 0)
@@ -265,40 +267,12 @@ def clipped_triplet(
     return losses / ranks.all_reduce_sum(positives.sum(dim=1)).clamp_min(1)
 
 
-def triplet_sum(
-    scores: Float[Tensor, "query key"],
-    positives: Bool[Tensor, "query key"],
-    relevant: Bool[Tensor, "query key"],
-    margin: tuple[float, float] = (0.1, 0.3),
-    ranks: Ranks = ALONE,
-) -> Float[Tensor, " query"]:
-    """Triplet loss over all negatives of the pool, as PRIME prints it (Eq. 3). Its code has `clipped_triplet`.
-
-    sum over p in T_i, sum over n not in P_i of  max(0, s_in - s_ip + m),    m = clamp(|s_ip - s_in|)
-
-    The terms have equal weight. The arguments are those of `clipped_triplet`.
-    """
-    keys = int(ranks.all_reduce_sum(torch.tensor(scores.shape[1], device=scores.device)))
-    negatives = ranks.top_k(scores.masked_fill(relevant, _MASKED), keys)  # of all ranks; a masked one adds 0
-    query, key = positives.nonzero(as_tuple=True)
-    violations = _violations(scores[query, key], negatives[query], margin)
-    return scores.new_zeros(len(scores)).index_add(0, query, violations.sum(dim=1))
-
-
-def _violations(
-    positives: Float[Tensor, " positive"], negatives: Float[Tensor, "positive negative"], margin: tuple[float, float]
-) -> Float[Tensor, "positive negative"]:
-    """Return max(0, s_n - s_p + clamp(|s_p - s_n|)) of each triplet. The margin is a constant for the gradient."""
-    lead = positives[:, None] - negatives
-    return torch.relu(lead.detach().abs().clamp(*margin) - lead)
-
-
 def prototype_regulariser(
     to_prototypes: Float[Tensor, "query key"],
     to_texts: Float[Tensor, "query key"],
     positives: Bool[Tensor, "query key"],
     relevant: Bool[Tensor, "query key"],
-    margin: float = 0.3,
+    margin: float = 0.1,
     ranks: Ranks = ALONE,
     *,
     hardest: int = 100,
@@ -309,7 +283,8 @@ def prototype_regulariser(
 
     b are similarities to prototypes, s are similarities to label texts, n are the hardest negatives. Each mean is over
     the terms that are not 0; a mean without such terms is 0. PRIME's code takes means over a whole batch. Here the
-    means are over one query, so that each query has the same weight.
+    means are over one query, so that each query has the same weight. The paper prints the means without the hinges
+    (Eq. 6 and 7), and no value of m. The code has .1.
 
     Args:
         to_prototypes: b, not divided by tau.
@@ -327,26 +302,6 @@ def prototype_regulariser(
     nearer = torch.relu(to_texts - to_prototypes + margin).masked_fill(~positives, 0)
     farther = torch.relu(to_prototypes - to_texts + margin).masked_fill(left_out, 0)
     return (_over(nearer > 0, nearer, ranks) + _over(farther > 0, farther, ranks)) / 2
-
-
-def printed_regulariser(
-    to_prototypes: Float[Tensor, "query key"],
-    to_texts: Float[Tensor, "query key"],
-    positives: Bool[Tensor, "query key"],
-    relevant: Bool[Tensor, "query key"],
-    margin: float = 0.3,
-    ranks: Ranks = ALONE,
-) -> Float[Tensor, " query"]:
-    """The regulariser as PRIME prints it (Eq. 6 and 7): all negatives and no hinge, so m has no gradient.
-
-    1/2 ( mean over p in T_i of (s_ip - b_ip + m)  +  mean over n not in P_i of (b_in - s_in + m) )
-
-    The arguments are those of `prototype_regulariser`, which is the form of PRIME's code.
-    """
-    has_positives = ranks.all_reduce_sum(positives.sum(dim=1)) > 0
-    negatives = ~relevant & has_positives[:, None]
-    lead = to_prototypes - to_texts
-    return (_over(positives, margin - lead, ranks) + _over(negatives, margin + lead, ranks)) / 2
 
 
 def _top_k(scores: Float[Tensor, "query key"], k: int) -> Float[Tensor, "query top"]:

@@ -74,6 +74,7 @@ class Method:
         label_inputs: Default input of an adapter for a label: `text` or `enriched`.
         head: Makes the head, given the size of a vector, the number of labels and the options. None: the method has no
             head.
+        head_option: The option that adds the head if it is not 0. None: the method always has its head.
         tuned: Whether `--tune auto` chooses the memory's lambda after training.
     """
 
@@ -90,6 +91,7 @@ class Method:
     clusters: Literal["none", "growing", "whole"] = "none"
     label_inputs: Literal["text", "enriched"] = "enriched"
     head: Callable[[int, int, Any], Head] | None = None
+    head_option: str | None = None
     tuned: bool = False
 
     def mined(self, given: int | Literal["all"] | None) -> int | None:
@@ -100,3 +102,11 @@ class Method:
         if given == "all":
             return None
         return self.hard_negatives if given is None else given
+
+    def has_head(self, options: MethodOptions) -> bool:
+        """Return whether a model has a head with these options."""
+        return self.head is not None and (self.head_option is None or bool(getattr(options, self.head_option)))
+
+    def make_head(self, dim: int, labels: int, options: MethodOptions) -> Head | None:
+        """Make the head for vectors of this size and this number of labels. None if there is no head."""
+        return self.head(dim, labels, options) if self.head is not None and self.has_head(options) else None

@@ -1,17 +1,21 @@
-"""PRIME: triplets of queries and label prototypes, and of queries and label texts, in batches of similar queries."""
+"""PRIME: triplets of queries and label prototypes, and of queries and label texts, in batches of similar queries.
+
+The second stage of PRIME is NGAME's classifier: triplets of queries and a trained vector for each label.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.methods.method import Method, SymmetricOptions
-from recollect.trainer.settings import Listed, NotEmpty, Positive, PrototypeToken, TripletKind
+from recollect.trainer.methods.method import Method, MethodOptions, SymmetricOptions
+from recollect.trainer.methods.table import OvaOptions, ova_classifier
+from recollect.trainer.settings import Listed, NotEmpty, Positive, PrototypeToken
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,7 +29,24 @@ if TYPE_CHECKING:
 _LABELS_PER_FREE = 2
 
 
-class PrimeOptions(SymmetricOptions):
+class TripletOptions(MethodOptions):
+    """The flags of methods that train with triplets."""
+
+    margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
+        (0.1, 0.3),
+        description="prime, ngame: lower and upper bound of the triplet margin; equal bounds give a constant margin",
+    )
+    triplet_negatives: int = Field(
+        100, ge=1, description="prime, ngame: number of negatives in a query's triplets, the hardest ones of the pool"
+    )
+
+    def contradictions(self) -> Iterator[str]:
+        low, high = self.margin
+        if low > high:
+            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
+
+
+class PrimeOptions(TripletOptions, SymmetricOptions):
     """The flags of PRIME."""
 
     prototype: Annotated[list[PrototypeToken], *Listed, NotEmpty] = Field(
@@ -36,21 +57,8 @@ class PrimeOptions(SymmetricOptions):
         ge=1,
         description="prime: number of free vectors; unset: a power of two, so that 2 or 3 labels share each vector",
     )
-    margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
-        (0.1, 0.3),
-        description="prime: lower and upper bound of the triplet margin; equal bounds give a constant margin",
-    )
-    triplets: TripletKind = Field(
-        "weighted",
-        description="prime: weighted mean of the hardest triplets, or sum of all triplets as in the paper (sum)",
-    )
     text_loss: CliImplicitFlag[bool] = Field(
         True, description="prime: also train queries to find label texts, not only prototypes"
-    )
-    regulariser: Literal["released", "printed"] = Field(
-        "released",
-        description="prime: released: hinges with margin .3 over the 100 hardest negatives; printed: the paper's Eq. 6 "
-        "and 7, all negatives and no hinge",
     )
     regulariser_weight: float = Field(
         0.1,
@@ -59,7 +67,8 @@ class PrimeOptions(SymmetricOptions):
     )
 
     def contradictions(self) -> Iterator[str]:
-        tokens, (low, high) = self.prototype, self.margin
+        yield from TripletOptions.contradictions(self)
+        tokens = self.prototype
         if len(set(tokens)) < len(tokens):
             yield f"--prototype: expected each part only once, found {','.join(tokens)}; remove the repetition"
         if tokens == ["free"]:
@@ -69,10 +78,6 @@ class PrimeOptions(SymmetricOptions):
             )
         if "bank" in self.model_fields_set and "free" not in tokens:
             yield f"--bank: expected free vectors in prototypes, found --prototype {','.join(tokens)}; omit the flag"
-        if "regulariser" in self.model_fields_set and not self.regulariser_weight:
-            yield "--regulariser: expected --regulariser-weight above 0, found 0; omit one of them"
-        if low > high:
-            yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
 
     def with_defaults(self, labels: int) -> PrimeOptions:
         if (self.bank or 0) > labels:
@@ -93,9 +98,13 @@ def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     if options.text_loss:
         loss = loss + _triplets(texts, scored, options, scored.ranks)
     if options.regulariser_weight:
-        regulariser = {"released": losses.prototype_regulariser, "printed": losses.printed_regulariser}
-        loss = loss + options.regulariser_weight * regulariser[options.regulariser](
-            prototypes, texts, scored.positives, scored.relevant, ranks=scored.ranks
+        loss = loss + options.regulariser_weight * losses.prototype_regulariser(
+            prototypes,
+            texts,
+            scored.positives,
+            scored.relevant,
+            ranks=scored.ranks,
+            hardest=options.triplet_negatives,
         )
     return loss
 
@@ -106,14 +115,12 @@ def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " 
 
 
 def _triplets(
-    view: Float[Tensor, "row key"], scored: Scored | ScoredLabels, options: PrimeOptions, *ranks: Ranks
+    view: Float[Tensor, "row key"], scored: Scored | ScoredLabels, options: TripletOptions, *ranks: Ranks
 ) -> Float[Tensor, " row"]:
     from recollect.trainer.methods import losses
 
     pairs = scored.positives, scored.relevant
-    if options.triplets == "sum":
-        return losses.triplet_sum(view, *pairs, options.margin, *ranks)
-    return losses.clipped_triplet(view, *pairs, options.margin, *ranks)
+    return losses.clipped_triplet(view, *pairs, options.margin, *ranks, hardest=options.triplet_negatives)
 
 
 def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
@@ -122,7 +129,7 @@ def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
     return Prototypes(dim, labels, options.prototype, options.bank or 0)
 
 
-METHOD = Method(
+PRIME = Method(
     name="prime",
     options=PrimeOptions,
     loss=_loss,
@@ -136,4 +143,31 @@ METHOD = Method(
     label_inputs="text",  # the centroid in a prototype already contains the instances
     head=_head,
     tuned=True,
+)
+
+
+# ---- NGAME's classifier ----
+
+
+class NgameOptions(TripletOptions, OvaOptions):
+    """The flags of NGAME's classifier."""
+
+
+def _classifier_loss(scored: Scored, options: NgameOptions) -> Float[Tensor, " query"]:
+    """L(queries, vectors of the classifier)."""
+    return _triplets(scored.labels[0], scored, options, scored.ranks)
+
+
+# On PRIME's trained and frozen encoder, it is PRIME's second stage.
+NGAME = Method(
+    name="ngame",
+    options=NgameOptions,
+    loss=_classifier_loss,
+    hard_negatives=0,
+    positives=3,
+    pulls_pool=True,
+    temperature=None,
+    clusters="growing",
+    label_inputs="text",
+    head=ova_classifier,
 )

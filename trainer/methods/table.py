@@ -1,4 +1,4 @@
-"""All methods but PRIME: the row of each one, with its loss, its head and its flags."""
+"""All methods without triplets: the row of each one, with its loss, its head and its flags."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from recollect.trainer.distributed import Ranks
     from recollect.trainer.heads.classifier import Classifier
     from recollect.trainer.heads.ova import OvaClassifier
+    from recollect.trainer.heads.projection import Projection
     from recollect.trainer.methods.losses import Scored, ScoredLabels
 
 
@@ -72,14 +73,21 @@ SOFT_TOP_K = dataclasses.replace(DEXML, name="softtopk", options=SoftTopKOptions
 # ---- UniDEC, and SupconDE: its dual encoder without its classifier ----
 
 
-class UnidecOptions(SymmetricOptions):
+class SupconOptions(SymmetricOptions):
+    """The flags of SupconDE."""
+
+    projection: int = Field(
+        0,
+        ge=0,
+        description="unidec, supcon: dimensions of each view above a layer with tanh, as in the paper; 0: no layer",
+    )
+
+
+class UnidecOptions(SupconOptions):
     """The flags of UniDEC."""
 
     classifier_norm: CliImplicitFlag[bool] = Field(
         True, description="unidec: train the classifier with unit vectors; the paper does not normalise them"
-    )
-    projection: int = Field(
-        0, ge=0, description="unidec: dimensions of both views above a layer with tanh, as in the paper; 0: no layer"
     )
 
 
@@ -106,6 +114,12 @@ def _mean_over_views(
     return torch.stack(each).mean(dim=0)
 
 
+def _projection(dim: int, _: int, options: SupconOptions) -> Projection:
+    from recollect.trainer.heads.projection import Projection
+
+    return Projection(dim, options.projection)
+
+
 def _classifier(dim: int, labels: int, options: UnidecOptions) -> Classifier:
     from recollect.trainer.heads.classifier import Classifier
 
@@ -114,7 +128,7 @@ def _classifier(dim: int, labels: int, options: UnidecOptions) -> Classifier:
 
 SUPCON = Method(
     name="supcon",
-    options=SymmetricOptions,
+    options=SupconOptions,
     loss=_pal_loss,
     label_loss=_pal_label_loss,
     hard_negatives=6,
@@ -122,8 +136,10 @@ SUPCON = Method(
     pulls_pool=True,
     temperature=1 / 18,
     clusters="whole",
+    head=_projection,
+    head_option="projection",
 )
-UNIDEC = dataclasses.replace(SUPCON, name="unidec", options=UnidecOptions, head=_classifier)
+UNIDEC = dataclasses.replace(SUPCON, name="unidec", options=UnidecOptions, head=_classifier, head_option=None)
 
 
 # ---- InfoNCE: the most common way to train a dual encoder, one positive for each query against the batch's labels ----
@@ -145,10 +161,10 @@ INFONCE = Method(
 
 
 class OvaOptions(MethodOptions):
-    """The flags of OvA."""
+    """The flags of a classifier with one vector for each label."""
 
     classifier_keys: ClassifierKeys = Field(
-        "alone", description="ova: key of a label: its classifier's vector (alone), or joined to its text vector"
+        "alone", description="ova, ngame: key of a label: its classifier's vector (alone), or joined to its text vector"
     )
 
 
@@ -158,12 +174,12 @@ def _binary_loss(scored: Scored, _: MethodOptions) -> Float[Tensor, " query"]:
     return losses.binary_cross_entropy(scored.labels[0], scored.relevant, scored.ranks)
 
 
-def _ova_classifier(dim: int, labels: int, options: OvaOptions) -> OvaClassifier:
+def ova_classifier(dim: int, labels: int, options: OvaOptions) -> OvaClassifier:
     from recollect.trainer.heads.ova import OvaClassifier
 
     return OvaClassifier(dim, labels, options.classifier_keys)
 
 
 BCE = dataclasses.replace(DEXML, name="bce", loss=_binary_loss)
-# On a trained and frozen encoder, it is like the second stage of NGAME and PRIME; with the encoder, like Renee.
-OVA = dataclasses.replace(BCE, name="ova", options=OvaOptions, label_inputs="text", head=_ova_classifier)
+# With the encoder, it is like Renee.
+OVA = dataclasses.replace(BCE, name="ova", options=OvaOptions, label_inputs="text", head=ova_classifier)

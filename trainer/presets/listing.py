@@ -35,7 +35,7 @@ def details(preset: Preset) -> list[str]:
 def _row(preset: Preset) -> tuple[str, ...]:
     flags = {name: _argument(flag.value) for name, flag in preset.flags.items()}
     length = f"{flags['epochs']} epochs" if "epochs" in flags else f"{flags['max_steps']} steps"
-    encoder = flags["encoder"].rpartition("/")[2]
+    encoder = flags["encoder"].rpartition("/")[2] if "encoder" in flags else f"from {preset.first_stage}"
     return (
         preset.name,
         preset.dataset,
@@ -60,8 +60,10 @@ def _values(title: str, flags: dict[str, Sourced]) -> list[str]:
 
 
 def _commands(preset: Preset) -> list[str]:
+    first, start = preset.first_stage, " --from first" if preset.first_stage else ""
     return [
-        f"recollect train {preset.dataset} --out run --preset {preset.name}",
+        *([f"recollect train {preset.dataset} --out first --preset {first}"] if first else []),
+        f"recollect train {preset.dataset} --out run --preset {preset.name}{start}",
         " ".join(["recollect build run --store store --lexical off --activate", *_arguments(preset.build)]),
         " ".join([f"recollect evaluate {preset.dataset} --store store", *_arguments(preset.evaluate)]),
     ]

@@ -24,8 +24,8 @@ _DATASETS = "datasets.toml"
 _LEAST = {"batch_size": 8}
 _MOST_TOKENS = 32
 # Flags without a value in a smaller training: pooling suits the encoder, the bank the number of labels, the warm-up the
-# steps, and micro-batches the memory of a GPU.
-_DEFAULTS = ("pooling", "bank", "warmup", "micro_batch")
+# steps, clusters the number of instances, and micro-batches the memory of a GPU.
+_DEFAULTS = ("pooling", "bank", "warmup", "clusters", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Preset:
         dataset: Published name of the dataset.
         variants: Its published variants.
         figure: The published result.
+        first_stage: The preset that trains the run to start from (`--from`). None: the preset has one stage.
         flags: Flags of `recollect train`, with underscores.
         build: Flags of `recollect build` for the index of the published experiment.
         evaluate: Flags of `recollect evaluate` that answer as the published experiment does.
@@ -76,6 +77,7 @@ class Preset:
     dataset: str
     variants: tuple[Variant, ...]
     figure: str
+    first_stage: str | None
     flags: dict[str, Sourced]
     build: dict[str, Sourced]
     evaluate: dict[str, Sourced]
@@ -159,6 +161,7 @@ def _preset(name: str, dataset: dict[str, Any], sources: dict[str, str], tables:
         dataset=dataset["name"],
         variants=tuple(Variant(**variant) for variant in dataset["variants"]),
         figure=merged["figure"],
+        first_stage=merged.get("first_stage"),
         missing={flag: reason for table in tables for flag, reason in table.get("missing", {}).items()},
         differences=tuple(fact for table in tables for fact in table.get("differences", ())),
         sources=merged["sources"] | sources,
