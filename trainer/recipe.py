@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from recollect.service.settings import as_flag
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS, Method, MethodOptions
 from recollect.trainer.metrics import PROPENSITY
@@ -170,15 +171,11 @@ class Recipe:
                 f"--clusters {settings.clusters}: expected at least {per_epoch:,}, the batches of an epoch, as larger "
                 "clusters gain nothing; choose more, or 0 for random batches"
             )
-        if settings.cluster_from >= max(1, epochs):
-            raise TrainingError(
-                f"--cluster-from {settings.cluster_from}: expected an epoch before the end, found {epochs} in all; "
-                "choose an earlier one, or --clusters 0"
-            )
         rate = settings.learning_rate or _LEARNING_RATE[kind]
         head_factor, table_factor = (_HEAD_FACTOR, _TABLE_FACTOR) if train == "full" else (1, 1)
         steps = min(epochs * per_epoch, settings.max_steps or epochs * per_epoch)
         clusters = _clusters(settings, method, instances, per_epoch)
+        _refuse_late(settings, math.ceil(steps / per_epoch), _cluster_every(settings, epochs))
         sampling = settings.positive_sampling or method.positive_sampling
         chosen = dict[str, Any](
             encoder=encoder,
@@ -197,7 +194,7 @@ class Recipe:
             mine_every=settings.mine_every or settings.mine_every_epochs * per_epoch,
             mine_search=_mine_search(instances * labels, device),
             positives=method.positives if settings.positives is None else settings.positives,
-            label_inputs=(settings.label_inputs or method.label_inputs) if train != "full" else "text",
+            label_inputs=_label_inputs(settings, method, encoder) if train != "full" else "text",
             precision=_precision(settings.precision, device),
             ranks=ranks,
             device=device,
@@ -224,12 +221,19 @@ class Recipe:
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.
 
-        With `max_seconds`, the fraction of time spent replaces the fraction of steps done if the time is further.
+        Args:
+            step: The step.
+            seconds: Time spent before the step, which counts with `max_seconds`.
         """
-        if self.max_seconds:
-            step = max(step, min(self.steps - 1, int(seconds / self.max_seconds * self.steps)))
-        warm_up = max(1, math.ceil(self.warmup * self.steps if self.warmup < 1 else self.warmup))
-        return self.learning_rate * min((step + 1) / warm_up, (self.steps - step) / max(1, self.steps - warm_up))
+        steps = self._expected_steps(step, seconds)
+        warm_up = max(1, math.ceil(self.warmup * steps if self.warmup < 1 else self.warmup))
+        return self.learning_rate * min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
+
+    def _expected_steps(self, step: int, seconds: float) -> int:
+        """Return the number of steps in all. With `max_seconds`, it is at most what fits in at the present speed."""
+        if not (self.max_seconds and step and seconds):
+            return self.steps
+        return min(self.steps, max(step + 1, math.ceil(step * self.max_seconds / seconds)))
 
     def ended(self, step: int, seconds: float) -> bool:
         return step >= self.steps or 0 < self.max_seconds <= seconds
@@ -268,6 +272,51 @@ def _clusters(settings: TrainSettings, method: Method, instances: int, per_epoch
 
 def _cluster_every(settings: TrainSettings, epochs: int) -> int:
     return settings.cluster_every or max(1, min(_CLUSTER_EVERY, epochs // _CLUSTERINGS))
+
+
+def _label_inputs(settings: TrainSettings, method: Method, encoder: dict[str, Any]) -> str:
+    """Return the inputs for labels: those of the adapter from which the training starts, if there is one.
+
+    Raises:
+        TrainingError: If --label-inputs asks for others.
+    """
+    alpha = encoder.get("label_alpha")
+    if alpha is None:
+        return settings.label_inputs or method.label_inputs
+    started = "enriched" if alpha else "text"
+    if settings.label_inputs not in (None, started):
+        raise TrainingError(
+            f"--label-inputs {settings.label_inputs}: expected {started}, as for the adapter of {encoder['name']}; "
+            "omit the flag"
+        )
+    return started
+
+
+def _refuse_late(settings: TrainSettings, epochs: int, cluster_every: int) -> None:
+    """Refuse epochs that the user gives and that have no effect.
+
+    Args:
+        settings: The settings.
+        epochs: Number of epochs that begin.
+        cluster_every: Epochs between two clusterings.
+
+    Raises:
+        TrainingError: If negatives or clusters begin after the end, or if clusters double after the last clustering.
+    """
+    given, first = settings.model_fields_set, settings.cluster_from
+    for name in ("mine_from", "cluster_from"):
+        if name in given and getattr(settings, name) >= epochs:
+            raise TrainingError(
+                f"{as_flag(name)} {getattr(settings, name)}: expected an epoch before the end, found {epochs} in all; "
+                "choose an earlier one"
+            )
+    last = first + (epochs - 1 - first) // cluster_every * cluster_every
+    late = [epoch for epoch in settings.cluster_double_at if not first < epoch <= last]
+    if late and "cluster_double_at" in given:
+        raise TrainingError(
+            f"--cluster-double-at {late[0]}: expected an epoch after the first clustering, {first}, and until the last "
+            f"one, {last}; omit it"
+        )
 
 
 def _options(settings: TrainSettings, method: Method) -> MethodOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,13 @@ from recollect.trainer.distributed import (
     check_shared_folder,
     process_group,
 )
-from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
+from recollect.trainer.encoding.checkpoint import (
+    encoder_digest,
+    load_checkpoint,
+    load_encoder,
+    load_head,
+    save_checkpoint,
+)
 from recollect.trainer.encoding.encoder import Encoder, choose_device
 from recollect.trainer.encoding.keys import AdaptedKeys
 from recollect.trainer.encoding.label_texts import describe_unclear_labels
@@ -26,9 +33,9 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.head import Head
 from recollect.trainer.memory.label_keys import LabelInputs
-from recollect.trainer.memory.memory import Memory
-from recollect.trainer.memory.reuse import open_earlier
-from recollect.trainer.memory.tune import tune
+from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.memory.reuse import has_labels, open_earlier
+from recollect.trainer.memory.tune import is_tuned, tune
 from recollect.trainer.methods import METHODS
 from recollect.trainer.presets.preset import find_preset
 from recollect.trainer.recipe import Recipe
@@ -69,6 +76,7 @@ def write_run(settings: TrainSettings) -> None:
         encoder = _load_encoder(settings, dataset, instances, device)
         check_query_encoder(settings, encoder, instances)
         run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks)
+        run = dataclasses.replace(run, encoder=_with_earlier_head(run))
         if ranks.size > 1:
             check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
@@ -107,6 +115,25 @@ def _load_encoder(settings: TrainSettings, dataset: Dataset, instances: Split, d
     return encoder if settings.normalise else encoder.without_normalisation()
 
 
+def _with_earlier_head(run: Run) -> Encoder:
+    """The encoder with the head of the checkpoint that the run starts from, if it fits, or else a line that says so.
+
+    A head has weights for each label, by its position, so a memory without training uses it for the same labels only.
+    """
+    encoder, checkpoint = run.encoder, Path(run.settings.encoder)
+    head = load_head(checkpoint, encoder.model.dim)
+    if head is None:
+        return encoder
+    if run.settings.epochs != 0:
+        reason = "a training makes a new one"
+    elif not has_labels(RunFolder(checkpoint.parent).memory, run.dataset.labels):
+        reason = f"it belongs to other labels than those of {run.settings.dataset}; train again to have one"
+    else:
+        return encoder.with_adapter(encoder.model.adapter, head, encoder.config.label_alpha)
+    run.report(f"{checkpoint}: its head ({head.kind}) is not used: {reason}")
+    return encoder
+
+
 def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
     """Make the recipe, and a mask of the held-out instances.
 
@@ -125,9 +152,10 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
             "use --epochs 0 to write a memory without training"
         )
     if settings.vectors is not None:
-        frozen = run.encoder.without_adapter()
-        open_earlier(settings.vectors, frozen, encoder_digest(frozen), "float32")
+        _check_vectors(run, settings.vectors)
     held_out = hold_out(run.instances.labels, settings.validation_fraction, settings.seed)
+    if not held_out.any():
+        _refuse_without_held_out(settings)
     start = run.plan(run.encoder, "float32")
     recipe = Recipe.of(
         settings,
@@ -143,6 +171,30 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
     if settings.overwrite or not run.folder.is_trained():
         _check_head(run, recipe)
     return recipe, held_out
+
+
+def _refuse_without_held_out(settings: TrainSettings) -> None:
+    """Refuse given flags that need held-out instances, for a dataset of which the fraction is less than one instance.
+
+    Raises:
+        TrainingError: If there is such a flag.
+    """
+    flag = "--validate-lambda" if "validate_lambda" in settings.model_fields_set else "--tune"
+    if flag != "--tune" or settings.tune == "yes":
+        raise TrainingError(
+            f"{flag}: expected held-out instances, found none with --validation-fraction "
+            f"{settings.validation_fraction}; choose a larger one, or omit {flag}"
+        )
+
+
+def _check_vectors(run: Run, given: Path) -> None:
+    """Check that --vectors has vectors of the frozen encoder, before any file is written.
+
+    Raises:
+        MemoryFolderError: If it does not.
+    """
+    frozen = run.encoder.without_adapter()
+    open_earlier(given, frozen, encoder_digest(frozen), "float32")
 
 
 def _check_head(run: Run, recipe: Recipe) -> None:
@@ -161,14 +213,32 @@ def _check_head(run: Run, recipe: Recipe) -> None:
 
 
 def _run_without_training(run: Run) -> None:
-    """Save the pretrained encoder and write its memory."""
-    folder, plan = run.folder, run.plan(run.encoder, run.settings.key_dtype)
-    reusable = run.reusable(run.encoder, plan)
+    """Save the encoder as it is, and write its memory."""
+    folder, encoder = run.folder, run.encoder
+    plan = run.plan(encoder, run.settings.key_dtype)
+    is_bare = encoder.model.adapter is None and encoder.model.head is None
+    reusable = run.reusable(encoder, plan) if is_bare else None
+    if not is_bare and run.settings.vectors is not None:
+        _check_vectors(run, run.settings.vectors)
     if run.ranks.first:
         resumed = folder.begin_untrained(plan, run.settings.overwrite)
         if not resumed or not folder.checkpoint.is_dir():
-            save_checkpoint(run.encoder, folder.checkpoint)
-    run.write_memory(plan, run.texts(run.encoder, reusable))
+            save_checkpoint(encoder, folder.checkpoint)
+    if is_bare:
+        run.write_memory(plan, run.texts(encoder, reusable))
+    elif run.has_intact_memory(folder.memory):
+        run.report_existing_memory(plan)
+    else:
+        vectors, held_out = run.frozen_vectors(encoder.without_adapter()), _earlier_held_out(run)
+        label_inputs = _label_inputs(run, encoder.config.label_alpha or 0.0, vectors, held_out)
+        run.write_memory(plan, _keys_above(run, encoder, vectors, label_inputs))
+
+
+def _earlier_held_out(run: Run) -> np.ndarray:
+    """A mask of the instances that the run of the checkpoint held out. Its adapter did not read them."""
+    sets = run.instances.labels
+    held_out = RunFolder(Path(run.settings.encoder).parent).held_out(sets)
+    return np.zeros(len(sets), dtype=bool) if held_out is None else held_out
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
@@ -179,7 +249,12 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         with watch("tokenise"):
             queries = run.tokens("queries", run.instances.entries, config.max_length)
             labels = run.tokens("labels", run.dataset.labels, config.label_max_length)
-        encoder = encoder.with_adapter(encoder.model.adapter, _create_head(run, recipe))
+        adapter = encoder.model.adapter
+        if config.label_alpha:
+            run.report(
+                f"{config.name}: its adapter read label texts mixed with instances, and reads the texts alone now"
+            )
+        encoder = encoder.with_adapter(adapter, _create_head(run, recipe), None if adapter is None else 0.0)
         model = encoder.model.trainable()
         if recipe.lora:
             model.pooler.requires_grad_(False)
@@ -211,7 +286,8 @@ def _train_above(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
     frozen, watch = run.encoder.without_adapter(), Stopwatch()
     with watch("encode"):
         vectors = run.frozen_vectors(frozen)
-    label_inputs = _label_inputs(run, recipe, vectors, held_out)
+    alpha = (run.encoder.config.label_alpha or _INPUT_ALPHA) if recipe.label_inputs == "enriched" else 0.0
+    label_inputs = _label_inputs(run, alpha, vectors, held_out)
     if must_train:
         adapter = run.encoder.model.adapter
         if recipe.train == "head":
@@ -219,7 +295,7 @@ def _train_above(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
                 adapter.freeze()
         elif adapter is None:
             adapter = _create_adapter(run, frozen.dim)
-        encoder = frozen.with_adapter(adapter, _create_head(run, recipe))
+        encoder = frozen.with_adapter(adapter, _create_head(run, recipe), alpha)
         task = Task(
             encoder.vector_model(),
             VectorTable(torch.from_numpy(np.array(vectors.instance_keys, dtype=np.float32))),
@@ -231,8 +307,7 @@ def _train_above(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
         )
         _train(run, recipe, task, watch)
     best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
-    source = AdaptedKeys(best.vector_model(), vectors.instance_keys, label_inputs, best.device, run.ranks)
-    run.write_memory(run.plan(best, run.settings.key_dtype), source)
+    run.write_memory(run.plan(best, run.settings.key_dtype), _keys_above(run, best, vectors, label_inputs))
 
 
 def _begin_training(run: Run, recipe: Recipe) -> bool:
@@ -256,9 +331,13 @@ def _create_head(run: Run, recipe: Recipe) -> Head | None:
     return METHODS[recipe.method].make_head(run.encoder.model.dim, len(run.dataset.labels), recipe.options)
 
 
-def _label_inputs(run: Run, recipe: Recipe, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
+def _keys_above(run: Run, encoder: Encoder, vectors: Memory, label_inputs: LabelInputs) -> AdaptedKeys:
+    """The keys that adapter and head make from the vectors of the frozen encoder."""
+    return AdaptedKeys(encoder.vector_model(), vectors.instance_keys, label_inputs, encoder.device, run.ranks)
+
+
+def _label_inputs(run: Run, alpha: float, vectors: Memory, held_out: np.ndarray) -> LabelInputs:
     """The adapter's inputs for labels. Held-out instances are left out, so that validation on them stays fair."""
-    alpha = _INPUT_ALPHA if recipe.label_inputs == "enriched" else 0.0
     return LabelInputs.of(
         vectors.label_keys(0.0)[:], vectors.instance_keys, run.instances.labels.where(~held_out), alpha
     )
@@ -305,9 +384,9 @@ def _train(run: Run, recipe: Recipe, task: Task, watch: Stopwatch) -> None:
 
 def _tune_memory(run: Run, held_out: np.ndarray) -> None:
     """Tune the memory on the held-out instances, unless it is tuned or the settings disable tuning."""
-    settings, memory = run.settings, run.folder.memory
+    settings = run.settings
     wanted = METHODS[settings.method].tuned if settings.tune == "auto" else settings.tune == "yes"
-    if not wanted or not held_out.any() or (memory / "tuning.json").is_file():
+    if not wanted or not held_out.any() or is_tuned(open_memory(run.folder.memory)):
         return
     best = tune(TuneSettings(run=run.folder.path, device=run.settings.device)).best
     run.report(

@@ -244,14 +244,15 @@ class RunFolder:
         """Check that the folder holds no files of unknown origin.
 
         Args:
-            plan: Plan of the new memory. A lone checkpoint of its encoder is allowed: a run that was killed before it
-                began the memory leaves one.
+            plan: Plan of the new memory. A checkpoint of its encoder without a memory is allowed: a run that was killed
+                before it began the memory leaves one, with an adapter or a head also the vectors below them.
 
         Raises:
             TrainingError: If there are other files.
         """
         found = [path for path in self._run_paths if path.exists()]
-        if found and not (found == [self.checkpoint] and plan is not None and self._has_checkpoint_of(plan)):
+        unfinished = plan is not None and {*found} <= {self.checkpoint, self.frozen} and self._has_checkpoint_of(plan)
+        if found and not unfinished:
             names = ", ".join(path.name for path in found)
             raise TrainingError(
                 f"{self.path}: expected a run folder or an empty folder, found {names} of unknown origin; "

@@ -83,7 +83,7 @@ class Run:
         if given is None:
             return None
         memory = open_earlier(given, encoder, plan.encoder_sha256, plan.key_dtype)
-        found = find_reusable(memory, plan, encoder, self.dataset.labels, self.instances.entries)
+        found = find_reusable(memory, plan, self.dataset.labels, self.instances.entries)
         self.report(
             f"--vectors {given}: {plan.keys - found.missing:,} of {plan.keys:,} texts are unchanged, "
             f"{found.missing:,} texts to encode"

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ from tests import forked
 PATIENCE_SECONDS = 120
 KILLED = -signal.SIGKILL
 
+LENGTHS = ["--max-length", 16, "--label-max-length", 8]
 # Training uses 48 or all 60 instances of the lesson dataset, in 6 or 8 steps an epoch.
-USUAL = ["--max-length", 16, "--label-max-length", 8, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
+USUAL = [*LENGTHS, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
 # Contents of a finished run folder, by the value of --train.
 _ALWAYS_LEFT = {"checkpoint", "memory", "metrics.jsonl", "tensorboard", "training.json"}
 LEFT = {"full": _ALWAYS_LEFT, "adapter": {*_ALWAYS_LEFT, "frozen"}}
@@ -46,6 +47,13 @@ class Outcome(NamedTuple):
 
 
 Train = Callable[..., Outcome]
+
+
+def untrained(arguments: Sequence[object]) -> list[object]:
+    """The same command without a training, and without flags that only a training reads."""
+    of_training = ("--batch-size", "--epochs", "--save-minutes", "--validation-fraction")
+    kept = [each for before, each in itertools.pairwise((None, *arguments)) if not {before, each} & {*of_training}]
+    return [*kept, "--epochs", 0]
 
 
 def metrics(folder: Path, name: str) -> dict[int, float]:

@@ -75,10 +75,10 @@ class TestSavedCheckpoint:
             (None, "expected a checkpoint's settings, .*`recollect train`"),
             ("", "expected a checkpoint's settings, found: .*train again"),
             (
-                '{"format_version": 1, "pad_id": 0, "name": "x"}',
+                '{"format_version": 2, "pad_id": 0, "name": "x"}',
                 "expected a checkpoint's settings, found: .*train again",
             ),
-            ('{"format_version": 2, "new": "settings"}', "expected format_version 1, found 2"),
+            ('{"format_version": 3, "new": "settings"}', "expected format_version 2, found 3"),
         ],
     )
     def test_missing_or_invalid_settings_are_refused(self, tmp_path: Path, content: str | None, message: str) -> None:

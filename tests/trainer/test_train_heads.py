@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -79,16 +80,30 @@ class TestRun:
         moved = encoder.encode(names, 8, side="labels", first=0)[::-1]
         assert not np.allclose(memory.keys[INSTANCES:], moved, atol=1e-2)
 
-    def test_checkpoint_with_a_head_can_start_another_training_which_drops_the_head(
-        self, run: HeadRun, train: Train, run_folder: Path
+    def test_memory_without_training_has_the_keys_of_the_run_whose_checkpoint_it_starts_from(
+        self, run: HeadRun, lesson: Path, run_folder: Path
     ) -> None:
+        recollect.train(lesson, out=run_folder, from_=run.folder, epochs=0)
+        earlier, memory = open_memory(run.folder / "memory"), open_memory(run_folder / "memory")
+        assert memory.plan == dataclasses.replace(earlier.plan, encoder=memory.plan.encoder)
+        np.testing.assert_allclose(memory.keys, earlier.keys, atol=1e-5)
+
+    def test_head_is_not_used_for_other_labels_and_a_line_says_so(
+        self, run: HeadRun, train: Train, run_folder: Path, lesson: Path, tmp_path: Path
+    ) -> None:
+        other = Path(shutil.copytree(lesson, tmp_path / "other"))
+        labels = (lesson / "labels.jsonl").read_text("utf-8")
+        (other / "labels.jsonl").write_text(labels.replace('"quick', '"slow'), "utf-8")
         start = run.folder / "checkpoint"
-        assert train("--encoder", start, "--validation-fraction", 0, "--epochs", 0).status == 0
+        outcome = train("--encoder", start, "--epochs", 0, dataset=other)
+        assert outcome.status == 0, outcome.err
+        assert f"{start}: its head (" in outcome.err
+        assert "is not used: it belongs to other labels than those of" in outcome.err
         encoder, memory = load_checkpoint(run_folder / "checkpoint", "cpu"), open_memory(run_folder / "memory")
         assert encoder.model.head is None
         assert (encoder.model.adapter is not None) == (run.what == "adapter")
         assert memory.plan.dim == encoder.dim == DIM
-        names = texts(run.folder, "labels.jsonl")
+        names = texts(run_folder, "labels.jsonl")
         found = load_encoder(str(start), "auto", 16, 8, "cpu").encode(names, 8, side="labels")
         np.testing.assert_allclose(memory.keys[INSTANCES:], found, atol=1e-5)
         assert not list((run_folder / "checkpoint").glob("head*"))

@@ -104,6 +104,27 @@ class TestKilled:
             memory.instance_keys, encoder.encode(texts(run_folder, "instances.jsonl"), 16), atol=1e-5
         )
 
+    @pytest.mark.parametrize("verb", ["train", "tune"])
+    def test_tuning_killed_between_its_two_files_is_done_again_by_the_same_command(
+        self, flags: list[object], train: Train, run_folder: Path, tmp_path: Path, verb: str
+    ) -> None:
+        def tuned(run: Path) -> list[bytes]:
+            return [(run / "memory" / name).read_bytes() for name in ("tuning.json", "memory.json")]
+
+        few, never = ["--max-steps", 2, "--tune", "yes" if verb == "train" else "no"], tmp_path / "never"
+        commands = [[*flags, *few]] + [["tune", run_folder]] * (verb == "tune")
+        for command in commands:
+            assert recollect.main([str(never if each == run_folder else each) for each in command]) == 0
+        moment = Moment("recollect.trainer.memory.tune.write_defaults")
+        statuses = [run_recollect(command, tmp_path / "log", moment) for command in commands]
+        assert statuses[-1] == [KILLED], (tmp_path / "log").read_text()
+        assert tuned(run_folder)[1] != tuned(never)[1]
+        assert recollect.main(list(map(str, commands[-1]))) == 0
+        assert tuned(run_folder) == tuned(never)
+        before = files(run_folder / "memory")
+        assert train(*few).status == 0
+        assert files(run_folder / "memory") == before
+
     def test_unfinished_training_is_refused_without_resume_and_stays_unchanged(
         self,
         run: Callable[..., int],

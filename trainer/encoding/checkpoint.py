@@ -3,8 +3,8 @@
     checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
                   [layers.safetensors]  [adapter.safetensors]  [head.safetensors]
 
-`recollect.json` contains the pooling and the layers after it, the length limits, the prompts, and the shapes of the
-adapter and the head.
+`recollect.json` contains the pooling and the layers after it, the length limits, the prompts, the shapes of the adapter
+and the head, and how they read labels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CONFIG, _LAYERS = "recollect.json", "layers.safetensors"
 _ADAPTER, _HEAD = "adapter.safetensors", "head.safetensors"
 # The class of each head, by its name in `recollect.json`.
 _HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier, OvaClassifier, Projection)}
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -124,7 +124,7 @@ def load_encoder(
     """Load an encoder to start training from: a checkpoint folder, or a model that `load_pretrained` finds.
 
     The adapter of a checkpoint is loaded. The head is not loaded, because it belongs to the labels of the previous
-    training.
+    training: see `load_head`.
 
     Raises:
         EncoderError: If the encoder is missing, invalid or untrusted, or has fewer token positions than the length
@@ -184,6 +184,21 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         config.normalised,
     )
     return Encoder(config, model, tokenizer, pad_id, device)
+
+
+def load_head(folder: Path, dim: int) -> Head | None:
+    """Load the head of a checkpoint that `load_encoder` accepts; None if the encoder has none.
+
+    Args:
+        folder: The checkpoint, or the name of another encoder.
+        dim: Size of the vectors below the head.
+
+    Raises:
+        EncoderError: If the head is incomplete.
+    """
+    path = folder / _CONFIG
+    described = read_json(path)["head"] if path.is_file() else None
+    return None if described is None else _load_weights(_create_head(path, dim, described), folder / _HEAD)
 
 
 def _create_head(path: Path, dim: int, described: Any) -> Head:

@@ -43,6 +43,8 @@ class EncoderConfig:
         layers: Layers after the pooling, as in `Pooler`.
         query_prompt: Text that the encoder reads before each instance and query.
         label_prompt: Text that the encoder reads before each label.
+        label_alpha: Weight of the instances in the vectors of labels that adapter and head read, as in `LabelInputs`.
+            None: there are none, or they were not trained on vectors.
     """
 
     name: str
@@ -53,10 +55,11 @@ class EncoderConfig:
     layers: list[Layer] = field(default_factory=list)
     query_prompt: str = ""
     label_prompt: str = ""
+    label_alpha: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The settings, without empty ones, so that they equal those of runs that were written without them."""
-        return {name: value for name, value in vars(self).items() if value not in ("", [])}
+        return {name: value for name, value in vars(self).items() if value not in ("", [], None)}
 
     def prompt(self, side: Side) -> str:
         return self.label_prompt if side == "labels" else self.query_prompt
@@ -177,10 +180,16 @@ class Encoder:
         """This encoder without adapter and head. The weights are shared."""
         return self.with_adapter(None)
 
-    def with_adapter(self, adapter: Adapter | None, head: Head | None = None) -> Encoder:
-        """This encoder with another adapter and head. The weights of the transformer are shared."""
+    def with_adapter(
+        self, adapter: Adapter | None, head: Head | None = None, label_alpha: float | None = None
+    ) -> Encoder:
+        """This encoder with another adapter and head, which read labels with `label_alpha`.
+
+        The weights of the transformer are shared.
+        """
         model = UnitVectorModel(self.model.transformer, self.model.pooler, adapter, head, self.model.normalised)
-        return Encoder(self.config, model, self.tokenizer, self.pad_id, self.device)
+        config = dataclasses.replace(self.config, label_alpha=label_alpha)
+        return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
 
     def without_normalisation(self) -> Encoder:
         """This encoder with vectors that keep their lengths. The weights are shared."""

@@ -7,6 +7,7 @@ they are cut after different numbers of tokens.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,29 +75,32 @@ def open_earlier(given: Path, encoder: Encoder, encoder_sha256: str, key_dtype: 
     return memory
 
 
-def find_reusable(
-    memory: Memory, plan: MemoryPlan, encoder: Encoder, labels: Entries, instances: Entries
-) -> ReusableKeys:
+def find_reusable(memory: Memory, plan: MemoryPlan, labels: Entries, instances: Entries) -> ReusableKeys:
     """Find the key of each text of a dataset in an earlier memory.
 
-    With an adapter, the key of a label can depend on its instances. All labels are then encoded again.
-
     Args:
-        memory: The earlier memory, which the same encoder wrote.
+        memory: The earlier memory, which the same encoder wrote, without an adapter or a head.
         plan: Plan of the new memory.
-        encoder: The encoder.
         labels: The labels of the dataset.
         instances: The instances of the dataset.
 
     Raises:
         MemoryFolderError: If the texts of the memory cannot be read.
     """
-    rows = np.full(plan.keys, -1, dtype=np.int64)
+    rows = np.empty(plan.keys, dtype=np.int64)
     rows[: plan.instances] = _match(instances.texts, memory.folder / "instances.jsonl", memory.plan.instances)
-    if encoder.model.adapter is None:
-        found = _match(labels.texts, memory.folder / "labels.jsonl", memory.plan.labels)
-        rows[plan.instances :] = np.where(found < 0, -1, found + memory.plan.instances)
+    found = _match(labels.texts, memory.folder / "labels.jsonl", memory.plan.labels)
+    rows[plan.instances :] = np.where(found < 0, -1, found + memory.plan.instances)
     return ReusableKeys(memory, rows)
+
+
+def has_labels(memory: Path, labels: Entries) -> bool:
+    """Whether a memory folder has labels with these texts, in the same order."""
+    path = memory / "labels.jsonl"
+    if not path.is_file():
+        return False
+    pairs = itertools.zip_longest(_read_texts(path), labels.texts.to_pylist())
+    return all(saved == own for saved, own in pairs)
 
 
 def _match(texts: pa.LargeStringArray, path: Path, rows: int) -> Int[np.ndarray, " text"]:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.service.console import print_status, with_progress
-from recollect.service.files import write_json
+from recollect.service.files import read_json, write_json
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.inference import InferenceSetting, predict
@@ -164,8 +164,24 @@ def _setting(trial: Trial) -> tuple[float, float, int, float]:
     return trial.lambda_, trial.temperature, trial.top_b, trial.label_key_alpha
 
 
+def is_tuned(memory: Memory) -> bool:
+    """Whether `tuning.json` has the defaults of the memory. An interrupted tuning can leave `tuning.json` alone."""
+    try:
+        chosen = read_json(memory.folder / "tuning.json")["best"]
+        return _defaults(chosen) == memory.defaults
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _save(memory: Memory, tuning: Tuning) -> None:
-    """Write `tuning.json`, then the defaults, so that an interruption keeps the previous defaults."""
+    """Write `tuning.json`, then the defaults.
+
+    The previous defaults stay until then, so a repetition of an interrupted tuning has the same result.
+    """
     write_json(memory.folder / "tuning.json", tuning.as_json())
-    chosen = tuning.best.as_json()
-    write_defaults(memory.folder, memory.plan, {name: chosen[name] for name in DEFAULTS})
+    write_defaults(memory.folder, memory.plan, _defaults(tuning.best.as_json()))
+
+
+def _defaults(trial: dict[str, float]) -> dict[str, float]:
+    """The defaults of a memory that a trial has, given its JSON form."""
+    return {name: trial[name] for name in DEFAULTS}
