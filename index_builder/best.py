@@ -91,7 +91,7 @@ def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, second
     static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder}, share=0.65)
     if encoding_seconds > _ENCODING_SHARE * seconds:
         return [static]
-    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED / "memory"}, share=0.35)
+    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED}, share=0.35)
     return [Contestant(UNTRAINED, {"epochs": 0}), adapter, static]
 
 
@@ -208,7 +208,7 @@ def _run(contestant: Contestant, limit: float, settings: TrainSettings, runs: Pa
         own["max_seconds"] = limit
     write_run(settings.model_copy(update=own))
     trained = time.perf_counter()
-    tune(TuneSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
+    tune(TuneSettings(run=run, metric=_METRIC, seed=settings.seed))
     ranking = rank_run(RankSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
     end = time.perf_counter()
     return Result.of(contestant.name, ranking, end - start), end - trained

@@ -43,11 +43,11 @@ from recollect.service.files import read_json, write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
-from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS
 from recollect.trainer.metrics import SEGMENTS
+from recollect.trainer.settings import TuneSettings
 from recollect.trainer.train_settings import TrainSettings
 
 # Name of the baseline of every comparison: the pretrained encoder without training.
@@ -58,9 +58,8 @@ _SHARED_FLAGS = [
     for name in CompareSettings.model_fields
     if name in TrainSettings.model_fields and name not in ("dataset", "out")
 ]
-# Shared flags that a variant may override, and all shared flags that the untrained encoder does not have.
+# Shared flags that a variant may override.
 _OVERRIDABLE = ("batch_size", "learning_rate")
-_BUDGET_FLAGS = ("train", "epochs", "max_steps", "max_seconds", "precision", *_OVERRIDABLE)
 # Flags that the comparison sets itself for each run.
 _RUN_FLAGS = (
     *("dataset", "out", "preset", "scale", "seed", "vectors"),
@@ -193,11 +192,15 @@ def contestants(settings: CompareSettings) -> list[Contestant]:
     if not trained:
         raise BuildError("--methods: expected at least one method, or a file with --variants, found neither; name one")
     # The untrained encoder is first, because the other runs may train on its vectors.
-    encoder = {name: value for name, value in given.items() if name not in _BUDGET_FLAGS}
     return [
-        Contestant(UNTRAINED, _as_flags(encoder | {"epochs": 0}), [0]),
-        *(Contestant(name, _as_flags(given | own), settings.seeds) for name, own in trained.items()),
+        Contestant(UNTRAINED, _as_flags(_with_shared({"epochs": 0}, given)), [0]),
+        *(Contestant(name, _as_flags(_with_shared(own, given)), settings.seeds) for name, own in trained.items()),
     ]
+
+
+def _with_shared(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a contestant, and the shared flags that have an effect beside them."""
+    return TrainSettings.read_of(given, own) | own
 
 
 def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -226,7 +229,8 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
                 "comparison sets; remove it"
             )
         try:
-            TrainSettings(**(given | table | {"dataset": settings.dataset, "out": settings.out / "runs" / name}))
+            run = {"dataset": settings.dataset, "out": settings.out / "runs" / name}
+            TrainSettings(**({name: given[name] for name in given if name != "propensity"} | table | run))
         except ValidationError as error:
             problem = error.errors()[0]
             raise BuildError(
@@ -263,19 +267,20 @@ def _run(
     """
     path = contestant.run(settings.out, seed)
     print_status(f"compare: {path.name}")
-    tuning = _as_flags({"metric": settings.metric, "propensity": settings.propensity})
+    metric = {"metric": settings.metric}
+    tuning = _as_flags(metric | TuneSettings.read_of({"propensity": settings.propensity}, metric))
     holds_for = data | {"train": contestant.flags, "tune": tuning}
     if (path / "quality.json").exists():
         found = read_json(path / "quality.json")
         if found["holds_for"] == holds_for:
             return Quality(**found["quality"])
-    own = [f"--out={path}", f"--seed={seed}", "--tune=no"]
+    own = [f"--out={path}"]
     if contestant.name != UNTRAINED:
-        own.append("--resume")
+        own += [f"--seed={seed}", "--tune=no", "--resume"]
         untrained = settings.out / UNTRAINED
-        # Adapter and head are trained on the vectors of the untrained memory, so that no text is encoded again.
-        if settings.trained != "full" and load_checkpoint(untrained / "checkpoint", "cpu").model.adapter is None:
-            own.append(f"--vectors={untrained / 'memory'}")
+        # Adapter and head are trained on the vectors of the untrained run, so that no text is encoded again.
+        if settings.trained != "full":
+            own.append(f"--vectors={untrained}")
     run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
     run_recollect(path.name, "tune", str(path), *tuning)
     print_status(f"compare: measure {path.name} on {len(queries):,} test texts")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from recollect.index_builder.errors import BuildError
 from recollect.service.bundle.manifest import Precision
 from recollect.service.options import Share, Temperature, TopB
-from recollect.service.settings import Device, EngineSettings, Location, ServiceSettings, Settings
+from recollect.service.settings import (
+    Device,
+    EngineSettings,
+    Location,
+    ReadIf,
+    ServiceSettings,
+    Settings,
+    refuse_unread,
+)
+from recollect.trainer.modes import OF_ENCODER
 from recollect.trainer.settings import DatasetSettings, Listed, MethodName, Metric, NotEmpty, Propensity, TrainingInputs
 
 Lexical = Literal["on", "off", "auto"]
@@ -27,8 +35,40 @@ def _check_unique(values: list[str] | list[int]) -> list[str] | list[int]:
 _EmptyAllowed = BeforeValidator(lambda value: [] if value == "" else value)
 
 
+def _without_graph(settings: PublishSettings) -> str | None:
+    return None if "hnsw" in settings.index.lower() else f"--index {settings.index}"
+
+
+def _without_links(settings: PublishSettings) -> str | None:
+    """A factory string states the number of links itself."""
+    return None if settings.index.lower() == "hnsw" else f"--index {settings.index}"
+
+
+def _without_gate(settings: PublishSettings) -> str | None:
+    return None if settings.gate_dataset else "none"
+
+
+def _without_cache(settings: PublishSettings | EvaluateSettings) -> str | None:
+    """A store that is a folder needs no cache, unless verified bundles are copied."""
+    is_cached = "://" in str(settings.store) or getattr(settings, "verify_key", None)
+    return None if is_cached else f"the folder {settings.store}"
+
+
+_OF_CACHE = ReadIf(("bundle_cache",), "a store at a URL, or --verify-key", _without_cache)
+
+
 class PublishSettings(EngineSettings):
     """Settings of the verbs that publish a bundle: its indexes, its checks and its signature."""
+
+    read_if: ClassVar[tuple[ReadIf, ...]] = (
+        ReadIf(("hnsw_m",), "--index hnsw", _without_links),
+        ReadIf(
+            ("hnsw_ef_construction", "hnsw_ef_search"), "--index hnsw or a factory string with HNSW", _without_graph
+        ),
+        ReadIf(("max_drop",), "--gate-dataset", _without_gate),
+        _OF_CACHE,
+    )
+    _refuse_unread = model_validator(mode="after")(refuse_unread)
 
     store: Location = Field(description="bundle store to publish in: a folder or a URL; created if absent")
     bundle_cache: Path | None = Field(
@@ -84,25 +124,24 @@ class PublishSettings(EngineSettings):
     threads: int = Field(0, ge=0, description="threads that build; 0: one for each core")
     device: Device = Field("cpu", description="device that builds indexes: cpu, cuda, or auto (cuda if there is a GPU)")
 
-    @model_validator(mode="after")
-    def _refuse_unused_graph_flags(self) -> Self:
-        """Refuse the flags of a graph without effect.
 
-        Raises:
-            BuildError: If `--index` is no graph, or states the number of links itself.
-        """
-        graph = "hnsw" in self.index.lower()
-        for name in ("hnsw_m", "hnsw_ef_construction", "hnsw_ef_search"):
-            if getattr(self, name) is not None and (not graph or (name == "hnsw_m" and self.index.lower() != "hnsw")):
-                expected = "--index hnsw" if name == "hnsw_m" else "--index hnsw or a factory string with HNSW"
-                raise BuildError(
-                    f"--{name.replace('_', '-')}: expected {expected}, found --index {self.index}; omit one of them"
-                )
-        return self
+def _without_milvus(settings: BuildSettings) -> str | None:
+    """The current version, which the gate measures, may have its keys in Milvus."""
+    return _without_gate(settings) and (None if settings.engine == "milvus" else f"--engine {settings.engine}")
 
 
 class BuildSettings(PublishSettings):
     """Build a bundle from a run, check it and publish it. The last line of the output is the version of the bundle."""
+
+    read_if = (
+        *PublishSettings.read_if,
+        ReadIf(tuple(EngineSettings.model_fields), "--engine milvus, or --gate-dataset", _without_milvus),
+        ReadIf(
+            ("memory_budget",),
+            "--engine faiss",
+            lambda settings: "--engine milvus" if settings.engine == "milvus" else None,
+        ),
+    )
 
     run: CliPositionalArg[Path] = Field(
         description="run folder, written by `recollect train`, or hf://user/name[@revision] on the Hugging Face hub"
@@ -188,6 +227,16 @@ class RankSettings(Settings):
 class EvaluateSettings(DatasetSettings, ServiceSettings):
     """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
+    read_if = (
+        _OF_CACHE,
+        ReadIf(
+            ("intervals", "deciles"),
+            "a table, because JSON always has them",
+            lambda settings: "--json" if settings.json_ else None,
+        ),
+    )
+    _refuse_unread = model_validator(mode="after")(refuse_unread)
+
     version: str = Field("current", description="version to measure")
     lambda_: Annotated[list[Share], *Listed] = Field(
         [], alias="lambda", description="one or more lambdas, for example 0,0.1,0.5; default: the bundle's default"
@@ -230,6 +279,9 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
 
 class CompareSettings(TrainingInputs):
     """Train methods with the same dataset, encoder, budget and seeds, measure them, and write a report."""
+
+    read_if = OF_ENCODER
+    _refuse_unread = model_validator(mode="after")(refuse_unread)
 
     out: Path = Field(description="folder for the runs and the report; an interrupted comparison in it continues")
     methods: Annotated[list[MethodName], AfterValidator(_check_unique), *Listed, _EmptyAllowed] = Field(

@@ -27,6 +27,7 @@ from scipy import sparse
 import recollect
 from recollect.service.files import read_json, write_lines
 from recollect.service.options import MAX_TOP_K
+from recollect.trainer.train_settings import TrainSettings
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -232,8 +233,11 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, folder: Path, texts: list[str], targets: Targets) -> None:
         self._write_dataset(folder / "data", texts, targets)
-        flags = {"encoder": self.encoder, "method": self.method, "epochs": self.epochs, "max_length": self.max_length}
-        flags |= {"seed": self.random_state, **(self.train_flags or {})}
+        flags = {"encoder": self.encoder, "epochs": self.epochs, "max_length": self.max_length} | (
+            self.train_flags or {}
+        )
+        # An estimator has a value of each parameter, also of those without an effect.
+        flags = TrainSettings.read_of({"method": self.method, "seed": self.random_state}, flags) | flags
         with contextlib.nullcontext() if self.verbose else _quiet():
             recollect.train(folder / "data", out=folder / "run", **flags)
             recollect.build(folder / "run", store=folder / "store", **(self.build_flags or {}), activate=True)

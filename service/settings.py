@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -78,6 +78,20 @@ def _check_engine_uri(uri: SecretStr) -> SecretStr:
     return uri
 
 
+class ReadIf(NamedTuple):
+    """Flags that have an effect only under a condition. Without it, a flag that the user gives is refused.
+
+    Attributes:
+        flags: Names of the fields.
+        expected: What fulfils the condition.
+        found: Returns what the settings have instead; None if they fulfil the condition.
+    """
+
+    flags: tuple[str, ...]
+    expected: str
+    found: Callable[[Any], str | None]
+
+
 class Settings(BaseSettings):
     """Base of all settings. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`.
 
@@ -97,6 +111,31 @@ class Settings(BaseSettings):
         cli_parse_none_str=NO_WORD,
     )
 
+    read_if: ClassVar[tuple[ReadIf, ...]] = ()
+
+    def unread_flags(self) -> Iterator[str]:
+        """Yield a message for each given flag that has no effect beside the others.
+
+        An environment variable is for several verbs, so it may have no effect.
+        """
+        for name in sorted(self.model_fields_set):
+            message = None if f"{ENV_PREFIX}{name.rstrip('_')}".upper() in os.environ else self.unread(name)
+            if message is not None:
+                yield message
+
+    def unread(self, name: str) -> str | None:
+        """Say why a flag has no effect beside the others; None if it has one."""
+        for each in self.read_if:
+            if name in each.flags and (found := each.found(self)) is not None:
+                return f"{as_flag(name)}: expected {each.expected}, found {found}; omit the flag"
+        return None
+
+    @classmethod
+    def read_of(cls, given: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+        """The given flags that have an effect beside others, which override them."""
+        settings = cls.model_construct(**{**given, **beside})
+        return {name: value for name, value in given.items() if settings.unread(name) is None}
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -114,6 +153,25 @@ class Settings(BaseSettings):
             if getattr(self, name) is None and os.environ.get(variable) == "":
                 raise SettingsError(f"{variable}: expected a value, found an empty one; set it, or remove the variable")
         return self
+
+
+def refuse_unread(settings: _Settings) -> _Settings:
+    """Refuse given flags that have no effect: a validator of settings with `read_if`.
+
+    Raises:
+        SettingsError: With the first of these flags.
+    """
+    for message in settings.unread_flags():
+        raise SettingsError(message)
+    return settings
+
+
+def as_flag(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+_Settings = TypeVar("_Settings", bound=Settings)
 
 
 class EngineSettings(Settings):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg, NoDecode
 
-from recollect.service.settings import Settings
+from recollect.service.settings import ReadIf, Settings, refuse_unread
 
 
 def _split(value: object) -> object:
@@ -280,12 +280,12 @@ class SharedTrainSettings(TrainingInputs):
     key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(
         None,
-        description="run with --epochs 0 and the same encoder, whose keys are reused; only other texts are encoded",
+        description="run with the same encoder, whose vectors are reused; only other texts are encoded",
     )
     from_: Path | None = Field(
         None,
         alias="from",
-        description="run to start from: its checkpoint, lengths, pooling and trained part; heads start anew",
+        description="run to start from: its checkpoint, lengths, pooling and trained part; a training makes a new head",
     )
     tune: Literal["auto", "yes", "no"] = Field(
         "auto",
@@ -307,8 +307,15 @@ class SharedTrainSettings(TrainingInputs):
         return self.temperature or (default if self.normalise else None) or 1.0
 
 
+def _without_psp(settings: TuneSettings) -> str | None:
+    return None if settings.metric.startswith("PSP") or settings.rank != "no" else f"--metric {settings.metric}"
+
+
 class TuneSettings(Settings):
     """Choose lambda, tau, b and the label keys' alpha on held-out instances, as the new defaults of the memory."""
+
+    read_if = (ReadIf(("propensity",), "--metric PSP@k, or --rank", _without_psp),)
+    _refuse_unread = model_validator(mode="after")(refuse_unread)
 
     run: CliPositionalArg[Path] = Field(description="run folder, as `recollect train` wrote it")
     metric: Metric = Field("nDCG@5", description="metric to maximise")

@@ -32,6 +32,7 @@ from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoi
 from recollect.trainer.memory.inference import InferenceSetting
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.static.model import StaticModel
+from recollect.trainer.train_settings import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = Path(__file__).with_name("results"), ROOT / "docs" / "claims.md"
@@ -137,7 +138,7 @@ class Bench:
             for seed, (sample, run) in enumerate(zip(self.samples, self._runs[name], strict=True)):
                 given: Flags = {"encoder": str(self._encoders[seed]), "seed": seed} | self._flags | flags
                 given["batch_size"] = min(given["batch_size"], len(read(sample / "train.jsonl")))
-                recollect.train(sample, out=run, **given)
+                recollect.train(sample, out=run, **TrainSettings.read_of(given, {}))
         return self._runs[name]
 
     def claim(self, where: str, metric: str, names: str, paper: Pair, first: Flags, second: Flags) -> Claim:
@@ -281,7 +282,7 @@ def main(program: str, claims: Sequence[Measure], *, texts: int, epochs: int, **
         work = Path(folder)
         sizes = {"train": options.texts, "test": options.tests}
         samples = [draw(options.dataset, work / f"sample{seed}", sizes, seed) for seed in range(options.seeds)]
-        given = {"epochs": 0, "validation_fraction": 0, "encoder": "static", "static_from": options.encoder}
+        given = {"epochs": 0, "encoder": "static", "static_from": options.encoder}
         base = recollect.train(samples[0], out=work / "base", **given, **_LENGTHS) / "checkpoint"
         bench = Bench(samples, base, work, options.pairs, epochs=options.epochs, **_LENGTHS, **flags)
         measured = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -98,24 +97,6 @@ def test_graph_has_the_given_links_and_efforts(
         index = faiss.read_index(str(tmp_path / "bundles" / version / f"{part}_keys.faiss"))
         graph = unwrapped(index).hnsw
         assert (graph.nb_neighbors(0), graph.efConstruction) == (2 * 64, 500)  # twice as many on the lowest level
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"hnsw_ef_search": 300},
-            "--hnsw-ef-search: expected --index hnsw or a factory string with HNSW, found --index auto",
-        ),
-        (
-            {"index": "HNSW64,Flat", "hnsw_m": 64},
-            "--hnsw-m: expected --index hnsw, found --index HNSW64,Flat; omit one",
-        ),
-    ],
-)
-def test_flags_of_a_graph_without_effect_are_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(BuildError, match=re.escape(message)):
-        BuildSettings.model_validate({"run": tmp_path, "store": tmp_path} | given)
 
 
 @pytest.mark.parametrize(

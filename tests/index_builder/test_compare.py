@@ -14,9 +14,10 @@ import pytest
 from scipy.stats import ttest_rel
 
 import recollect
-from recollect.index_builder.compare import paired_test, run_recollect
+from recollect.index_builder.compare import contestants, paired_test, run_recollect
 from recollect.index_builder.evaluation.measured import report
 from recollect.index_builder.run_quality import Queries, measure
+from recollect.index_builder.settings import CompareSettings
 from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
@@ -183,13 +184,24 @@ def test_repeated_finished_comparison_only_prints_its_table(compared: Compared, 
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_contestant_gets_the_shared_flags_that_it_reads(tmp_path: Path) -> None:
+    settings = CompareSettings(
+        dataset=tmp_path, out=tmp_path, methods=["rae", "prime"], propensity=(0.6, 2.6), max_length=16, epochs=2
+    )
+    assert {each.name: {*each.flags} for each in contestants(settings)} == {
+        "untrained": {"--max-length=16", "--epochs=0"},
+        "rae": {"--max-length=16", "--epochs=2", "--method=rae"},
+        "prime": {"--max-length=16", "--epochs=2", "--method=prime", "--propensity=0.6,2.6"},
+    }
+
+
 @pytest.mark.parametrize("name", ["untrained", "runs/rae", "runs/near"])
 def test_figures_of_each_run_equal_scores_computed_in_float64(compared: Compared, name: str) -> None:
     dataset = open_dataset(compared.dataset)
     path = compared.out / name
     memory = open_memory(path / "memory")
-    contestants = {each["name"]: each["runs"][0] for each in compared.report()["contestants"]}
-    found = contestants[path.name]
+    runs = {each["name"]: each["runs"][0] for each in compared.report()["contestants"]}
+    found = runs[path.name]
     assert found["tuned"] == pytest.approx(by_hand(memory, path / "checkpoint", dataset))
     assert found["plain"] == pytest.approx(by_hand(memory, path / "checkpoint", dataset, plain=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import recollect
-from tests.trainer.runs import USUAL, Outcome, Train
+from tests.trainer.runs import USUAL, Outcome, Train, untrained
 
 # Words for the tiny tokenizers. Upper case and accents show in the vectors how a tokenizer normalises text.
 CORPUS = ("The quick Brown fox jumps over the lazy dog", "Café naïve ABC abc", "paint lawn garden chair red blue")
@@ -248,7 +249,7 @@ def flags(lesson: Path, tiny_bert: Any, run_folder: Path) -> list[object]:
 def train(flags: list[object], capfd: pytest.CaptureFixture[str]) -> Train:
     def run(*more: object, dataset: Path | None = None) -> Outcome:
         capfd.readouterr()
-        verb, usual, *rest = flags
+        verb, usual, *rest = untrained(flags) if ("--epochs", 0) in itertools.pairwise(more) else flags
         status = recollect.main([str(argument) for argument in (verb, dataset or usual, *rest, *more)])
         return Outcome(status, *capfd.readouterr())
 

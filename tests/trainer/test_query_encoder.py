@@ -28,7 +28,7 @@ from recollect.trainer.static.query_encoder import load_query_encoder
 from recollect.trainer.training.validation import hold_out
 from tests.trainer.conftest import TinyEncoder, load
 from tests.trainer.helpers import random_units
-from tests.trainer.runs import KILLED, Moment, Train, results, run_recollect, texts
+from tests.trainer.runs import KILLED, Moment, Train, results, run_recollect, texts, untrained
 from tests.trainer.test_tune import random_run
 
 STATIC = ["--query-encoder", "static"]
@@ -123,7 +123,7 @@ class TestRun:
         assert tuning.read_text() != tuned_before
 
     def test_killed_distillation_starts_again(self, flags: list[object], run_folder: Path, tmp_path: Path) -> None:
-        again = [*flags, "--epochs", 0, *STATIC]
+        again = [*untrained(flags), *STATIC]
         moment = Moment("recollect.trainer.static.query_encoder._store_vectors")
         assert run_recollect(again, tmp_path / "log", moment) == [KILLED]
         memory = open_memory(run_folder / "memory")
@@ -141,7 +141,7 @@ class TestHonesty:
     ) -> None:
         lessons = []
         monkeypatch.setattr(query_encoder, "distil", lambda model, lesson, *_: lessons.append(lesson) or 1)
-        assert train("--epochs", 0, *STATIC, "--seed", 3).status == 0
+        assert train("--epochs", 0, *STATIC, "--seed", 3, "--validation-fraction", 0.2).status == 0
         memory = open_memory(run_folder / "memory")
         rows, trained_on = choose_queries(memory, run_folder, 100, seed=0)
         (lesson,) = lessons

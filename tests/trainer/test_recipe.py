@@ -115,6 +115,23 @@ def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(warmup: float, ste
     )
 
 
+@pytest.mark.parametrize("warmup", [100, 0.1])
+def test_warm_up_under_a_time_limit_counts_the_steps_that_the_machine_makes(warmup: float) -> None:
+    found = dataclasses.replace(peaking(10_000), warmup=warmup, max_seconds=60)  # 1,000 steps fit into 60 seconds
+    rates = [found.rate(step, step * 0.06) for step in range(1_000)]
+    expected = [min((step + 1) / 100, (1_000 - step) / 900) for step in range(1_000)]
+    assert rates[1:] == pytest.approx(expected[1:], rel=0.02, abs=0.002)
+    assert max(rates) == pytest.approx(1)
+
+
+def test_warm_up_in_steps_is_not_shorter_if_the_first_step_takes_long() -> None:
+    found = dataclasses.replace(peaking(10_000), warmup=100, max_seconds=60)
+    rates = [found.rate(step, 5 + step * 0.06 if step else 0) for step in range(917)]
+    assert rates[:100] == pytest.approx([(step + 1) / 100 for step in range(100)])
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+    assert rates[-1] < 0.002
+
+
 def test_differences_of_recipes_name_changed_and_missing_fields() -> None:
     found = recipe(method="dexml")
     saved = json.loads(json.dumps(found.as_json()))
@@ -153,11 +170,32 @@ def bank_of(found: Recipe) -> Any:
         ({"clusters": 1_001}, "--clusters 1001: expected at most 1,000, the instances to train on; choose fewer"),
         ({"clusters": 2}, "--clusters 2: expected at least 4, the batches of an epoch"),
         ({"cluster_from": 3, "epochs": 3}, "--cluster-from 3: expected an epoch before the end, found 3 in all"),
+        ({"cluster_from": 2, "max_steps": 8}, "--cluster-from 2: expected an epoch before the end, found 2 in all"),
+        (
+            {"cluster_double_at": [2, 4, 5], "cluster_every": 2, "epochs": 6},
+            "--cluster-double-at 5: expected an epoch after the first clustering, 0, and until the last one, 4",
+        ),
+        (
+            {"cluster_double_at": [1, 2], "cluster_from": 1, "epochs": 6},
+            "--cluster-double-at 1: expected an epoch after the first clustering, 1, and until the last one, 5",
+        ),
+        (
+            {"hard_negatives": 5, "mine_from": 3, "epochs": 3},
+            "--mine-from 3: expected an epoch before the end, found 3 in all; choose an earlier one",
+        ),
         ({"bank": 101}, "--bank 101: expected at most 100, the number of labels; choose a smaller one"),
     ],
     ids=str,
 )
-def test_clusters_and_banks_that_do_not_suit_the_dataset_are_refused(given: dict[str, int], complaint: str) -> None:
+def test_clusters_banks_and_epochs_that_do_not_suit_the_training_are_refused(
+    given: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(TrainingError, match=re.escape(complaint)):
         recipe(method="prime", **given)
     assert bank_of(recipe(method="prime", clusters=1_000, bank=100)) == 100
+
+
+def test_late_epochs_of_a_preset_are_not_refused_with_fewer_epochs() -> None:
+    found = recipe(preset="prime/lf-amazontitles-131k", encoder="minilm", batch_size=100, bank=50, epochs=3)
+    assert found.cluster_from >= found.epochs == 3
+    assert max(found.cluster_double_at) > 3

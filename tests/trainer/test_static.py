@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+import recollect
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.static import model as model_file
 from recollect.trainer.static.model import StaticModel
 from recollect.trainer.static.pretrained import make_static
 from tests.trainer.conftest import TEXTS, TinyEncoder, load
-from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, weights
+from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, untrained, weights
 
 TOKENS, DIM = 20, 6
 # Without held-out instances, the checkpoint is the newest model instead of the best one.
@@ -100,9 +101,9 @@ class TestTraining:
         assert results(tmp_path / "run") == results(tmp_path / "never")
 
     def test_methods_train_table_weights_positions_and_projection(
-        self, run: Callable[..., int], tmp_path: Path
+        self, run: Callable[..., int], static_flags: list[object], tmp_path: Path
     ) -> None:
-        assert run("--out", tmp_path / "zero", "--epochs", 0) == 0, (tmp_path / "log").read_text()
+        assert recollect.main([str(each) for each in (*untrained(static_flags), "--out", tmp_path / "zero")]) == 0
         assert run("--out", tmp_path / "run", "--method", "unidec", "--epochs", 1, *NEWEST) == 0, (
             tmp_path / "log"
         ).read_text()

@@ -354,4 +354,4 @@ def test_positives_are_drawn_with_the_propensities_of_the_dataset() -> None:
     for propensity in ((0.55, 1.5), (0.6, 2.6)):
         found = loop._label_weights(task, recipe(method="prime", propensity=propensity))
         np.testing.assert_allclose(found, propensity_weights(np.array([4, 2, 1]), 5, *propensity))
-    assert loop._label_weights(task, recipe(propensity=(0.6, 2.6))) is None
+    assert loop._label_weights(task, recipe()) is None

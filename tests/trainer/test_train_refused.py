@@ -196,6 +196,18 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
     ),
     "learning rate no number": (["--learning-rate", "nan"], "--learning-rate: expected a finite number; found 'nan'"),
     "large batch": (["--batch-size", 49], "--batch-size 49: expected at most 48, the instances to train on; choose a"),
+    "lambda without held-out instances": (
+        ["--validation-fraction", 0.005, "--validate-lambda", 0.5],
+        "--validate-lambda: expected held-out instances, found none with --validation-fraction 0.005; choose",
+    ),
+    "tuning without held-out instances": (
+        ["--validation-fraction", 0.005, "--tune", "yes"],
+        "--tune: expected held-out instances, found none with --validation-fraction 0.005; choose a larger one",
+    ),
+    "late epoch of negatives": (
+        ["--mine-from", 3],
+        "--mine-from 3: expected an epoch before the end, found 3 in all; choose an earlier one",
+    ),
     "fraction": (["--validation-fraction", 0.6], "--validation-fraction: expected less than or equal to 0.5"),
     "resume and overwrite": (
         ["--resume", "--overwrite"],

@@ -29,8 +29,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mine every with a method over all labels": (
         {"mine_every": 10, "method": "dexml"},
-        "--mine-every: expected hard negatives to mine, found --method dexml, which uses none; omit the flag, or set "
-        "--hard-negatives",
+        "--mine-every: expected hard negatives to mine (--hard-negatives), found --method dexml, which mines none; "
+        "omit the flag",
     ),
     "bank with a method without a head": (
         {"bank": 4},
@@ -60,14 +60,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prototype": "free", "method": "prime"},
         "--prototype free: expected a part that differs between labels of a cluster, found none; add text or centroid",
     ),
+    "more hard negatives than mined labels": (
+        {"hard_negatives": 60},
+        "--hard-negatives 60: expected at most 50, the labels of each instance that --mine-top keeps; choose fewer",
+    ),
+    "fewer mined labels than hard negatives": (
+        {"mine_top": 1},
+        "--hard-negatives 2: expected at most 1, the labels of each instance that --mine-top keeps; choose fewer, or a "
+        "larger --mine-top",
+    ),
     "static query encoder of a static encoder": (
         {"query_encoder": "static", "encoder": "static"},
         "--query-encoder static: expected --encoder with a transformer, found static; omit --query-encoder",
     ),
     "cluster from with a method without clusters": (
         {"cluster_from": 0},
-        "--cluster-from: expected clustered batches, found --method rae, which uses none; omit the flag, or set "
-        "--clusters",
+        "--cluster-from: expected clustered batches (--clusters), found --method rae, which uses none; omit the flag",
     ),
 }
 

@@ -180,6 +180,6 @@ def ova_classifier(dim: int, labels: int, options: OvaOptions) -> OvaClassifier:
     return OvaClassifier(dim, labels, options.classifier_keys)
 
 
-BCE = dataclasses.replace(DEXML, name="bce", loss=_binary_loss)
+BCE = dataclasses.replace(DEXML, name="bce", loss=_binary_loss, pulls_pool=True)
 # With the encoder, it is like Renee.
 OVA = dataclasses.replace(BCE, name="ova", options=OvaOptions, label_inputs="text", head=ova_classifier)
