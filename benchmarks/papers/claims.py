@@ -138,6 +138,7 @@ class Bench:
             for seed, (sample, run) in enumerate(zip(self.samples, self._runs[name], strict=True)):
                 given: Flags = {"encoder": str(self._encoders[seed]), "seed": seed} | self._flags | flags
                 given["batch_size"] = min(given["batch_size"], len(read(sample / "train.jsonl")))
+                given["mine_from"] = min(given.get("mine_from", 0), max(0, given["epochs"] - 1))
                 recollect.train(sample, out=run, **TrainSettings.read_of(given, {}))
         return self._runs[name]
 
