@@ -4,8 +4,9 @@
     adapter     an adapter, trained on the vectors of the untrained encoder
     static      a static encoder, which takes its first token vectors from the pretrained encoder
 
-Each contestant is trained, tuned and gets a ranker. Left-out texts decide: texts that neither the training nor the
-ranker has seen. The test split is not read.
+All contestants have the same held-out texts, which are chosen before the first training. One half chooses checkpoints
+and tunes; the other half fits rankers, with cross-fitting, and decides. So no text judges a choice that it has made.
+The best run is then tuned and ranked again with both halves. The test split is not read.
 
 The pretrained encoder must encode all texts before the first two can answer. With many texts and little time, they are
 left out, so that the static encoder gets the whole time. The first contestant shows how long tuning and ranking take.
@@ -26,14 +27,17 @@ import pyarrow as pa
 
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.gains import METRICS
-from recollect.index_builder.ranking.rank import Ranking, rank_run
+from recollect.index_builder.ranking.rank import LEAST_QUERIES, Ranking, rank_run
 from recollect.index_builder.settings import RankSettings
 from recollect.service.console import print_status
 from recollect.service.files import write_json, write_text
 from recollect.trainer.data.dataset import open_named
+from recollect.trainer.data.split import Split
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_encoder
 from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.held_out import HeldOutTexts
+from recollect.trainer.memory.left_out import MORE_HELD_OUT
 from recollect.trainer.memory.tune import tune
 from recollect.trainer.run import write_run
 from recollect.trainer.settings import STATIC, TuneSettings
@@ -46,6 +50,8 @@ _PROBE_TEXTS = 256
 _ENCODING_SHARE = 0.5
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
 _MEASURING_SHARE = 0.15
+# Time to tune and rank the best run with both halves of the held-out texts, relative to that for a contestant.
+_LAST_MEASURINGS = 2
 # All trainings together get at least this share of the time limit.
 _LEAST_TRAINING_SHARE = 0.1
 # The metric that decides.
@@ -67,6 +73,43 @@ class Contestant:
     name: str
     flags: dict[str, Any]
     share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The held-out texts of all contestants.
+
+    Attributes:
+        both: All held-out texts.
+        choosing: The half that chooses checkpoints and tunes.
+        judging: The half that fits rankers and decides.
+        queries: Number of texts that decide.
+    """
+
+    both: HeldOutTexts
+    choosing: HeldOutTexts
+    judging: HeldOutTexts
+    queries: int
+
+    @classmethod
+    def of(cls, train: Split, settings: TrainSettings, encoder: Encoder) -> Halves:
+        """Choose the held-out texts of the train split, as each training chooses them.
+
+        Raises:
+            BuildError: If there are too few.
+        """
+        entries, labelled = train.entries, np.diff(train.labels.indptr) > 0
+        both = HeldOutTexts.choose(
+            entries.strings(), labelled, settings.validation_fraction, settings.seed, encoder.config.held_out
+        )
+        found = int((both.mask(entries.strings(), len(entries)) & labelled).sum())
+        if found < 2 * LEAST_QUERIES:
+            raise BuildError(
+                f"--best: expected at least {2 * LEAST_QUERIES} held-out instances with labels, because one half tunes "
+                f"and the other half decides, found {found}; {MORE_HELD_OUT}, or omit --best"
+            )
+        choosing, judging = both.halves(entries.strings(), labelled)
+        return cls(both, choosing, judging, int((judging.mask(entries.strings(), len(entries)) & labelled).sum()))
 
 
 def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: int) -> float:
@@ -104,7 +147,7 @@ def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float,
         seconds: The time limit.
         measuring: Time for the tuning and the ranking of a contestant; None if it is not known yet.
     """
-    reserved = len(waiting) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
+    reserved = (len(waiting) + _LAST_MEASURINGS) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
     training = max(left - reserved, _LEAST_TRAINING_SHARE * seconds)
     return training * waiting[0].share / sum(contestant.share for contestant in waiting)
 
@@ -149,41 +192,47 @@ def train_best(settings: TrainSettings) -> str:
         The table of the contestants, in Markdown.
 
     Raises:
-        BuildError: If the run folder is not empty.
+        BuildError: If the run folder is not empty, or too few texts are held out.
         TrainerError: As `recollect train`.
     """
     require_single_process("recollect train --best")
     start, seconds = time.perf_counter(), 60 * settings.minutes
     out = settings.out
-    if out.is_dir() and any(out.iterdir()):
-        if not settings.overwrite:
-            raise BuildError(f"{out}: expected an empty folder, found files; choose another --out, or add --overwrite")
+    if out.is_dir() and any(out.iterdir()) and not settings.overwrite:
+        raise BuildError(f"{out}: expected an empty folder, found files; choose another --out, or add --overwrite")
+    runs = out / _RUNS
+    waiting, held_out = _choose(settings, runs, seconds)
+    if out.is_dir():
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
-    runs = out / _RUNS
     results: list[Result] = []
-    waiting = _choose(settings, runs, seconds)
     measuring = None
     while waiting:
         spent = time.perf_counter() - start
         print_status(f"best: {waiting[0].name}, {spent:,.0f} of {seconds:,.0f} s")
         limit = training_seconds(waiting, seconds - spent, seconds, measuring)
-        result, measuring = _run(waiting.pop(0), limit, settings, runs)
+        result, measuring = _run(waiting.pop(0), limit, settings, runs, held_out)
         results.append(result)
     winner = max(results, key=lambda result: result.metrics[_METRIC])
     lines = table(results, winner)
     for path in (runs / winner.name).iterdir():
         path.rename(out / path.name)
     write_text(out / "best.md", "\n".join(lines) + "\n")
-    report = {"metric": _METRIC, "winner": winner.name, "contestants": [asdict(result) for result in results]}
+    report = {
+        "metric": _METRIC,
+        "queries": held_out.queries,
+        "winner": winner.name,
+        "contestants": [asdict(result) for result in results],
+    }
     write_json(out / "best.json", {"format_version": 1} | report)
     shutil.rmtree(runs)
+    _measure(out, settings, held_out.both, held_out.both)
     print_status(f"{out}: kept {winner.name}, which has the highest {_METRIC}; {time.perf_counter() - start:,.0f} s")
     return "\n".join(lines)
 
 
-def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contestant]:
-    """The contestants that fit into the time limit."""
+def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[Contestant], Halves]:
+    """The contestants that fit into the time limit, and the held-out texts of all of them."""
     train = open_named(settings).read_split("train")
     device = choose_device(settings.device)
     lengths = settings.max_length, settings.label_max_length
@@ -197,18 +246,26 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> list[Contest
             f"best: {settings.encoder} would need {encoding:,.0f} s for all texts, so only a static encoder is "
             "trained; --minutes sets the time limit"
         )
-    return contestants
+    return contestants, Halves.of(train, settings, encoder)
 
 
-def _run(contestant: Contestant, limit: float, settings: TrainSettings, runs: Path) -> tuple[Result, float]:
+def _run(
+    contestant: Contestant, limit: float, settings: TrainSettings, runs: Path, held_out: Halves
+) -> tuple[Result, float]:
     """Train a contestant for at most `limit` seconds; return its result, and the time for its tuning and ranking."""
     run, start = runs / contestant.name, time.perf_counter()
     own = {**contestant.flags, "out": run, "best": False, "overwrite": False, "tune": "no"}
     if contestant.share:
         own["max_seconds"] = limit
-    write_run(settings.model_copy(update=own))
+    write_run(settings.model_copy(update=own), held_out.choosing)
     trained = time.perf_counter()
-    tune(TuneSettings(run=run, metric=_METRIC, seed=settings.seed))
-    ranking = rank_run(RankSettings(run=run, metric=_METRIC, propensity=settings.propensity, seed=settings.seed))
+    ranking = _measure(run, settings, held_out.choosing, held_out.judging)
     end = time.perf_counter()
     return Result.of(contestant.name, ranking, end - start), end - trained
+
+
+def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked: HeldOutTexts) -> Ranking:
+    """Tune a run on some held-out texts, and rank and judge it with some."""
+    shared: dict[str, Any] = {"run": run, "metric": _METRIC, "seed": settings.seed}
+    tune(TuneSettings(**shared), tuned_on)
+    return rank_run(RankSettings(**shared, propensity=settings.propensity), ranked)

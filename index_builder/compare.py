@@ -45,6 +45,8 @@ from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
+from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.methods import METHODS
 from recollect.trainer.metrics import SEGMENTS
 from recollect.trainer.settings import TuneSettings
@@ -282,7 +284,10 @@ def _run(
         if settings.trained != "full":
             own.append(f"--vectors={untrained}")
     run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
-    run_recollect(path.name, "tune", str(path), *tuning)
+    if len(choose_queries(open_memory(path / "memory"), path, 1, seed=0)):
+        run_recollect(path.name, "tune", str(path), *tuning)
+    else:
+        print_status(f"compare: {path.name} is not tuned, because its training held out no instances")
     print_status(f"compare: measure {path.name} on {len(queries):,} test texts")
     quality = measure(path, queries, device)
     write_json(path / "quality.json", {"holds_for": holds_for, "quality": vars(quality)})

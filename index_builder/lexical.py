@@ -1,8 +1,8 @@
 """Write the lexical index of a bundle, and choose the weight of its votes on left-out instances.
 
-The queries are those of `recollect tune`: held-out instances, or all instances if training held out none. Each query is
-left out of the memory. The weight with the highest mean nDCG@5 wins. Noise can make a useless weight look better, so
-`--lexical auto` keeps the index only if the gain is at least two standard errors of the mean.
+The queries are those of `recollect tune`: instances that the training held out. Each query is left out of the memory.
+The weight with the highest mean nDCG@5 wins. Noise can make a useless weight look better, so `--lexical auto` keeps the
+index only if the gain is at least two standard errors of the mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex, write_lexical_index
 from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.metrics import PairedGain, hits, ndcg_at
 
@@ -74,8 +74,8 @@ def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> 
     write_lexical_index(folder, instances, labels)
     try:
         gain = measure_gain(memory, folder, run)
-    except TrainingError:  # no instance has a label
-        print_status("lexical: no instance has a label, so there is nothing to tune the word weight on")
+    except TrainingError as error:
+        print_status(f"lexical: no votes by words, because {error}")
         return _without_gain(folder, lexical), {}
     print_status(f"lexical: {gain}; {_decision(lexical, gain)}")
     measured = {"nDCG@5_gain_words": gain.after - gain.before}
@@ -104,16 +104,13 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     """Measure each weight on left-out instances with the memory's default options, and choose the best one.
 
     Raises:
-        TrainingError: If no instance has a label.
+        TrainingError: If no instance with labels is held out.
     """
     values = memory.values
     lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
-    rows, trained_on = choose_queries(memory, run, _QUERIES, _SEED)
-    if trained_on:
-        print_status(
-            f"lexical: {run} held out no instances, so the word weight is tuned on training instances, for which the "
-            "vectors are too good; train with a --validation-fraction above 0"
-        )
+    rows = choose_queries(memory, run, _QUERIES, _SEED)
+    if len(rows) == 0:
+        raise TrainingError(f"no instance with labels was held out; {MORE_HELD_OUT}")
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))

@@ -12,7 +12,6 @@ from torch import Tensor
 class Purpose(IntEnum):
     """The use of random numbers. Each purpose has a stream of its own."""
 
-    VALIDATION = 0
     ORDER = 1
     POSITIVES = 2
     NEGATIVES = 3

@@ -95,7 +95,7 @@ class Recipe:
     mine_top: int
     mine_search: MineSearch
     positives: int
-    validation_fraction: float
+    validation_fraction: float | None
     label_inputs: str
     precision: str
     seed: int

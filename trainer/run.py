@@ -32,6 +32,7 @@ from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.head import Head
+from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.label_keys import LabelInputs
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.reuse import has_labels, open_earlier
@@ -48,7 +49,7 @@ from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training.memory_check import explain_out_of_memory, require_memory
 from recollect.trainer.training.run_log import Stopwatch, peak_gpu_memory_bytes, peak_memory_bytes
 from recollect.trainer.training.train import Task, train
-from recollect.trainer.training.validation import Validation, hold_out
+from recollect.trainer.training.validation import Validation
 
 # Width of the hidden layer of an adapter.
 _ADAPTER_HIDDEN = 1_024
@@ -58,8 +59,12 @@ _INPUT_ALPHA = 0.5
 _TEMPERATURES = 0.5, 1.0, 2.0
 
 
-def write_run(settings: TrainSettings) -> None:
+def write_run(settings: TrainSettings, validated: HeldOutTexts | None = None) -> None:
     """Write a run folder, or continue an interrupted run with the same settings.
+
+    Args:
+        settings: The settings.
+        validated: The part of the held-out texts that chooses the checkpoint; None: all of them.
 
     Raises:
         DatasetError: If the dataset is missing or invalid.
@@ -75,7 +80,7 @@ def write_run(settings: TrainSettings) -> None:
         instances = dataset.read_split("train")
         encoder = _load_encoder(settings, dataset, instances, device)
         check_query_encoder(settings, encoder, instances)
-        run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks)
+        run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks, validated)
         run = dataclasses.replace(run, encoder=_with_earlier_head(run))
         if ranks.size > 1:
             check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
@@ -84,7 +89,7 @@ def write_run(settings: TrainSettings) -> None:
             print_status(line)
         if settings.preset is not None:
             run.report(find_preset(settings.preset).describe_variant(len(instances), len(dataset.labels)))
-        training = None if settings.epochs == 0 else _plan_training(run)
+        run, training = (run, None) if settings.epochs == 0 else _plan_training(run)
         with run.folder.lock() if ranks.first else contextlib.nullcontext():
             check_shared_folder(settings.out, ranks, device)
             if training is None:
@@ -134,8 +139,11 @@ def _with_earlier_head(run: Run) -> Encoder:
     return encoder
 
 
-def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
+def _plan_training(run: Run) -> tuple[Run, tuple[Recipe, np.ndarray]]:
     """Make the recipe, and a mask of the held-out instances.
+
+    Returns:
+        The run, whose encoder records the held-out texts; the recipe, and the mask.
 
     Raises:
         TrainingError: If the dataset is too small, the method's head does not fit into memory, or --lora finds no
@@ -153,7 +161,12 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
         )
     if settings.vectors is not None:
         _check_vectors(run, settings.vectors)
-    held_out = hold_out(run.instances.labels, settings.validation_fraction, settings.seed)
+    earlier, entries = run.encoder.config.held_out, run.instances.entries
+    labelled = np.diff(run.instances.labels.indptr) > 0
+    chosen = HeldOutTexts.choose(entries.strings(), labelled, settings.validation_fraction, settings.seed, earlier)
+    held_out = chosen.mask(entries.strings(), len(entries))
+    if earlier != ALL:
+        run.report(_describe_held_out(settings, int((held_out & labelled).sum()), int(labelled.sum())))
     if not held_out.any():
         _refuse_without_held_out(settings)
     start = run.plan(run.encoder, "float32")
@@ -170,7 +183,17 @@ def _plan_training(run: Run) -> tuple[Recipe, np.ndarray]:
     )
     if settings.overwrite or not run.folder.is_trained():
         _check_head(run, recipe)
-    return recipe, held_out
+    return dataclasses.replace(run, encoder=run.encoder.trained_without(chosen)), (recipe, held_out)
+
+
+def _describe_held_out(settings: TrainSettings, held_out: int, labelled: int) -> str:
+    """A status line about the held-out instances of a training that starts from a trained encoder."""
+    if held_out or settings.validation_fraction == 0:
+        found = f"{held_out:,} of {labelled:,} instances held out; the encoder has learnt from none of them"
+    else:
+        found = "no instances held out, because the encoder's own training held out none of them, so nothing can be "
+        found += "validated, tuned or calibrated"
+    return f"{settings.encoder}: {found}"
 
 
 def _refuse_without_held_out(settings: TrainSettings) -> None:
@@ -352,6 +375,7 @@ def _validation(run: Run, recipe: Recipe, held_out: np.ndarray) -> Validation:
         run.encoder.device,
         instances.filtered,
         lambdas=recipe.validate_lambda,
+        queries=None if run.validated is None else run.validated.mask(instances.entries.strings(), len(instances)),
     )
     if recipe.normalise:
         return validation

@@ -22,19 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Bool
-
 from recollect.service.files import read_json, write_json
-from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from recollect.trainer.errors import EncoderError, MemoryFolderError, TrainingError
+from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.memory import MemoryPlan, check_same_plan, saved_plan
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.training.training_state import Progress
-from recollect.trainer.training.validation import hold_out
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 
 class RunFolder:
@@ -179,7 +175,7 @@ class RunFolder:
             return None
         try:
             saved = _read_versioned(self._distillation)
-            saved["teacher_sha256"], float(saved["validation_fraction"]), int(saved["seed"])
+            saved["teacher_sha256"], HeldOutTexts.of_json(saved["held_out"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainingError(
                 f"{self._distillation}: expected a finished distillation, found: {error!r}; remove "
@@ -189,19 +185,6 @@ class RunFolder:
 
     def write_distillation(self, content: dict[str, Any]) -> None:
         write_json(self._distillation, {"format_version": _FORMAT_VERSION, **content})
-
-    def held_out(self, label_sets: LabelSets) -> Bool[np.ndarray, " instance"] | None:
-        """A mask of the instances that neither training nor distillation used. None if the run learnt nothing.
-
-        Args:
-            label_sets: The labels of each instance.
-
-        Raises:
-            TrainingError: If `training.json` or `distillation.json` is invalid.
-        """
-        training = self.training()
-        split = self.distillation() if training is None else training["recipe"]
-        return None if split is None else hold_out(label_sets, split["validation_fraction"], split["seed"])
 
     def is_trained(self) -> bool:
         """Whether the folder holds a finished training."""

@@ -21,6 +21,7 @@ from recollect.trainer.encoding.keys import EncodedTexts, KeySource
 from recollect.trainer.encoding.tokens import TokenTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.adapter import Side
+from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.memory import (
     DEFAULTS,
     KeyDtype,
@@ -38,7 +39,11 @@ from recollect.trainer.train_settings import TrainSettings
 
 @dataclass(frozen=True)
 class Run:
-    """The objects that all steps of one `recollect train` share."""
+    """The objects that all steps of one `recollect train` share.
+
+    Attributes:
+        validated: The part of the held-out texts that chooses the checkpoint; None: all of them.
+    """
 
     settings: TrainSettings
     dataset: Dataset
@@ -46,6 +51,7 @@ class Run:
     encoder: Encoder
     folder: RunFolder
     ranks: Ranks
+    validated: HeldOutTexts | None = None
 
     def plan(self, encoder: Encoder, key_dtype: KeyDtype) -> MemoryPlan:
         return MemoryPlan.of(self.dataset.labels, self.instances, encoder, encoder_digest(encoder), key_dtype)

@@ -263,8 +263,12 @@ class SharedTrainSettings(TrainingInputs):
     micro_batch: int = Field(
         0, ge=0, description="number of texts that the encoder processes at once (gradient cache); 0: as memory allows"
     )
-    validation_fraction: float = Field(
-        0.05, ge=0, le=0.5, description="share of the train split held out to choose the best checkpoint, at most 4,000"
+    validation_fraction: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="share of the train split held out from training, at most 4,000 texts, to choose the checkpoint, "
+        "tune, rank and calibrate; unset: 0.05, but at least 600 texts or, if these are too many, a fifth",
     )
     validate_every: int = Field(
         0, ge=0, description="steps between two validations, each of which encodes all texts; 0: one epoch"

@@ -17,7 +17,7 @@ import numpy as np
 
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.ranking.calibrate import HeldOut, fit_probabilities
+from recollect.index_builder.ranking.calibrate import HeldOut, reliable_probabilities
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.service.bundle.files import RANKER
 from recollect.service.bundle.manifest import Probabilities
@@ -124,20 +124,15 @@ def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
 
 
 def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
-    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts.
+    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts, if that works.
 
     Raises:
         BuildError: If the memory's texts or the logits of the held-out texts are damaged.
     """
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
     Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
-    probabilities = fit_probabilities(read_held_out(memory))
-    if probabilities is not None:
-        print_status(
-            f"ranker: {len(ranker.trees)} trees; {probabilities.calibration.method} calibration, ECE@5 "
-            f"{probabilities.metrics['ECE@5']:.3f} on {probabilities.texts:,} held-out texts"
-        )
-    return probabilities
+    print_status(f"ranker: {len(ranker.trees)} trees")
+    return reliable_probabilities(read_held_out(memory))
 
 
 def needs_words(ranker: RankerFile) -> bool:

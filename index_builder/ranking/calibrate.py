@@ -27,7 +27,7 @@ from recollect.service.console import print_status
 from recollect.service.lexical.index import LexicalIndex
 from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.service.ranking.calibration import calibrate_answers, log_odds
-from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.metrics import hits
 
@@ -206,21 +206,26 @@ def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight:
         folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
         word_weight: Default share of the votes by words in a score.
     """
-    if not len(memory.value_indices):
-        print_status("probabilities: none, because no instance has a label")
+    rows = choose_queries(memory, run, _MOST_TEXTS, seed=0)
+    if len(rows) < LEAST_TEXTS:
+        print_status(
+            f"probabilities: none, because the training held out {len(rows):,} texts with labels and a calibration "
+            f"needs {LEAST_TEXTS}; {MORE_HELD_OUT}"
+        )
         return None
-    rows, trained_on = choose_queries(memory, run, _MOST_TEXTS, seed=0)
-    if trained_on:
-        print_status("probabilities: none, because training held out no texts (--validation-fraction)")
-        return None
-    fitted = fit_probabilities(_held_out_votes(memory, rows, folder, word_weight))
+    return reliable_probabilities(_held_out_votes(memory, rows, folder, word_weight))
+
+
+def reliable_probabilities(held_out: HeldOut) -> Probabilities | None:
+    """Fit and measure a calibration; None, with the reason as a status message, if it is impossible or inaccurate."""
+    fitted = fit_probabilities(held_out)
     if fitted is None:
-        print_status(f"probabilities: none, because {len(rows):,} held-out texts are too few")
+        print_status(f"probabilities: none, because no true label of {len(held_out):,} held-out texts is found")
         return None
     error = fitted.metrics["ECE@5"]
     summary = f"ECE@5 {error:.3f} on {fitted.texts:,} held-out texts"
     if error > _MOST_ERROR:
-        print_status(f"probabilities: none, because {summary} exceeds {_MOST_ERROR}")
+        print_status(f"probabilities: none, because {summary} exceeds {_MOST_ERROR}; {MORE_HELD_OUT}")
         return None
     print_status(f"probabilities: {fitted.calibration.method}, {summary}")
     return fitted

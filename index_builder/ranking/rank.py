@@ -1,7 +1,7 @@
 """`recollect rank`: fit the ranker of a memory, and keep it if it ranks held-out texts better than the votes.
 
-The examples are held-out instances of the run if there are enough. An adapter has moved the other instances towards
-their labels, so their features would promise too much. If the run is not trained, all instances are alike.
+The examples are instances that the training held out. It has moved the other instances towards their labels, so their
+features would promise too much. If the run is not trained, all instances are alike.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_can
 from recollect.index_builder.settings import RankSettings
 from recollect.service.console import print_status
 from recollect.service.threads import threads_or_cores
-from recollect.trainer.memory.left_out import choose_queries
+from recollect.trainer.held_out import HeldOutTexts
+from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
 
-# With fewer held-out instances, other instances are examples too. With fewer instances, no ranker is fitted.
-_ENOUGH_HELD_OUT, _LEAST_QUERIES = 500, 100
+# With fewer queries, no ranker is fitted.
+LEAST_QUERIES = 100
 _FOLDS = 3
 
 
@@ -42,7 +43,6 @@ class Ranking:
         gains: The gains of all metrics.
         segments: The gains of the recall at 5, by the frequency of labels.
         queries: Number of queries.
-        trained_on: Whether the queries are training instances.
         seconds: Duration.
     """
 
@@ -51,7 +51,6 @@ class Ranking:
     gains: list[Gain]
     segments: list[Gain]
     queries: int
-    trained_on: bool
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -59,33 +58,31 @@ class Ranking:
             "kept": self.kept,
             "metric": self.metric.name,
             "queries": self.queries,
-            "trained_on": self.trained_on,
             "seconds": self.seconds,
             "gains": [vars(gain) for gain in self.gains],
             "recall@5_by_frequency": [vars(gain) for gain in self.segments],
         }
 
 
-def rank_run(settings: RankSettings) -> Ranking:
+def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ranking:
     """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
+
+    Args:
+        settings: The settings.
+        held_out: The part of the held-out instances that are queries; None: all of them.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
-        NothingToRank: If the memory has too few instances with labels.
+        NothingToRank: If too few instances with labels are held out.
         BuildError: If the memory's texts are damaged.
     """
     start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
-    if (labelled := np.count_nonzero(np.diff(memory.value_indptr))) < _LEAST_QUERIES:
+    rows = choose_queries(memory, settings.run, settings.queries, settings.seed, held_out)
+    if len(rows) < LEAST_QUERIES:
         raise NothingToRank(
-            f"{memory.folder}: expected at least {_LEAST_QUERIES} instances with labels, found {labelled}; a ranker "
-            "needs more texts"
-        )
-    rows, trained_on = choose_queries(memory, settings.run, settings.queries, settings.seed, _ENOUGH_HELD_OUT)
-    if trained_on:
-        print_status(
-            f"{settings.run}: training held out too few instances, so the ranker is fitted to training instances, for "
-            "which the vectors are too good; train with a larger --validation-fraction"
+            f"{settings.run}: a ranker needs at least {LEAST_QUERIES} instances with labels that the training held "
+            f"out, found {len(rows)}; {MORE_HELD_OUT}"
         )
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
     examples = ExampleSource(memory, settings.lexical == "on").cross(rows, fold)
@@ -101,7 +98,7 @@ def rank_run(settings: RankSettings) -> Ranking:
     votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
     gains = [judge.gain(name, votes, ranked) for name in METRICS]
     metric = judge.gain(settings.metric, votes, ranked)
-    held_out = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
+    held_out_logits = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
     ranker = fit_ranker(examples, threads) if metric.certain else None
     result = Ranking(
         kept=ranker is not None,
@@ -109,10 +106,9 @@ def rank_run(settings: RankSettings) -> Ranking:
         gains=gains,
         segments=[judge.gain(name, votes, ranked) for name in judge.segments()],
         queries=len(rows),
-        trained_on=trained_on,
         seconds=time.perf_counter() - start,
     )
-    write_ranker(memory, ranker, held_out, result.as_json())
+    write_ranker(memory, ranker, held_out_logits, result.as_json())
     return result
 
 

@@ -14,18 +14,21 @@ from recollect.index_builder.best import choose_contestants, training_seconds
 from recollect.index_builder.errors import BuildError
 from recollect.service.model import open_model
 from recollect.trainer.errors import TrainingError
+from recollect.trainer.held_out import HeldOutTexts
+from recollect.trainer.memory.left_out import choose_queries, held_out_of
+from recollect.trainer.memory.memory import open_memory, read_texts
 from tests.index_builder.conftest import write_tiny_encoder
 from tests.index_builder.ranking.conftest import write_names
 
 
-def train(tmp_path: Path, **flags: Any) -> Path:
+def train(tmp_path: Path, texts: int = 520, **flags: Any) -> Path:
     encoder = write_tiny_encoder(tmp_path / "encoder", "bert")
-    dataset = write_names(tmp_path / "dataset")
+    dataset = write_names(tmp_path / "dataset", texts)
     return recollect.train(dataset, out=tmp_path / "run", encoder=str(encoder), max_length=16, best=True, **flags)
 
 
 def test_best_keeps_the_contestant_with_the_highest_metric(tmp_path: Path) -> None:
-    run = train(tmp_path, minutes=0.1)
+    run = train(tmp_path, minutes=0.1, validation_fraction=0.5)
     report = json.loads((run / "best.json").read_text())
     metrics = {each["name"]: each["metrics"]["nDCG@5"] for each in report["contestants"]}
     assert list(metrics) == ["untrained", "adapter", "static"]
@@ -36,6 +39,45 @@ def test_best_keeps_the_contestant_with_the_highest_metric(tmp_path: Path) -> No
     assert is_static == (report["winner"] == "static")
     recollect.build(run, store=tmp_path / "store", index="flat", activate=True)
     assert open_model(tmp_path / "store", "current", None, None, 1, "cpu").predict("amber unlike basil")
+
+
+def test_contestants_are_tuned_and_judged_on_the_same_texts_that_none_has_learnt_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: dict[str, list[tuple[str, ...]]] = {"tune": [], "rank_run": []}
+    learnt: list[set[str]] = []
+    for step, texts_of_step in used.items():
+        real = getattr(best, step)
+
+        def record(
+            settings: Any, part: HeldOutTexts, real: Any = real, texts_of_step: list[Any] = texts_of_step
+        ) -> Any:
+            memory = open_memory(settings.run / "memory")
+            texts = list(read_texts(memory.folder / "instances.jsonl"))
+            texts_of_step.append(tuple(texts[row] for row in choose_queries(memory, settings.run, 10_000, 0, part)))
+            held_out = held_out_of(memory, settings.run).mask(texts, len(texts))
+            learnt.append({text for text, held in zip(texts, held_out, strict=True) if not held})
+            return real(settings, part)
+
+        monkeypatch.setattr(best, step, record)
+    run = train(tmp_path, minutes=0.1, validation_fraction=0.5)
+    *contestants, last = used["tune"]
+    *judged, last_ranked = used["rank_run"]
+    assert len(set(contestants)) == len(set(judged)) == 1
+    assert len(contestants) == len(judged) == 3
+    assert not set(contestants[0]) & set(judged[0])
+    assert set(contestants[0]) | set(judged[0]) == set(last) == set(last_ranked)
+    assert any(learnt)
+    assert not set(last) & set.union(*learnt)
+    assert json.loads((run / "best.json").read_text())["queries"] == len(judged[0])
+
+
+def test_too_few_texts_to_choose_by_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(BuildError, match=r"--best: expected at least 200 held-out .*, found 30; train on more texts"):
+        train(tmp_path, texts=150, overwrite=True)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
 def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) -> None:
@@ -50,7 +92,7 @@ def test_trainings_share_the_time_that_tuning_and_ranking_leave(tmp_path: Path) 
     assert training_seconds([untrained, *trained], 600, 600, None) == 0
     adapter = training_seconds(trained, 400, 600, measuring=50)
     static = training_seconds(trained[1:], 400 - adapter - 50, 600, measuring=50)
-    assert adapter + static == pytest.approx(400 - 2 * 50)
+    assert adapter + static == pytest.approx(400 - 2 * 50 - best._LAST_MEASURINGS * 50)
     assert 0 < adapter < static
     assert training_seconds(trained[1:], 10, 600, measuring=50) > 0  # a limit of 0 would be no limit
 

@@ -28,10 +28,12 @@ from tests.index_builder.conftest import write_tiny_encoder
 
 # Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.
 FILTER = "0 0\n0 1\n3 2\n6 4\n"
-# Flags for 14 training steps: there are 28 instances, and at most one of them is held out.
+# Flags for 14 training steps: there are 28 instances, and six of them are held out.
 SMALL_TRAINING = ["--max-length", 64, "--epochs", 2, "--batch-size", 4]
 RUN_RECOLLECT = "recollect.index_builder.compare.run_recollect"
-VARIANT = '[near]\nmethod = "infonce"\nlabel_inputs = "text"\nbatch_size = 7\nlearning_rate = {}\n'
+VARIANT = (
+    '[near]\nmethod = "infonce"\nlabel_inputs = "text"\nbatch_size = 7\nlearning_rate = {}\nvalidation_fraction = 0\n'
+)
 
 
 class Output(NamedTuple):
@@ -175,6 +177,11 @@ def test_failed_training_stops_the_comparison_with_a_message_of_one_line(compare
 def test_same_command_continues_after_a_failure_and_trains_nothing_twice(compared: Compared) -> None:
     assert compared.done.status == 0
     assert compared.done.trained == ["near"]
+
+
+def test_contestant_without_held_out_instances_is_not_tuned(compared: Compared) -> None:
+    assert "compare: near is not tuned, because its training held out no instances" in compared.done.err
+    assert {path.parent.parent.name for path in compared.out.rglob("tuning.json")} == {"untrained", "rae"}
 
 
 def test_repeated_finished_comparison_only_prints_its_table(compared: Compared, out: Path, no_training: None) -> None:

@@ -177,7 +177,7 @@ def test_hub_that_does_not_answer_is_named(hub: Hub, run: Path, monkeypatch: pyt
 
 
 def test_unfinished_run_is_not_pushed(hub: Hub, run: Path) -> None:
-    (run / "training.json").write_text('{"format_version": 1, "recipe": {"seed": 0}, "done": false, "progress": null}')
+    (run / "training.json").write_text('{"format_version": 2, "recipe": {"seed": 0}, "done": false, "progress": null}')
     with pytest.raises(BuildError, match="expected a finished training; finish it with `recollect train --resume`"):
         recollect.push(run, to="me/bills")
     assert hub.repositories == {}
@@ -207,7 +207,7 @@ class TestModelCard:
 
     def test_training_without_validation_has_no_figure_of_it(self, hub: Hub, run: Path) -> None:
         progress = {"step": 4, "best": None, "best_step": 4, "seconds": 12.4}
-        training = {"format_version": 1, "recipe": {"seed": 0}, "done": True, "progress": progress}
+        training = {"format_version": 2, "recipe": {"seed": 0}, "done": True, "progress": progress}
         (run / "training.json").write_text(json.dumps(training))
         card = self.card(run)
         assert "| seconds of training | 12 |" in card

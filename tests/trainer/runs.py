@@ -25,7 +25,8 @@ PATIENCE_SECONDS = 120
 KILLED = -signal.SIGKILL
 
 LENGTHS = ["--max-length", 16, "--label-max-length", 8]
-# Training uses 48 or all 60 instances of the lesson dataset, in 6 or 8 steps an epoch.
+# Training uses 47 or all 60 instances of the lesson dataset, in 6 or 8 steps an epoch: 12 instances with labels and the
+# one without labels are held out.
 USUAL = [*LENGTHS, "--batch-size", 8, "--epochs", 3, "--validation-fraction", 0.2]
 # Contents of a finished run folder, by the value of --train.
 _ALWAYS_LEFT = {"checkpoint", "memory", "metrics.jsonl", "tensorboard", "training.json"}

@@ -206,8 +206,8 @@ class TestOpening:
         return tmp_path / "memory"
 
     def test_unknown_format_version_is_refused_even_if_other_fields_changed(self, folder: Path) -> None:
-        (folder / "memory.json").write_text('{"format_version": 2}')
-        with pytest.raises(MemoryFolderError, match=r"memory\.json: expected format_version 1, found 2"):
+        (folder / "memory.json").write_text('{"format_version": 1}')
+        with pytest.raises(MemoryFolderError, match=r"memory\.json: expected format_version 2, found 1"):
             open_memory(folder)
         assert saved_plan(folder) is None
 
@@ -224,7 +224,7 @@ class TestOpening:
             ("keys.npy", np.zeros((KEYS, 32), np.float16), shape),
             ("keys.npy", np.array([{}], dtype=object), "expected an array, found: "),  # needs pickle
             ("memory.json", b"{", "expected a memory's header, found: "),
-            ("memory.json", b'{"format_version": 1}', "expected a memory's header, found: "),
+            ("memory.json", b'{"format_version": 2}', "expected a memory's header, found: "),
         ):
             whole = (folder / name).read_bytes()
             if isinstance(content, np.ndarray):

@@ -239,12 +239,12 @@ class TestRunFolder:
         folder.write_training(recipe, Progress(step=8))
         assert not folder.begin_training(other_device, resume=False, overwrite=False)
 
-    @pytest.mark.parametrize("content", ["{", '{"format_version": 2, "recipe": {"seed": 0}}'])
+    @pytest.mark.parametrize("content", ["{", '{"format_version": 1, "recipe": {"seed": 0}}'])
     def test_run_folder_with_an_invalid_training_json_is_refused_without_overwrite(
         self, folder: RunFolder, content: str
     ) -> None:
         (folder.path / "training.json").write_text(content)
-        with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 1, found: "):
+        with pytest.raises(TrainingError, match=r"training\.json: expected a recipe of format_version 2, found: "):
             folder.begin_training(self.recipe(), resume=True, overwrite=False)
         assert folder.begin_training(self.recipe(), resume=False, overwrite=True)
 

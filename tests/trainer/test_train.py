@@ -86,7 +86,7 @@ class TestTraining:
         assert saved["progress"]["step"] == saved["recipe"]["steps"] == 3 * STEPS_PER_EPOCH
         scores = metrics(run_folder, "validation_ndcg_5")
         assert list(scores) == [0, 6, 12, 18]
-        best = max(scores, key=lambda step: (scores[step], -step))
+        best = max(scores, key=lambda step: (scores[step], step))
         assert (saved["progress"]["best"], saved["progress"]["best_step"]) == (scores[best], best)
         assert f"train: best after {best} of 18 steps, validation nDCG@5 {scores[best]:.2f}" in outcome.err
         assert re.search(r"^train: .*optimizer \d+%.*; peak memory [\d,]{3,} MiB$", outcome.err, re.MULTILINE)
@@ -141,7 +141,7 @@ class TestTraining:
     def test_training_can_start_from_a_checkpoint_and_its_adapter(
         self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        train("--validation-fraction", 0, "--label-inputs", "text")
+        train("--label-inputs", "text")
         second = run_folder.with_name("second")
         scores = iter([2.0, 1.0])  # no later checkpoint is as good as the first
         monkeypatch.setattr(Validation, "score", lambda *_: next(scores))

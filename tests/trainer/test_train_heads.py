@@ -20,12 +20,13 @@ import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint, load_encoder
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import EncoderError
+from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory import memory_writer
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.training import memory_check, run_log
 from recollect.trainer.training import train as loop
-from recollect.trainer.training.validation import Validation, hold_out
-from tests.trainer.helpers import Clock, files, label_sets
+from recollect.trainer.training.validation import Validation
+from tests.trainer.helpers import Clock, files
 from tests.trainer.runs import USUAL, Outcome, Train, metrics, texts, training, weights
 
 INSTANCES, LABELS, DIM = 60, 12, 32
@@ -121,10 +122,13 @@ def test_held_out_instances_do_not_influence_the_head(
 ) -> None:
     other = Path(shutil.copytree(lesson, tmp_path / "other"))
     rows = [json.loads(line) for line in (lesson / "train.jsonl").read_text("utf-8").splitlines()]
-    held_out = hold_out(label_sets(row["labels"] for row in rows), 0.2, 0)
-    assert held_out.sum() == 12
-    for row in np.flatnonzero(held_out):
-        rows[row]["text"] = "over"
+    labelled = np.array([bool(row["labels"]) for row in rows])
+    held_out = HeldOutTexts.choose([row["text"] for row in rows], labelled, 0.2, 0, ALL)
+    mask = held_out.mask([row["text"] for row in rows], len(rows))
+    assert (mask & labelled).sum() == 12
+    for row in np.flatnonzero(mask):
+        # Another text that is held out: the same texts stay in training, and none of them changes.
+        rows[row]["text"] = next(text for text in (f"over {n}" for n in range(999)) if held_out.mask([text], 1)[0])
     (other / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scores = itertools.count(1.0)
     monkeypatch.setattr(Validation, "score", lambda *_: next(scores))  # every checkpoint counts as the best so far
@@ -242,7 +246,7 @@ class TestTunedAtOnce:
     ) -> None:
         assert "tune: lambda " in train("--method", "prime", "--max-steps", 1).err
         saved = json.loads((run_folder / "memory" / "tuning.json").read_text())
-        assert saved["trained_on"] is False
+        assert saved["queries"] == 12
         assert open_memory(run_folder / "memory").defaults["lambda"] == saved["best"]["lambda"]
         tuned = ["--max-steps", 1, "--tune", "yes", "--out", tmp_path / "rae"]
         assert "tune: lambda " in train(*tuned).err

@@ -195,7 +195,7 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
         "unrecognized arguments: --learning-rat 1; did you mean --learning-rate? see `recollect train --help`",
     ),
     "learning rate no number": (["--learning-rate", "nan"], "--learning-rate: expected a finite number; found 'nan'"),
-    "large batch": (["--batch-size", 49], "--batch-size 49: expected at most 48, the instances to train on; choose a"),
+    "large batch": (["--batch-size", 49], "--batch-size 49: expected at most 47, the instances to train on; choose a"),
     "lambda without held-out instances": (
         ["--validation-fraction", 0.005, "--validate-lambda", 0.5],
         "--validate-lambda: expected held-out instances, found none with --validation-fraction 0.005; choose",

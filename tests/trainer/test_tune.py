@@ -26,7 +26,6 @@ from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.tune import Trial, tune
 from recollect.trainer.settings import TuneSettings
 from tests.trainer.helpers import files, label_sets, random_sets, random_units
-from tests.trainer.runs import Train
 
 A, B = 0.55, 1.5
 
@@ -194,19 +193,6 @@ def test_scores_of_half_precision_keys_equal_the_naive_implementation(tmp_path: 
         assert trial.score == pytest.approx(expected(trial), abs=1e-6), trial
 
 
-class TestQueries:
-    def test_tuning_on_training_instances_gives_a_warning_and_sets_trained_on(
-        self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        train("--max-steps", 1, "--validation-fraction", 0)
-        assert recollect.main(["tune", str(run_folder), "--lambda", "0.5"]) == 0
-        out, err = capfd.readouterr()
-        (warning,) = [line for line in err.splitlines() if "held out no instances" in line]
-        assert warning.startswith(f"{run_folder}: training held out no instances, so tuning uses training instances")
-        assert "held out no instances" not in out
-        assert json.loads((run_folder / "memory" / "tuning.json").read_text())["trained_on"] is True
-
-
 class TestResult:
     @pytest.fixture
     def run(self, tmp_path: Path) -> Path:
@@ -316,6 +302,8 @@ class TestRefused:
     def test_tuning_is_refused_if_no_instance_has_a_label(self, tmp_path: Path) -> None:
         run = make_run(tmp_path, random_units(np.random.default_rng(0), 5), [set(), set(), set()])
         before = files(run)
-        with pytest.raises(TrainingError, match=r"expected instances with labels, found none; tuning needs some"):
+        with pytest.raises(
+            TrainingError, match=r"expected instances with labels that the training held out, found none"
+        ):
             tune(settings(run))
         assert files(run) == before

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import array
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,6 +32,11 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def strings(self) -> Iterator[str]:
+        """Yield the texts as Python strings. Only one chunk of them is in memory."""
+        for start in range(0, len(self), _CHUNK_STRINGS):
+            yield from self.texts[start : start + _CHUNK_STRINGS].to_pylist()
 
     def without_blank_end(self, rows: int) -> Entries:
         """Leave out the texts after the first `rows` rows if all of these are blank: blank lines ended their file."""

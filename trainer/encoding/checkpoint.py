@@ -3,8 +3,9 @@
     checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
                   [layers.safetensors]  [adapter.safetensors]  [head.safetensors]
 
-`recollect.json` contains the pooling and the layers after it, the length limits, the prompts, the shapes of the adapter
-and the head, and how they read labels.
+`recollect.json` contains the pooling and the layers after it, the length limits, the prompts, the texts that the
+training held out (as the rule of `recollect.trainer.held_out`), the shapes of the adapter and the head, and how they
+read labels.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         if not (hidden is None or (type(hidden) is int and hidden > 0)):
             raise ValueError(f"adapter_hidden {hidden!r}")
         head = saved.pop("head")
-        config = EncoderConfig(**saved)
+        config = EncoderConfig.of_json(saved)
         pooler = Pooler(config.pooling, config.layers)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None

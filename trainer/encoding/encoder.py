@@ -23,6 +23,7 @@ from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter, Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from recollect.trainer.heads.head import Head
+from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.static.model import StaticModel, TextVectors
 
 # Tokens in one batch, including padding: enough to use all cores or the GPU, and few enough to fit into the CPU cache
@@ -32,7 +33,7 @@ _BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The settings that, together with the weights, determine the vector of a text.
+    """The settings that, together with the weights, determine the vector of a text, and the origin of the weights.
 
     Attributes:
         name: Name of the encoder.
@@ -45,6 +46,7 @@ class EncoderConfig:
         label_prompt: Text that the encoder reads before each label.
         label_alpha: Weight of the instances in the vectors of labels that adapter and head read, as in `LabelInputs`.
             None: there are none, or they were not trained on vectors.
+        held_out: The texts from which the weights have not learnt.
     """
 
     name: str
@@ -56,10 +58,21 @@ class EncoderConfig:
     query_prompt: str = ""
     label_prompt: str = ""
     label_alpha: float | None = None
+    held_out: HeldOutTexts = ALL
+
+    @classmethod
+    def of_json(cls, saved: dict[str, Any]) -> EncoderConfig:
+        """Read settings that `as_json` wrote.
+
+        Raises:
+            TypeError, ValueError: If they are others.
+        """
+        return cls(**(saved | {"held_out": HeldOutTexts.of_json(saved.get("held_out"))}))
 
     def as_json(self) -> dict[str, Any]:
         """The settings, without empty ones, so that they equal those of runs that were written without them."""
-        return {name: value for name, value in vars(self).items() if value not in ("", [], None)}
+        settings = vars(self) | {"held_out": None if self.held_out == ALL else self.held_out.as_json()}
+        return {name: value for name, value in settings.items() if value not in ("", [], None)}
 
     def prompt(self, side: Side) -> str:
         return self.label_prompt if side == "labels" else self.query_prompt
@@ -190,6 +203,11 @@ class Encoder:
         model = UnitVectorModel(self.model.transformer, self.model.pooler, adapter, head, self.model.normalised)
         config = dataclasses.replace(self.config, label_alpha=label_alpha)
         return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
+
+    def trained_without(self, held_out: HeldOutTexts) -> Encoder:
+        """This encoder, as one that has not learnt from the held-out texts. The weights are shared."""
+        config = dataclasses.replace(self.config, held_out=held_out)
+        return Encoder(config, self.model, self.tokenizer, self.pad_id, self.device)
 
     def without_normalisation(self) -> Encoder:
         """This encoder with vectors that keep their lengths. The weights are shared."""

@@ -11,39 +11,54 @@ import numpy as np
 from jaxtyping import Int
 
 from recollect.service.predictor.searcher import Neighbours
-from recollect.trainer.errors import TrainingError
+from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.label_keys import mix
-from recollect.trainer.memory.memory import Memory
+from recollect.trainer.memory.memory import Memory, read_texts
 from recollect.trainer.memory.search import nearest
 from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.run_folder import RunFolder
 
+# The next step if too few instances are held out.
+MORE_HELD_OUT = "train on more texts, or with a larger --validation-fraction"
+
 
 def choose_queries(
-    memory: Memory, run: Path, most: int, seed: int, enough: int = 1
-) -> tuple[Int[np.ndarray, " query"], bool]:
-    """Rows of the query instances, in rising order, and whether training or distillation used them.
-
-    The candidates are the held-out instances if there are enough, otherwise all instances with labels.
+    memory: Memory, run: Path, most: int, seed: int, held_out: HeldOutTexts | None = None
+) -> Int[np.ndarray, " query"]:
+    """Rows of the query instances, in rising order: instances with labels from which the run has not learnt.
 
     Args:
         memory: The memory of the run.
         run: The run folder.
         most: Maximum number of queries.
         seed: Seed of the choice.
-        enough: Least number of held-out instances.
+        held_out: The part of the held-out instances to choose from; None: all of them.
 
     Raises:
-        TrainingError: If no instance has a label.
+        MemoryFolderError: If the memory's texts are damaged.
+        TrainingError: If `distillation.json` is invalid.
     """
-    held_out = RunFolder(run).held_out(memory.label_sets)
-    trained_on = held_out is not None and bool(np.count_nonzero(held_out) < enough)
-    rows = np.flatnonzero(np.diff(memory.value_indptr) if held_out is None or trained_on else held_out)
-    if len(rows) == 0:
-        raise TrainingError(f"{memory.folder}: expected instances with labels, found none; tuning needs some")
-    chosen = generator(seed, Purpose.TUNING).permutation(rows)[:most]
-    return np.sort(chosen), trained_on
+    texts, candidates = memory.folder / "instances.jsonl", np.diff(memory.value_indptr) > 0
+    try:
+        for allowed in {held_out_of(memory, run), held_out or ALL}:
+            candidates &= allowed.mask(read_texts(texts), memory.plan.instances)
+    except ValueError:
+        raise MemoryFolderError(
+            f"{texts}: expected {memory.plan.instances:,} lines, found fewer; run `recollect train` again"
+        ) from None
+    return np.sort(generator(seed, Purpose.TUNING).permutation(np.flatnonzero(candidates))[:most])
+
+
+def held_out_of(memory: Memory, run: Path) -> HeldOutTexts:
+    """The texts from which the encoders of a run have not learnt.
+
+    Raises:
+        TrainingError: If `distillation.json` is invalid.
+    """
+    distillation = None if memory.distilled is None else RunFolder(run).distillation()
+    return memory.held_out if distillation is None else HeldOutTexts.of_json(distillation["held_out"])
 
 
 def instance_neighbours(memory: Memory, rows: Int[np.ndarray, " query"], top_b: int, device: str = "cpu") -> Neighbours:

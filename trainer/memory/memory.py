@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,9 +36,10 @@ from recollect.service.files import read_json, write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.label_keys import LabelKeys
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 QUERY_VECTORS = "query_vectors.npy"
 KeyDtype = Literal["float32", "float16"]
 
@@ -128,6 +131,11 @@ class Memory:
         """Whether the encoder normalises its vectors. Otherwise, keys have any length."""
         return bool(self.plan.encoder.get("normalised", True))
 
+    @property
+    def held_out(self) -> HeldOutTexts:
+        """The texts from which the encoder of the keys has not learnt."""
+        return HeldOutTexts.of_json(self.plan.encoder.get("held_out"))
+
     def queries(self, rows: slice | Int[np.ndarray, " query"]) -> Float[np.ndarray, "query dim"]:
         """The vectors of some instances as queries: those of their keys, unless queries have a distilled encoder."""
         if self.distilled is not None:
@@ -177,6 +185,22 @@ def open_memory(folder: Path) -> Memory:
 
 def _exceeds(pairs: Int[np.ndarray, "pair 2"], plan: MemoryPlan) -> bool:
     return bool((pairs >= [plan.instances, plan.labels]).any())
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of `instances.jsonl` or `labels.jsonl`.
+
+    Raises:
+        MemoryFolderError: If a line has no text.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield str(json.loads(line)["text"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MemoryFolderError(
+            f"{path}: expected JSON lines with a text, found: {error!r}; run `recollect train` again"
+        ) from None
 
 
 def is_complete(folder: Path) -> bool:
@@ -243,9 +267,10 @@ def read_header(path: Path, *required: str) -> tuple[MemoryPlan, dict[str, Any]]
         plan = MemoryPlan(**{field.name: fields[field.name] for field in dataclasses.fields(MemoryPlan)})
         for name in required:
             fields[name]
+        HeldOutTexts.of_json(plan.encoder.get("held_out"))
         if not isinstance(fields.get("defaults", {}), dict):
             raise TypeError("defaults is not an object")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MemoryFolderError(
             f"{path}: expected a memory's header, found: {error!r}; run `recollect train` again"
         ) from None

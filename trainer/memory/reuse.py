@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from jaxtyping import Int
 from recollect.trainer.data.split import Entries
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError
-from recollect.trainer.memory.memory import KeyDtype, Memory, MemoryPlan, open_memory
+from recollect.trainer.memory.memory import KeyDtype, Memory, MemoryPlan, open_memory, read_texts
 
 # Settings of an encoder that determine the vector of a text, besides the weights. Its name does not.
 _ENCODER_SETTINGS = ("pooling", "max_length", "label_max_length", "layers", "query_prompt", "label_prompt")
@@ -99,25 +97,16 @@ def has_labels(memory: Path, labels: Entries) -> bool:
     path = memory / "labels.jsonl"
     if not path.is_file():
         return False
-    pairs = itertools.zip_longest(_read_texts(path), labels.texts.to_pylist())
+    pairs = itertools.zip_longest(read_texts(path), labels.texts.to_pylist())
     return all(saved == own for saved, own in pairs)
 
 
 def _match(texts: pa.LargeStringArray, path: Path, rows: int) -> Int[np.ndarray, " text"]:
     """The row of each text in a file of texts; -1 for a text that the file does not have."""
-    row_of = {_digest(text): row for row, text in enumerate(_read_texts(path))}
+    row_of = {_digest(text): row for row, text in enumerate(read_texts(path))}
     if len(row_of) > rows or (rows and max(row_of.values()) != rows - 1):
         raise MemoryFolderError(f"{path}: expected {rows:,} lines, found another number; omit --vectors")
     return np.fromiter((row_of.get(_digest(text.as_py()), -1) for text in texts), dtype=np.int64, count=len(texts))
-
-
-def _read_texts(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield str(json.loads(line)["text"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MemoryFolderError(f"{path}: expected JSON lines with a text, found: {error!r}; omit --vectors") from None
 
 
 def _digest(text: str) -> bytes:

@@ -1,12 +1,12 @@
 """Tuning: choose lambda, tau, b and the alpha of label keys on instances of the memory.
 
-RAE-XMC leaves the choice of lambda from data to future work. The queries are instances of the memory. If training held
-out instances, the queries are held-out instances. Tuning leaves each query out of the memory: the query does not vote
-for itself and is not part of the means of its labels. The memory stores the vectors of queries, so tuning encodes no
-text. For each query and alpha, one search is enough for all values of lambda, tau and b.
+RAE-XMC leaves the choice of lambda from data to future work. The queries are instances of the memory
+that the training held out. Tuning leaves each query out of the memory: the query does not vote for itself and is not
+part of the means of its labels. The memory stores the vectors of queries, so tuning encodes no text. For each query and
+alpha, one search is enough for all values of lambda, tau and b.
 
 Leaving a query out of the memory does not undo its use in training: training moves a query closer to its labels, and an
-adapter may use the query in the inputs of its labels. If training held out no instances, tuning prints a warning.
+adapter may use the query in the inputs of its labels. So instances from which a run has learnt are never queries.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from recollect.service.console import print_status, with_progress
+from recollect.service.console import with_progress
 from recollect.service.files import read_json, write_json
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
+from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.inference import InferenceSetting, predict
-from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
+from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import DEFAULTS, Memory, open_memory, write_defaults
 from recollect.trainer.metrics import PairedGain, propensity_weights, query_scores
 from recollect.trainer.settings import TuneSettings
@@ -49,7 +50,6 @@ class Tuning:
     Attributes:
         metric: Name of the metric.
         queries: Number of queries.
-        trained_on: Whether the queries are training instances. Their scores are then higher than those of new queries.
         before: The trial with the previous defaults.
         best: The best trial that is better than `before` by more than the standard error of the gain, else `before`.
             Its values are the new defaults.
@@ -58,7 +58,6 @@ class Tuning:
 
     metric: str
     queries: int
-    trained_on: bool
     before: Trial
     best: Trial
     trials: list[Trial]
@@ -67,23 +66,27 @@ class Tuning:
         return {
             "metric": self.metric,
             "queries": self.queries,
-            "trained_on": self.trained_on,
             "before": self.before.as_json(),
             "best": self.best.as_json(),
             "trials": [trial.as_json() for trial in self.trials],
         }
 
 
-def tune(settings: TuneSettings) -> Tuning:
+def tune(settings: TuneSettings, held_out: HeldOutTexts | None = None) -> Tuning:
     """Try all combinations of the given values, and write the best one as the memory's defaults.
 
     The previous defaults are tried too. They stay unless a combination is better by more than the standard error of its
     gain, paired over the queries: with few queries, many combinations differ by chance.
 
+    Args:
+        settings: The settings.
+        held_out: The part of the held-out instances that are queries; None: all of them.
+
     Raises:
         MemoryFolderError: If the run has no finished memory.
         EncoderError: If the requested device is absent.
-        TrainingError: If no instance has a label, or enriched label keys are to be tried on vectors of any length.
+        TrainingError: If no instance with labels is held out, or enriched label keys are to be tried on vectors of any
+            length.
     """
     device = choose_device(settings.device)
     memory = open_memory(settings.run / "memory")
@@ -92,11 +95,10 @@ def tune(settings: TuneSettings) -> Tuning:
             f"--label-key-alpha: expected a memory of unit vectors, whose means are label keys, found {memory.folder}, "
             "trained with --no-normalise; omit the flag"
         )
-    rows, trained_on = choose_queries(memory, settings.run, settings.queries, settings.seed)
-    if trained_on:
-        print_status(
-            f"{settings.run}: training held out no instances, so tuning uses training instances: scores are too high, "
-            "and the result may not suit new queries; train with a --validation-fraction above 0"
+    rows = choose_queries(memory, settings.run, settings.queries, settings.seed, held_out)
+    if len(rows) == 0:
+        raise TrainingError(
+            f"{settings.run}: expected instances with labels that the training held out, found none; {MORE_HELD_OUT}"
         )
     previous = InferenceSetting(
         memory.defaults["lambda"], memory.defaults["temperature"], int(memory.defaults["top_b"])
@@ -125,7 +127,7 @@ def tune(settings: TuneSettings) -> Tuning:
     trials = sorted(measured, key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
     before = next(t for t in trials if (*previous, memory.defaults["label_key_alpha"]) == _setting(t))
     best = next((t for t in trials if PairedGain.of(measured[before], measured[t]).exceeds(errors=1)), before)
-    tuning = Tuning(settings.metric, len(rows), trained_on, before, best, trials)
+    tuning = Tuning(settings.metric, len(rows), before, best, trials)
     _save(memory, tuning)
     return tuning
 

@@ -43,7 +43,7 @@ def make_static(source: Encoder, name: str, max_length: int, label_max_length: i
     special = source.tokenizer.encode("").ids
     weights = _weigh_tokens(_count_tokens(source, texts, max_length, len(vectors)))
     weights[special] = _SPECIAL_WEIGHT
-    config = EncoderConfig(name, "mean", max_length, label_max_length)
+    config = EncoderConfig(name, "mean", max_length, label_max_length, held_out=source.config.held_out)
     model = UnitVectorModel(StaticModel.of(vectors, weights, max_length), Pooler(config.pooling))
     return Encoder(config, model, source.tokenizer, source.pad_id, source.device)
 

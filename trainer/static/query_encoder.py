@@ -22,13 +22,13 @@ from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoi
 from recollect.trainer.encoding.encoder import Encoder, embed
 from recollect.trainer.encoding.tokens import TokenBags
 from recollect.trainer.errors import EncoderError, TrainingError
+from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
 from recollect.trainer.settings import STATIC
 from recollect.trainer.static.distil import Lesson, distil
 from recollect.trainer.static.pretrained import make_static
 from recollect.trainer.train_settings import TrainSettings
-from recollect.trainer.training.validation import hold_out
 
 
 def check_query_encoder(settings: TrainSettings, encoder: Encoder, instances: Split) -> None:
@@ -64,27 +64,30 @@ def write_query_encoder(
         TrainingError: If the run has a query encoder with other held-out instances, or the distillation fails.
     """
     folder = RunFolder(settings.out)
-    memory = open_memory(folder.memory)
-    origin = {
+    memory, entries = open_memory(folder.memory), instances.entries
+    labelled = np.diff(instances.labels.indptr) > 0
+    held_out = HeldOutTexts.choose(
+        entries.strings(), labelled, settings.validation_fraction, settings.seed, memory.held_out
+    )
+    origin: dict[str, object] = {
         "teacher_sha256": memory.plan.encoder_sha256,
-        "validation_fraction": settings.validation_fraction,
-        "seed": settings.seed,
+        "held_out": held_out.as_json(),
     }
     if memory.distilled is not None and folder.query_encoder.is_dir():
         _check_same_origin(folder, origin)
         report(f"{folder.query_encoder}: already done")
         return
     start, teacher = time.monotonic(), load_checkpoint(folder.checkpoint, device)
-    held_out = hold_out(instances.labels, settings.validation_fraction, settings.seed)
-    student, steps = _distil(teacher, memory, labels, instances, np.flatnonzero(held_out), settings.seed)
-    queries = student.tokenise(instances.entries.texts, student.config.max_length)
+    untaught = held_out.mask(entries.strings(), len(entries))
+    student, steps = _distil(teacher, memory, labels, instances, np.flatnonzero(untaught), settings.seed)
+    queries = student.tokenise(entries.texts, student.config.max_length)
     vectors = embed(student.model, queries, student.dim, device)
     measured = {"steps": steps, "seconds": time.monotonic() - start}
     cosine = ""
-    if held_out.any():
-        measured["held_out_cosine"] = _mean_cosine(vectors[held_out], np.asarray(memory.instance_keys[held_out]))
-        cosine = f", mean cosine {measured['held_out_cosine']:.3f} on {int(held_out.sum()):,} held-out texts"
-    save_checkpoint(student, folder.query_encoder)
+    if untaught.any():
+        measured["held_out_cosine"] = _mean_cosine(vectors[untaught], np.asarray(memory.instance_keys[untaught]))
+        cosine = f", mean cosine {measured['held_out_cosine']:.3f} on {int(untaught.sum()):,} held-out texts"
+    save_checkpoint(student.trained_without(held_out), folder.query_encoder)
     folder.write_distillation({**origin, "measured": measured})
     _store_vectors(memory, vectors)
     report(f"{folder.query_encoder}: {steps:,} steps in {measured['seconds']:,.0f} s{cosine}")

@@ -231,7 +231,7 @@ def _has_finite_vectors(model: DualEncoder, task: Task, device: str) -> bool:
 
 def _validate(task: Task, keys: KeyMaker, progress: Progress, ranks: Ranks, log: RunLog) -> None:
     """Save the model if it is as good as the best so far. Without held-out instances, the newest model is the best."""
-    if task.validation.held_out.any():
+    if len(task.validation.rows):
         now = keys.at(progress.step)
         score = ranks.broadcast_object(task.validation.score(now))  # rounding must not give ranks different scores
         log.write(validation_ndcg_5=score, seconds=progress.seconds)

@@ -1,4 +1,4 @@
-"""Validation: hold out instances, and measure how well the memory of all other instances predicts their labels."""
+"""Validation: measure how well the memory of the training instances predicts the labels of held-out instances."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.memory import DEFAULTS
 from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among
 from recollect.trainer.metrics import hits, ndcg_at
-from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.settings import VALIDATE_LAMBDA
 
-_MOST_QUERIES = 4_000
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])
 _K = 5
-
-
-def hold_out(label_sets: LabelSets, fraction: float, seed: int) -> Bool[np.ndarray, " instance"]:
-    """Choose the instances to validate on, among the instances with labels. At least one instance stays in training."""
-    labelled = np.flatnonzero(np.diff(label_sets.indptr))
-    count = min(round(fraction * len(labelled)), _MOST_QUERIES, max(0, len(labelled) - 1))
-    held_out = np.zeros(len(label_sets), dtype=bool)
-    held_out[generator(seed, Purpose.VALIDATION).permutation(labelled)[:count]] = True
-    return held_out
 
 
 @dataclass(frozen=True)
@@ -37,13 +26,14 @@ class Validation:
     """The validation queries and the memory that answers them.
 
     Attributes:
-        held_out: The instances that are queries. They take no part in training, and are not in the memory.
+        held_out: The instances that take no part in training, and are not in the memory.
         label_sets: The labels of each instance.
         labels: Number of labels.
         device: Where to search.
         filtered: The labels that are removed from the predictions for each instance.
         temperatures: Values of tau, of which the best counts.
         lambdas: Values of lambda, of which the best counts.
+        queries: The held-out instances that may be queries; None: all of them. Those without labels are no queries.
     """
 
     held_out: Bool[np.ndarray, " instance"]
@@ -53,10 +43,12 @@ class Validation:
     filtered: LabelSets
     temperatures: tuple[float, ...] = (0.03, 0.05, 0.1)
     lambdas: tuple[float, ...] = VALIDATE_LAMBDA
+    queries: Bool[np.ndarray, " instance"] | None = None
 
     @property
     def rows(self) -> Int[np.ndarray, " query"]:
-        return np.flatnonzero(self.held_out)
+        queries = self.held_out if self.queries is None else self.queries
+        return np.flatnonzero(queries & (np.diff(self.label_sets.indptr) > 0))
 
     def score(self, keys: Keys) -> float:
         """Return nDCG@5 in percent, with a memory's default b and the best of the values of tau and lambda.

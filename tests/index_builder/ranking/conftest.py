@@ -28,16 +28,16 @@ class RankedRun(NamedTuple):
     version: str
 
 
-def write_names(folder: Path) -> Path:
+def write_names(folder: Path, texts: int = 150) -> Path:
     """Write a dataset: each text names its own label first, and then another label."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     rows = []
-    for number in range(180):
+    for number in range(texts + 30):
         own, other = rng.choice(len(NAMES), size=2, replace=False).tolist()
         text = f"{NAMES[own]} {PHRASES[number % len(PHRASES)].format(NAMES[other])}"
         rows.append({"uid": f"i{number}", "text": text, "labels": [NAMES[own]]})
-    lines = {"train": rows[:150], "test": rows[150:], "labels": [{"uid": name, "text": name} for name in NAMES]}
+    lines = {"train": rows[:texts], "test": rows[texts:], "labels": [{"uid": name, "text": name} for name in NAMES]}
     for name, content in lines.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
     return folder

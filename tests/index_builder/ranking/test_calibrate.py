@@ -17,6 +17,7 @@ from recollect.index_builder.ranking.calibrate import (
     fit_platt,
     fit_probabilities,
     fit_vote_probabilities,
+    reliable_probabilities,
 )
 from recollect.service.bundle.manifest import Isotonic, Platt
 from recollect.service.ranking.calibration import calibrate
@@ -134,4 +135,13 @@ def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     )
     assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
     assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None
-    assert "99 held-out texts are too few" in capsys.readouterr().err
+    assert "the training held out 99 texts with labels and a calibration needs 100; train on" in capsys.readouterr().err
+
+
+def test_inaccurate_calibration_gives_no_probabilities(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every fifth text has true labels only, so a calibration that is fitted to the other texts expects none."""
+    logits = np.tile(np.linspace(2, -2, 5), (200, 1))
+    hit = np.repeat(np.arange(200) % 5 == 0, 5).reshape(200, 5)
+    assert reliable_probabilities(HeldOut(logits, hit, np.full(200, 5))) is None
+    assert "ECE@5 0.4" in (line := capsys.readouterr().err)
+    assert "on 200 held-out texts exceeds 0.05; train on more texts" in line

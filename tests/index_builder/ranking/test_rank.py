@@ -11,13 +11,13 @@ import pytest
 
 import recollect
 from recollect.index_builder.build import build
-from recollect.index_builder.errors import BuildError
+from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.ranking.artefact import read_held_out
 from recollect.index_builder.settings import BuildSettings
 from recollect.service.model import open_model
+from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries
-from recollect.trainer.memory.memory import open_memory, write_defaults
-from recollect.trainer.training.validation import hold_out
+from recollect.trainer.memory.memory import open_memory, read_texts, write_defaults
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
@@ -57,21 +57,55 @@ def test_a_ranker_that_does_not_help_is_removed(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"report.json"}
 
 
-def test_queries_are_held_out_instances_if_there_are_enough(tmp_path: Path) -> None:
+def test_ranker_is_fitted_to_held_out_instances_alone(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     run = make_run(tmp_path, random_units(rng, 330, 4), random_sets(rng, 300, 30))
-    recipe = {"recipe": {"validation_fraction": 0.5, "seed": 3}, "done": True, "format_version": 1}
-    (run / "training.json").write_text(json.dumps(recipe))
+    held_out = record_training(run, fraction=0.5)
     memory = open_memory(run / "memory")
-    labelled = np.flatnonzero(np.diff(memory.value_indptr))
-    rows, trained_on = choose_queries(memory, run, 4_000, seed=0, enough=500)
-    assert trained_on
-    assert rows.tolist() == labelled.tolist()
-    rows, trained_on = choose_queries(memory, run, 4_000, seed=0, enough=100)
-    held_out = hold_out(memory.label_sets, 0.5, 3)
-    assert not trained_on
-    assert rows.tolist() == np.flatnonzero(held_out).tolist()
-    assert len(choose_queries(memory, run, 105, seed=0, enough=100)[0]) == 105
+    texts = list(read_texts(run / "memory" / "instances.jsonl"))
+    expected = np.flatnonzero(held_out.mask(texts, 300) & (np.diff(memory.value_indptr) > 0))
+    assert recollect.rank(run, threads=1)["queries"] == len(expected) < 150
+    assert choose_queries(memory, run, 4_000, seed=0).tolist() == expected.tolist()
+    assert len(choose_queries(memory, run, 105, seed=0)) == 105
+
+
+def test_training_that_held_out_no_texts_gives_neither_votes_by_words_nor_probabilities(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    record_training(run, fraction=0)
+    version = build(BuildSettings(run=run, store=tmp_path / "store", index="flat"))
+    said = capsys.readouterr().err
+    assert "lexical: no votes by words, because no instance with labels was held out; train on more texts" in said
+    assert "probabilities: none, because the training held out 0 texts with labels" in said
+    manifest = open_model(tmp_path / "store", version).manifest
+    assert not manifest.has_lexical_index
+    assert manifest.probabilities is None
+
+
+def test_too_few_held_out_instances_get_no_ranker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    run = make_run(tmp_path, random_units(rng, 330, 4), random_sets(rng, 300, 30))
+    record_training(run, fraction=0.1)
+    with pytest.raises(
+        NothingToRank, match=r"needs at least 100 instances .* held out, found \d\d; train on more texts"
+    ):
+        recollect.rank(run, threads=1)
+    recollect.tune(run, rank="auto")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "a ranker needs" in line]
+    assert line.startswith("rank: none; ")
+    assert not (run / "memory" / "ranker").exists()
+
+
+def record_training(run: Path, fraction: float) -> HeldOutTexts:
+    """Record that the encoder of a run has learnt from all texts but a share."""
+    memory, header = open_memory(run / "memory"), run / "memory" / "memory.json"
+    texts, labelled = read_texts(run / "memory" / "instances.jsonl"), np.diff(memory.value_indptr) > 0
+    held_out = HeldOutTexts.choose(texts, labelled, fraction, 3, ALL)
+    saved = json.loads(header.read_text())
+    saved["encoder"]["held_out"] = held_out.as_json()
+    header.write_text(json.dumps(saved))
+    return held_out
 
 
 def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> None:
