@@ -257,7 +257,9 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
     propensity: Propensity = (0.55, 1.5)
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     compare: str | None = Field(
-        None, description="another version of the store, which is measured on the same texts; default: no comparison"
+        None,
+        description="another version of the store, which is measured on the same texts, with the label frequencies of "
+        "--version in PSP and F1; default: no comparison",
     )
     report: Path | None = Field(
         None,

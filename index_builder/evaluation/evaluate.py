@@ -35,7 +35,8 @@ class Evaluation:
         differences: For each setting with both orders, each metric by probability minus the metric by score, and the
             ends of the 95% confidence interval of this difference.
         deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`), by `DECILES`.
-        comparison: The version of `--compare`, its metrics, and the differences; None without the flag.
+        comparison: The version of `--compare`, its metrics with the numbers of training texts of `version`, and the
+            differences; None without the flag.
     """
 
     version: str
@@ -63,7 +64,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     dataset = open_named(settings)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
-    truth = align_labels(dataset.labels, test, predictor.bundle.labels, settings.dataset)
+    truth = align_labels(dataset.labels, test, predictor.bundle, settings.dataset)
     if len(test.labels.indices) == 0:
         raise BuildError(
             f"{settings.dataset}: expected test texts with labels, found {len(test):,} texts without any; "
@@ -78,8 +79,8 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     answering = _answering(rows, predictor)
     comparison = None
     if other is not None:
-        other_truth = align_labels(dataset.labels, test, other.bundle.labels, settings.dataset)
-        (compared,) = measure(other, test, other_truth, [Setting.default(other)], settings.propensity)
+        other_truth = align_labels(dataset.labels, test, other.bundle, settings.dataset)
+        (compared,) = measure(other, test, other_truth, [Setting.default(other)], settings.propensity, truth)
         comparison = Comparison(other.version, compared, differences(answering.metrics, compared.metrics))
     info = predictor.manifest.probabilities
     judged = next((each.found.judged for each in rows if each.found.judged), None)
@@ -134,9 +135,9 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     """Measure a bundle with its default options on a test split, in percent. Undefined metrics are left out."""
     dataset = open_dataset(folder, "auto")
     test = dataset.read_split("test")
-    truth = align_labels(dataset.labels, test, predictor.bundle.labels, folder)
+    truth = align_labels(dataset.labels, test, predictor.bundle, folder)
     (found,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
-    metrics = report(found.labels, truth.relevance, truth.label_counts, predictor.manifest.counts.instances)
+    metrics = report(found.labels, truth.relevance, truth.label_counts, truth.instances)
     return {name: value for name, value in metrics.items() if value is not None}
 
 

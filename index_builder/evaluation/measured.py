@@ -188,15 +188,31 @@ class Measured:
 
 
 def measure(
-    predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting], propensity: tuple[float, float]
+    predictor: Predictor,
+    test: Split,
+    truth: GroundTruth,
+    grid: list[Setting],
+    propensity: tuple[float, float],
+    counted: GroundTruth | None = None,
 ) -> list[Measured]:
-    """Predict the labels of the test texts with each setting, and compute the metrics."""
+    """Predict the labels of the test texts with each setting, and compute the metrics.
+
+    Args:
+        predictor: The version.
+        test: The test texts.
+        truth: Their true labels.
+        grid: The settings.
+        propensity: A and B of the propensity model.
+        counted: Ground truth of another version, whose numbers of training texts PSP and F1 use. Two versions with
+            equal answers then have equal metrics. None: those of this version.
+    """
+    counted = counted or truth
     predictions = predict_top(predictor, test, truth, grid)
     statistics = []
     for found in predictions:
-        instances = predictor.manifest.counts.instances
+        labels = truth.translate(found.labels, counted)
         of_setting = ranking_statistics(
-            found.labels, found.hit, truth.relevance, truth.label_counts, instances, propensity
+            labels, found.hit, counted.relevance, counted.label_counts, counted.instances, propensity
         )
         if found.judged is not None:
             of_setting += probability_statistics(found.judged)
@@ -219,7 +235,10 @@ def differences(first: dict[str, Sampled], second: dict[str, Sampled]) -> dict[s
 
 @dataclass(frozen=True)
 class Comparison:
-    """Another version with its own default options, and the metrics of the first version minus those of this one."""
+    """Another version with its own default options, and the metrics of the first version minus those of this one.
+
+    PSP and F1 of both use the numbers of training texts of the first version.
+    """
 
     version: str
     other: Measured

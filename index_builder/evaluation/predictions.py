@@ -18,7 +18,7 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.deciles import DECILES, count_sources
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
 from recollect.index_builder.left_out_votes import remove_filtered
-from recollect.service.bundle.bundle import LabelTable
+from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import Order
 from recollect.service.bundle.values import Values
 from recollect.service.console import progress_bar
@@ -118,11 +118,20 @@ class GroundTruth:
     Both have the axes (query, label), with positions in the bundle's list of labels.
 
     Labels that the bundle does not contain have positions after the bundle's last label.
+
+    Attributes:
+        relevance: True labels of each text.
+        filtered: Labels that are removed from the answers to each text.
+        positions: Position of each label of the dataset.
+        label_counts: Number of training texts of each label.
+        instances: Number of training texts.
     """
 
     relevance: sparse.csr_matrix
-    label_counts: Int[np.ndarray, " label"]
     filtered: sparse.csr_matrix
+    positions: Int[np.ndarray, " dataset_label"]
+    label_counts: Int[np.ndarray, " label"]
+    instances: int
 
     @property
     def labels(self) -> int:
@@ -133,19 +142,26 @@ class GroundTruth:
         """The decile of each label, in each way to form deciles."""
         return {name: form(self.label_counts) for name, form in DECILES.items()}
 
+    def translate(self, labels: Int[np.ndarray, "query top_k"], to: GroundTruth) -> Int[np.ndarray, "query top_k"]:
+        """The positions of labels in the ground truth of another bundle; -1 for labels that the dataset lacks."""
+        positions = np.full(self.labels, -1)
+        positions[self.positions] = to.positions
+        return np.asarray(pick(positions, labels, -1))
 
-def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -> GroundTruth:
+
+def align_labels(labels: Entries, test: Split, bundle: Bundle, where: Path) -> GroundTruth:
     """Match the labels of a test split with the labels of a bundle by uid.
 
     Args:
         labels: Labels of the dataset.
         test: The test split.
-        known: Labels of the bundle.
+        bundle: The bundle.
         where: The dataset folder, for error messages.
 
     Raises:
         BuildError: If the bundle has none of the labels.
     """
+    known = bundle.labels
     known_uids = pa.array((known.uids[position] for position in range(len(known))), type=pa.large_string())
     positions = pc.index_in(labels.uids, value_set=known_uids).fill_null(-1).to_numpy().astype(np.int64)
     unknown = positions < 0
@@ -160,7 +176,7 @@ def align_labels(labels: Entries, test: Split, known: LabelTable, where: Path) -
     relevance = sparse.csr_matrix((ones, positions[test.labels.indices], test.labels.indptr), shape=(len(test), total))
     rows, columns = test.filtered_pairs.T
     filtered = sparse.csr_matrix((np.ones(len(rows), dtype=bool), (rows, positions[columns])), shape=relevance.shape)
-    return GroundTruth(relevance, counts, filtered)
+    return GroundTruth(relevance, filtered, positions, counts, bundle.manifest.counts.instances)
 
 
 def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting]) -> list[Predictions]:

@@ -71,7 +71,10 @@ class Report:
         yield f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
         options = ", ".join(f"{name} {value}" for name, value in fields.items())
         yield f"<p>{escape(self.dataset)}: {len(self.test):,} test texts. Options: {escape(options)}.</p>"
-        yield "<h2>Metrics</h2>\n<p>Percent; ECE and Brier are fractions. Intervals: bootstrap over the texts.</p>"
+        yield "<h2>Metrics</h2>\n<p>Percent; ECE and Brier are fractions. Intervals: bootstrap over the texts."
+        if self.comparison is not None:
+            yield f"PSP and F1 of both versions use the label frequencies of {escape(version)}."
+        yield "</p>"
         yield from self._metrics()
         yield "<h2>Charts</h2>"
         yield self._charts()

@@ -38,7 +38,7 @@ def format_evaluation(evaluation: Evaluation, intervals: bool, deciles: bool) ->
     yield from format_table(evaluation, intervals)
     yield from _format_coverage(evaluation.coverage)
     if evaluation.comparison is not None:
-        yield from _format_comparison(evaluation.comparison)
+        yield from _format_comparison(evaluation.version, evaluation.comparison)
     if deciles:
         yield from _format_deciles(evaluation)
 
@@ -91,10 +91,13 @@ def _format_coverage(coverage: Sequence[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def _format_comparison(comparison: dict[str, Any]) -> Iterator[str]:
+def _format_comparison(version: str, comparison: dict[str, Any]) -> Iterator[str]:
     """Format the differences of the most important metrics, from `Comparison.as_json`."""
     gains, row = comparison["differences"], comparison["row"]
-    yield f"compared with {comparison['version']}, with its default options:"
+    yield (
+        f"compared with {comparison['version']}, with its default options, and the label frequencies of {version} in "
+        "PSP and F1:"
+    )
     for name in _COMPARED:
         low, high = gains["intervals"][name]
         yield f"  {name:8} {row[name]:6.2f}, difference {gains[name]:+.2f} (95% interval {low:+.2f} to {high:+.2f})"

@@ -9,13 +9,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 import recollect
 from recollect.index_builder.evaluation.evaluate import Evaluation, evaluate
 from recollect.index_builder.settings import EvaluateSettings
 from tests.processes import copy_store
-from tests.service.stores import add_version
+from tests.service.stores import add_version, relabel
 
 SECTIONS = ["Metrics", "Charts", "Hardest labels", "Hardest texts"]
 
@@ -97,4 +99,49 @@ def test_compare_measures_another_version_on_the_same_texts(
     assert f"{found.comparison['differences']['P@1']:+.3f}" in cells(read(tmp_path / "report"))
     flags = ["evaluate", str(built.dataset), "--store", str(two_versions), "--compare", "other"]
     assert recollect.main(flags) == 0
-    assert "compared with other, with its default options:" in capsys.readouterr().out
+    assert f"compared with other, with its default options, and the label frequencies of {built.version} in PSP" in (
+        capsys.readouterr().out
+    )
+
+
+def test_equal_answers_have_equal_metrics_if_the_other_version_has_other_label_frequencies_and_another_label(
+    built: Any, tmp_path: Path
+) -> None:
+    """With lambda 0, the instances do not change the answers."""
+    tests = [json.loads(line) for line in (built.dataset / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    true = {uid for row in tests for uid in row["labels"]}
+    uids = [json.loads(line)["uid"] for line in (built.dataset / "labels.jsonl").read_text("utf-8").splitlines()]
+    renamed = [uid if uid in true else f"new {uid}" for uid in uids]
+    assert renamed != uids
+
+    def grow(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["defaults"]["lambda"] = 0.0
+        values = csr_matrix(
+            (
+                np.ones(manifest["counts"]["pairs"]),
+                np.load(folder / "value_indices.npy"),
+                np.load(folder / "value_indptr.npy"),
+            ),
+            shape=(manifest["counts"]["instances"], len(uids)),
+        ).tolil()
+        values[:, uids.index(tests[0]["labels"][0])] = 1  # every instance votes for one label
+        values = values.tocsr()
+        for name, pairs in (("value", values), ("voter", values.T.tocsr())):
+            np.save(folder / f"{name}_indptr.npy", pairs.indptr.astype(np.int64))
+            np.save(folder / f"{name}_indices.npy", pairs.indices.astype(np.int32))
+        np.save(folder / "label_counts.npy", values.getnnz(axis=0).astype(np.int32))
+        manifest["counts"]["pairs"] = values.nnz
+        relabel(renamed)(folder, manifest)
+
+    store = copy_store(built.store, tmp_path / "store")
+    add_version(store, built.version, "other", grow)
+    settings = {"store": store, "lambda": [0.0]}
+    found, alone = measure(built, **settings, compare="other"), measure(built, **settings, version="other").rows[0]
+    assert found.comparison is not None
+    (row,), other = found.rows, found.comparison["row"]
+    assert {name for name in row if other[name] != row[name]} == set()
+    gains = found.comparison["differences"]
+    assert {value for name, value in gains.items() if name != "intervals"} == {0}
+    assert {end for ends in gains["intervals"].values() for end in ends} == {0}
+    assert alone["PSP@5"] != row["PSP@5"]  # its own label frequencies are other ones
+    assert alone["P@5"] == row["P@5"]
