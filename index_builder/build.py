@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
-from recollect.index_builder.choose_index import QUERIES, Target, build_chosen_index, evenly_spaced_rows
+from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
 from recollect.index_builder.hub import local_run
@@ -286,7 +286,8 @@ def write_indexes(
         The manifest entries, the chosen measurement of each index, and all measurements.
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
-    queries = memory.queries(evenly_spaced_rows(instances, QUERIES))
+    rows = evenly_spaced_rows(instances, QUERIES)
+    queries = Queries(memory.queries(rows), rows)
     if memory.defaults["label_key_alpha"]:
         # An enriched label key is normalised again, so a damaged key of a label's text would go unnoticed.
         check_units(memory.keys[instances:], instances)
@@ -315,7 +316,7 @@ def write_indexes(
             first_row,
             path,
             kind,
-            queries,
+            queries if part == "instances" else Queries(queries.vectors),
             target,
             bar,
             device,

@@ -1,8 +1,13 @@
 """Choose an index by measurement.
 
 First compare families of indexes, such as graphs and inverted lists, on a sample of the keys. Then build the best
-family on all keys and measure it again. In a measurement on the sample, the queries are keys outside the sample. In a
-measurement on all keys, the queries are some of these keys, so each query finds its own key.
+family on all keys and measure it again.
+
+The recall is that of queries which are not in the index. In a measurement on the sample, the queries are keys outside
+the sample. In a measurement on all keys, the queries are some of these keys, and their own keys do not count. That is
+enough for codes and inverted lists. In a graph, the own key of a query is linked to its nearest keys, so a search finds
+them too easily. A graph is therefore measured without these keys, which are added afterwards. docs/benchmarks.md has
+the measurements.
 """
 
 from __future__ import annotations
@@ -18,15 +23,27 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.index_builder.faiss_index import Keys, build_index, is_graph, lists, select_keys, write_index
+from recollect.index_builder.faiss_index import (
+    Keys,
+    add_left_out,
+    build_index,
+    can_add_later,
+    is_graph,
+    lists,
+    select_keys,
+    write_index,
+)
+from recollect.index_builder.left_out_votes import leave_out
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
 from recollect.service.bundle.manifest import IndexInfo, Point
 from recollect.service.milvus.collection import KeyCollection
-from recollect.service.predictor.searcher import KeyIndex, OpenIndex
+from recollect.service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
 from recollect.service.settings import Device
 
 # Number of keys in the sample, and number of queries in every measurement.
 _SAMPLE_KEYS, QUERIES = 50_000, 256
+# A graph is measured without at most this share of its keys.
+_LEFT_OUT_SHARE = 0.05
 # With fewer keys, exact search takes a fraction of a millisecond, so other families are not tried.
 _FEW_KEYS = 2_000
 # The search effort is raised further only while each step raises the recall by at least this much.
@@ -63,6 +80,24 @@ class Target:
     effort: int | None = None
 
 
+@dataclass(frozen=True)
+class Queries:
+    """The queries of a measurement.
+
+    Attributes:
+        vectors: The queries.
+        rows: Row of each query's own key among the keys of the index, in rising order; None: the queries have no keys.
+    """
+
+    vectors: Float[np.ndarray, "query dim"]
+    rows: Int[np.ndarray, " query"] | None = None
+
+    def few(self, count: int) -> Queries:
+        """`count` of the queries at equal distances."""
+        some = evenly_spaced_rows(len(self.vectors), count)
+        return Queries(self.vectors[some], None if self.rows is None else self.rows[some])
+
+
 # A function that opens a progress bar for an index (its factory string) and its number of keys. The builder calls the
 # bar with the number of keys that it has added.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
@@ -89,7 +124,7 @@ def build_chosen_index(
     first_row: int,
     path: Path,
     kind: str,
-    queries: Float[np.ndarray, "query dim"],
+    queries: Queries,
     target: Target,
     progress: Progress,
     device: Device = "cpu",
@@ -127,9 +162,15 @@ def build_chosen_index(
     built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
     for family in families:
-        info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit, construction_effort)
-        chosen, point, points = choose_effort(Trial.open(trial_path, info, keys, queries, target.top_b), target)
+        asked, left_out = _left_out(keys, queries, family, device)
+        rows = None if left_out is None else np.delete(np.arange(len(keys)), left_out)
+        info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit, construction_effort, rows)
+        chosen, point, points = choose_effort(Trial.open(trial_path, info, keys, asked, target.top_b, rows), target)
         measured += points
+        if left_out is not None:
+            complete = add_left_out(trial_path, keys, left_out, first_row, unit)
+            point = point.model_copy(update={"keys": len(keys), "reachable": reachable_share(complete)})
+            chosen = chosen.model_copy(update={"keys": len(keys)})
         built[point] = chosen
         if (best := choose_point(list(built), target)) == point:
             trial_path.replace(path)
@@ -137,6 +178,21 @@ def build_chosen_index(
             break
     trial_path.unlink(missing_ok=True)
     return built[best], best, measured
+
+
+def _left_out(
+    keys: Keys, queries: Queries, factory: str, device: Device
+) -> tuple[Queries, Int[np.ndarray, " row"] | None]:
+    """The queries that measure an index, and the rows of the keys that are added after the measurement, or None.
+
+    Keys can be added to a graph that a CPU has linked. Of few keys, fewer are left out, so that the graph hardly
+    changes.
+    """
+    count = int(_LEFT_OUT_SHARE * len(keys))
+    if queries.rows is None or device != "cpu" or not count or not can_add_later(factory, keys.shape[1]):
+        return queries, None
+    few = queries.few(count)
+    return Queries(few.vectors), few.rows
 
 
 def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress, unit: bool = True) -> list[Point]:
@@ -160,7 +216,7 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
             if not unit and is_graph(factory):
                 continue
             info = _build_and_write(sample, factory, first_row, path, progress, unit=unit)
-            points += measure_curve(Trial.open(path, info, sample, queries, target.top_b))
+            points += measure_curve(Trial.open(path, info, sample, Queries(queries), target.top_b))
             expected = meeting([_expected(point, len(keys), dim) for point in points], target)
             if any(_exact_and_fast(point, target) for point in expected):
                 break
@@ -172,49 +228,71 @@ class Trial:
 
     Args:
         index: The index.
-        keys: All keys of the index.
+        keys: All keys.
         queries: Queries of the measurement.
         top_b: Number of keys that each search returns.
         bytes_per_key: Size of the index divided by the number of keys.
         reachable: Fraction of the keys that a search can reach.
+        rows: Rows of the keys that the index has, in rising order; None: all.
     """
 
     def __init__(
         self,
         index: KeyIndex | KeyCollection,
         keys: Keys,
-        queries: Float[np.ndarray, "query dim"],
+        queries: Queries,
         top_b: int,
         bytes_per_key: float,
         reachable: float = 1.0,
+        rows: Int[np.ndarray, " row"] | None = None,
     ) -> None:
         self.info, self.lists, self._index, self._keys, self._queries = index.info, index.lists, index, keys, queries
-        self.top_b = min(top_b, index.keys)
-        self._exact = exact_neighbours(keys, queries, self.top_b)
+        self._rows = np.arange(len(keys)) if rows is None else rows
+        self._own = queries.rows if index.keys > 1 else None
+        self.top_b = min(top_b, index.keys if self._own is None else index.keys - 1)
+        self._exact = self._without_own(exact_neighbours(keys, queries.vectors, self._searched, rows))
         self._bytes_per_key, self._reachable = bytes_per_key, reachable
 
     @classmethod
     def open(
-        cls, path: Path, info: IndexInfo, keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int
+        cls,
+        path: Path,
+        info: IndexInfo,
+        keys: Keys,
+        queries: Queries,
+        top_b: int,
+        rows: Int[np.ndarray, " row"] | None = None,
     ) -> Trial:
         """Open the file of a faiss index."""
         index = KeyIndex(OpenIndex(path), info)
-        return cls(index, keys, queries, top_b, path.stat().st_size / info.keys, reachable_share(index.index))
+        return cls(index, keys, queries, top_b, path.stat().st_size / info.keys, reachable_share(index.index), rows)
 
     def measure(self, effort: int, refine: float) -> Point:
         """Measure recall and search time with one effort and one number of refined candidates for each key."""
         info = self.info.model_copy(update={"effort": effort, "refine": refine})
-        search = functools.partial(self._index.at(info).search, top_b=self.top_b)
+        index, vectors = self._index.at(info), self._queries.vectors
+        found = index.search(vectors, self._searched)
+        rows = np.where(found.keys < 0, -1, self._rows[found.keys])
+        found = self._without_own(Neighbours(found.similarities, rows))
+        search = functools.partial(index.search, top_b=self.top_b)
         return Point(
             factory=info.factory,
             keys=info.keys,
             effort=effort,
             refine=refine,
-            recall=recall(search(self._queries).keys, self._keys, self._queries, self._exact),
-            milliseconds=float(np.median(search_milliseconds(search, self._queries, _TIMED_SECONDS))),
+            recall=recall(found.keys, self._keys, vectors, self._exact),
+            milliseconds=float(np.median(search_milliseconds(search, vectors, _TIMED_SECONDS))),
             bytes_per_key=self._bytes_per_key,
             reachable=self._reachable,
         )
+
+    @property
+    def _searched(self) -> int:
+        """Number of keys to search for: one more if a query can find its own key."""
+        return self.top_b if self._own is None else self.top_b + 1
+
+    def _without_own(self, found: Neighbours) -> Neighbours:
+        return found if self._own is None else leave_out(found, self._own).first(self.top_b)
 
 
 def choose_effort(trial: Trial, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
@@ -269,10 +347,11 @@ def _build_and_write(
     device: Device = "cpu",
     unit: bool = True,
     construction_effort: int | None = None,
+    rows: Int[np.ndarray, " row"] | None = None,
 ) -> IndexInfo:
     """Build an index, write it to a file, and free its memory. The measurements open the file, as the service does."""
     with progress(factory, len(keys)) as advance:
-        index, info = build_index(keys, factory, first_row, advance, device, unit, construction_effort)
+        index, info = build_index(keys, factory, first_row, advance, device, unit, construction_effort, rows)
     write_index(index, path)
     return info
 

@@ -92,6 +92,7 @@ def build_index(
     device: Device = "cpu",
     unit: bool = True,
     construction_effort: int | None = None,
+    rows: Int[np.ndarray, " row"] | None = None,
 ) -> tuple[Any, IndexInfo]:
     """Build an index over keys. The keys are read and added block by block.
 
@@ -104,6 +105,7 @@ def build_index(
             an index, the CPU fills the index, and a message on standard error states this.
         unit: Whether all keys must be unit vectors.
         construction_effort: efConstruction of a graph; None: the default.
+        rows: Rows of the keys that a CPU adds, in rising order; None: all.
 
     Returns:
         The faiss index and its manifest entry.
@@ -125,9 +127,41 @@ def build_index(
     if not index.is_trained:
         _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
     _reserve_codes(index, len(keys))
-    for block in _checked_blocks(keys, first_row, progress, unit):
+    for block in _checked_blocks(keys, first_row, progress, unit, rows):
         _add(index, factory, block)
     return index, _describe(index, factory)
+
+
+def can_add_later(factory: str, dim: int) -> bool:
+    """Whether an index is a graph that `add_left_out` can complete."""
+    index = empty_index(factory, dim)  # the part that `unwrapped` returns does not keep it alive
+    return isinstance(unwrapped(index), faiss.IndexHNSW)
+
+
+def add_left_out(path: Path, keys: Keys, left_out: Int[np.ndarray, " row"], first_row: int, unit: bool = True) -> Any:
+    """Add the keys that were left out of the file of a graph, and bring all keys into the order of their rows.
+
+    Returns:
+        The complete index.
+    """
+    index = faiss.read_index(str(path))
+    index.add(select_keys(keys, left_out, first_row, unit))
+    rows = np.append(np.delete(np.arange(len(keys)), left_out), left_out)
+    _permute(index, np.argsort(rows))
+    write_index(index, path)
+    return index
+
+
+def _permute(index: Any, order: Int[np.ndarray, " key"]) -> None:
+    """Bring the keys of an index into another order. `order` has their present places."""
+    match faiss.downcast_index(index):
+        case faiss.IndexPreTransform() as transform:
+            _permute(transform.index, order)
+        case faiss.IndexRefine() as refine:
+            _permute(refine.base_index, order)
+            _permute(refine.refine_index, order)
+        case inner:
+            inner.permute_entries(order)
 
 
 def _build_on_gpu(
@@ -213,11 +247,15 @@ def linked_graph(index: Any, linked: Int[np.ndarray, "key links"]) -> Any:
 
 
 def _checked_blocks(
-    keys: Keys, first_row: int, progress: Callable[[int], object], unit: bool
+    keys: Keys,
+    first_row: int,
+    progress: Callable[[int], object],
+    unit: bool,
+    rows: Int[np.ndarray, " row"] | None = None,
 ) -> Iterator[Float[np.ndarray, "block dim"]]:
     """Check the keys of each block, yield it, and then report its size to `progress`."""
-    for start, block in blocks(keys):
-        _check(block, first_row + start + np.arange(len(block)), unit)
+    for block_rows, block in blocks(keys, rows):
+        _check(block, first_row + block_rows, unit)
         yield block
         progress(len(block))
 
@@ -277,8 +315,8 @@ def check_units(keys: Keys, first_row: int) -> None:
     Raises:
         BuildError: If a key is not a unit vector; the message names its row.
     """
-    for start, block in blocks(keys):
-        _check(block, first_row + start + np.arange(len(block)), unit=True)
+    for rows, block in blocks(keys):
+        _check(block, first_row + rows, unit=True)
 
 
 def select_keys(
@@ -294,10 +332,21 @@ def select_keys(
     return some
 
 
-def blocks(keys: Keys) -> Iterator[tuple[int, Float[np.ndarray, "block dim"]]]:
-    """Yield each block of keys in float32, with the number of its first row."""
-    for start in range(0, len(keys), _BLOCK_KEYS):
-        yield start, np.ascontiguousarray(keys[start : start + _BLOCK_KEYS], dtype=np.float32)
+def blocks(
+    keys: Keys, rows: Int[np.ndarray, " row"] | None = None
+) -> Iterator[tuple[Int[np.ndarray, " block"], Float[np.ndarray, "block dim"]]]:
+    """Yield the rows of each block of keys, and the keys in float32.
+
+    Args:
+        keys: The keys.
+        rows: Rows of the keys to yield, in rising order; None: all.
+    """
+    rows = np.arange(len(keys)) if rows is None else rows
+    for start in range(0, len(rows), _BLOCK_KEYS):
+        block = rows[start : start + _BLOCK_KEYS]
+        # A slice of a mapped file is read without a copy.
+        is_slice = block[-1] - block[0] == len(block) - 1
+        yield block, np.ascontiguousarray(keys[block[0] : block[-1] + 1] if is_slice else keys[block], np.float32)
 
 
 def write_index(index: Any, path: Path) -> None:

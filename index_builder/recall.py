@@ -21,14 +21,16 @@ MIN_REACHABLE = 0.999
 _FOLLOWED_KEYS = 65_536
 
 
-def exact_neighbours(keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-    """Find the top-b keys of each query by exact search, block by block."""
-    top_b = min(top_b, len(keys))
+def exact_neighbours(
+    keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int, rows: Int[np.ndarray, " row"] | None = None
+) -> Neighbours:
+    """Find the top-b keys of each query by exact search, block by block; with `rows`, among the keys in these rows."""
+    top_b = min(top_b, len(keys) if rows is None else len(rows))
     nothing = np.empty((len(queries), 0))
     best = Neighbours(nothing.astype(np.float32), nothing.astype(np.int64))
-    for start, block in blocks(keys):
-        similarities, rows = faiss.knn(queries, block, min(top_b, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-        best = merge(best, Neighbours(similarities, rows + start), top_b)
+    for block_rows, block in blocks(keys, rows):
+        similarities, found = faiss.knn(queries, block, min(top_b, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
+        best = merge(best, Neighbours(similarities, block_rows[found]), top_b)
     return best
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from recollect.index_builder import choose_index
 from recollect.index_builder.choose_index import (
+    Queries,
     Target,
     Trial,
     build_chosen_index,
@@ -44,13 +45,13 @@ def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
     """Build and write an index, and prepare a trial with queries close to the first keys."""
     index, info = build_index(keys, kind, 0, lambda rows: None)
     write_index(index, folder / "keys.faiss")
-    return Trial.open(folder / "keys.faiss", info, keys, near(keys, 50), top_b)
+    return Trial.open(folder / "keys.faiss", info, keys, Queries(near(keys, 50)), top_b)
 
 
 def best(
     keys: Any, kind: str, folder: Path, target: Target, first_row: int = 0
 ) -> tuple[IndexInfo, Point, list[Point]]:
-    queries = near(keys[:], min(len(keys), 50))
+    queries = Queries(near(keys[:], min(len(keys), 50)))
     return build_chosen_index(keys, first_row, folder / "keys.faiss", kind, queries, target, silent)
 
 
@@ -222,5 +223,21 @@ def test_all_keys_are_found_when_there_are_fewer_than_top_b(tmp_path: Path, kind
 @pytest.mark.parametrize("rows", [30, 3_000])
 def test_equal_keys_count_as_equally_good(tmp_path: Path, kind: str, rows: int) -> None:
     keys = np.repeat(random_keys(1), rows, axis=0)
-    info, chosen, _ = build_chosen_index(keys, 0, tmp_path / "keys.faiss", kind, keys[:20], Target(0.98, 200), silent)
+    info, chosen, _ = build_chosen_index(
+        keys, 0, tmp_path / "keys.faiss", kind, Queries(keys[:20]), Target(0.98, 200), silent
+    )
     assert (chosen.recall, info.keys) == (1, rows)
+
+
+@pytest.mark.parametrize("kind", ["HNSW8,SQ8", "RR32,HNSW8,Flat", "HNSW8,SQ4,Refine(SQ8)", "IVF64,Flat"])
+def test_recall_is_that_of_queries_outside_of_the_index(tmp_path: Path, kind: str) -> None:
+    all_keys = random_keys(3_500, 64)
+    keys, outside, rows = all_keys[:3_000], all_keys[3_000:], np.arange(0, 3_000, 12)
+    path, target = tmp_path / "keys.faiss", Target(0.9, 20, effort=20)
+    info, chosen, _ = build_chosen_index(keys, 0, path, kind, Queries(keys[rows], rows), target, silent)
+    index = KeyIndex(OpenIndex(path), info)
+    truth = recall_of(index, keys, outside, exact_neighbours(keys, outside, 20))
+    assert chosen.recall == pytest.approx(truth, abs=0.03)
+    # All keys are in the order of their rows.
+    assert info.keys == chosen.keys == index.keys == 3_000
+    assert (index.search(keys, 1).keys[:, 0] == np.arange(3_000)).mean() > 0.95
