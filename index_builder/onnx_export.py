@@ -114,6 +114,7 @@ def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None
         pooling=encoder.config.pooling,
         precision=precision,
         max_length=encoder.config.max_length,
+        label_max_length=encoder.config.label_max_length,
         pad_id=encoder.pad_id,
         kind="static" if encoder.model.is_static else "transformer",
         teacher=teacher,

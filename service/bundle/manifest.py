@@ -48,9 +48,10 @@ class Counts(_Section):
 
 
 class EncoderInfo(_Section):
-    """The encoder of a bundle; it truncates a query after `max_length` tokens.
+    """The encoder of a bundle; it truncates a query or instance after `max_length` tokens.
 
     Attributes:
+        label_max_length: Number of tokens after which the text of a label is truncated; None: `max_length`.
         kind: `transformer`, or `static` for a table of token vectors.
         teacher: Name of the encoder of the keys, if this encoder was distilled from it. Otherwise one encoder gives
             the vectors of queries and keys.
@@ -63,6 +64,7 @@ class EncoderInfo(_Section):
     pooling: str = Field(min_length=1)
     precision: Precision
     max_length: int = Field(ge=1)
+    label_max_length: int | None = Field(None, ge=1)
     pad_id: int = Field(ge=0)
     kind: Literal["transformer", "static"] = "transformer"
     teacher: str | None = None

@@ -432,11 +432,12 @@ def _in_parallel(call: Callable[[int], _Result], items: Sequence[int]) -> Iterat
 
 
 def _encoder_of(manifest: Manifest) -> EncoderOfCommit:
-    """The encoder of a version: the digest of its files, its prompts, and the length at which it truncates texts."""
+    """The encoder of a version: the digest of its files, its prompts, and the lengths at which it truncates texts."""
     files = manifest.files["encoder.onnx"].sha256, manifest.files["tokenizer.json"].sha256
     info = manifest.encoder
     prompts = [json.dumps([info.query_prompt, info.label_prompt])] if info.query_prompt or info.label_prompt else []
-    facts = (*files, str(info.max_length), *prompts)
+    lengths = [str(each) for each in (info.max_length, info.label_max_length) if each is not None]
+    facts = (*files, *lengths, *prompts)
     return EncoderOfCommit(hashlib.sha256("\n".join(facts).encode()).hexdigest(), manifest.dim)
 
 

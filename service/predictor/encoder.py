@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,29 @@ _NO_CUDA = "ONNX Runtime finds no CUDA GPU or does not support CUDA; it needs re
 
 
 @dataclass(frozen=True)
+class Side:
+    """Tokenises the texts of one side: queries and instances, or labels.
+
+    Attributes:
+        tokenizer: The tokenizer, which truncates texts.
+        words: The words that need no tokenizer; None if only the tokenizer can tokenise a text.
+        prompt: Text before each text.
+    """
+
+    tokenizer: Tokenizer
+    words: WordPieces | None
+    prompt: str
+
+    def tokenise(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
+        """The ids of each text, and whether it was truncated."""
+        texts = [self.prompt + text for text in texts]
+        found = [self.words and self.words.encode(text) for text in texts]
+        others = [text for text, each in zip(texts, found, strict=True) if each is None]
+        encodings: Iterator[Encoding] = iter(self.tokenizer.encode_batch_fast(others) if others else [])
+        return [each or _ids(next(encodings)) for each in found]
+
+
+@dataclass(frozen=True)
 class Tokens:
     """A tokenised batch; `truncated` marks the texts that are longer than the encoder's limit."""
 
@@ -80,7 +104,7 @@ class QueryEncoder:
         self._tokenizer, self._words = tokenizer, words
         self._session, self._pad_id = session, info.pad_id
         self._parallel = parallel
-        self._prompts = info.query_prompt, info.label_prompt
+        self._info = info
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
@@ -108,14 +132,21 @@ class QueryEncoder:
         return cls(tokenizer, words, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
 
     def tokenise(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Tokens:
-        """Tokenise queries, then labels, each with the prompt of its side."""
-        texts = [prompt + text for prompt, side in zip(self._prompts, (queries, labels), strict=True) for text in side]
-        found = [self._words and self._words.encode(text) for text in texts]
-        others = [text for text, each in zip(texts, found, strict=True) if each is None]
-        encodings: Iterator[Encoding] = iter(self._tokenizer.encode_batch_fast(others) if others else [])
-        rows = [each or _ids(next(encodings)) for each in found]
+        """Tokenise queries, then labels, each with the prompt and the greatest length of its side."""
+        rows = Side(self._tokenizer, self._words, self._info.query_prompt).tokenise(queries)
+        rows += self._labels.tokenise(labels) if labels else []
         # A text without tokens gets a padding token, as in training.
         return Tokens([ids or [self._pad_id] for ids, _ in rows], [truncated for _, truncated in rows])
+
+    @functools.cached_property
+    def _labels(self) -> Side:
+        """The side of the labels. Most services encode no label, so its tokenizer is copied at first use."""
+        tokenizer, words, length = self._tokenizer, self._words, self._info.label_max_length
+        if length is not None and length != self._info.max_length:
+            tokenizer = Tokenizer.from_str(tokenizer.to_str())
+            tokenizer.enable_truncation(length)
+            words = words and WordPieces(tokenizer, length)
+        return Side(tokenizer, words, self._info.label_prompt)
 
     def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
         """Encode tokenised texts as unit vectors; `checkpoint` is called before each batch of the encoder."""

@@ -71,6 +71,17 @@ def test_served_vectors_equal_those_of_the_trained_encoder(built: Any) -> None:
     assert cosines(vectors, encoder.encode(TEXTS, 128)).min() >= 0.999999
 
 
+def test_labels_are_truncated_at_their_own_length_as_in_training(built: Any) -> None:
+    encoder = load_checkpoint(built.run / "checkpoint", "cpu")
+    info = describe_encoder(encoder, "fp32")
+    assert info.label_max_length == encoder.config.label_max_length < encoder.config.max_length
+    texts = ["word " * 200, "a short label", "\x00 " + "été " * 100]
+    served = QueryEncoder.open(built.store / "bundles" / built.version, info, threads=1)
+    expected = encoder.encode(texts, info.label_max_length, side="labels")
+    assert cosines(served.encode_texts([], texts), expected).min() >= 0.999999
+    assert cosines(served.encode_texts(texts), encoder.encode(texts, info.max_length)).min() >= 0.999999
+
+
 # Precisions.
 
 

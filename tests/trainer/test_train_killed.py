@@ -47,6 +47,7 @@ KINDS: dict[str, list[object]] = {
     "adapter, classifier": ["--method", "unidec", "--mine-top", 8, "--cluster-from", 1, "--max-seconds", 3_600],
     "mined negatives": ["--train", "full", "--method", "rae", "--mine-every", 5, "--mine-top", 4],
     "prototypes": ["--train", "full", "--method", "prime", "--cluster-from", 0, "--tune", "no"],
+    "low-rank matrices, bfloat16": ["--train", "full", "--method", "dexml", "--lora", 2, "--precision", "bf16"],
 }
 # Each kind has a third of the moments. The first moment is in the first kind, because only frozen encoders have it.
 SEVERAL_TIMES = [pytest.param(kind, ON_THE_WAY[number::3], id=kind) for number, kind in enumerate(KINDS)]
