@@ -27,6 +27,7 @@ from scipy import sparse
 import recollect
 from recollect.service.files import read_json, write_lines
 from recollect.service.options import MAX_TOP_K
+from recollect.service.texts import is_blank
 from recollect.trainer.train_settings import TrainSettings
 
 try:
@@ -289,7 +290,7 @@ def _read_texts(texts: Any) -> list[str]:
     for row, text in enumerate(read := list(texts)):
         if not isinstance(text, str):
             raise ValueError(f"X[{row}]: expected a string, found {type(text).__name__}")
-        if not text.strip():
+        if is_blank(text):
             raise ValueError(f"X[{row}]: the text is empty; add words, or remove the row")
     if not read:
         raise ValueError("X: expected at least one text, found none")

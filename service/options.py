@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import numbers
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -24,6 +23,7 @@ from pydantic import (
 
 from recollect.service.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
 from recollect.service.errors import QueryError
+from recollect.service.texts import require_words
 
 # Maximum number of labels in `allow` and in `deny`.
 MAX_FILTER_LABELS = 100_000
@@ -43,34 +43,8 @@ _MAX_EXPLAINED_KEYS = 2_000
 MOST_ASSIGNED = 100
 
 
-# Characters that no uid may contain, as a regular expression: uids are parts of paths and of lines.
-CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
-# Unicode categories of white space, control characters and format characters.
-_BLANK = ("Cc", "Cf", "Zs", "Zl", "Zp")
 # Longest integer that is a uid, in bits: about 1,000 digits. Longer ones take too long to convert.
 _MOST_UID_BITS = 3_320
-# Number of characters that are checked together.
-_PIECE = 1_000
-
-
-def require_words(text: str, kind: str = "query") -> str:
-    """Refuse a text that is not valid Unicode, or has only white space, control characters and format characters.
-
-    Raises:
-        ValueError: With the kind of the text.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the {kind} contains half of a surrogate pair, which is not a character; remove it") from None
-    rest = text.strip()  # fast: a query of a megabyte of spaces must not take long
-    if rest[:1].isalnum():
-        return text
-    # Sets, because the rest can be a megabyte of format characters.
-    pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))
-    if all(unicodedata.category(character) in _BLANK for piece in pieces for character in piece):
-        raise ValueError(f"the {kind} is empty; send some words")
-    return text
 
 
 def integer_as_uid(value: object) -> object:

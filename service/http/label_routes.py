@@ -14,9 +14,9 @@ from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import KnownLabel, LabelResponse, LabelsResponse
 from recollect.service.lexical.text_search import MAX_CHARACTERS
 from recollect.service.memory.tables import Labels
-from recollect.service.options import require_words
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.serving.waiters import Waiters
+from recollect.service.texts import require_words
 from recollect.service.versions.open_versions import OpenVersions
 
 _MAX_FOUND = 100

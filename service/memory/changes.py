@@ -25,7 +25,8 @@ from recollect.service.memory.entries import (
     Remove,
 )
 from recollect.service.memory.snapshot import Snapshot
-from recollect.service.options import CONTROL_CHARACTERS, UidText, check_query, first_problem, require_words
+from recollect.service.options import UidText, check_query, first_problem
+from recollect.service.texts import CONTROL_CHARACTERS, require_words
 
 MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.

@@ -22,6 +22,7 @@ from starlette.routing import Router
 
 from recollect.service.bundle.manifest import Check, Point
 from recollect.service.bundle.strings import StringTable
+from recollect.service.texts import is_blank
 from recollect.service.versions.open_versions import OpenVersions
 
 _STATIC = Path(__file__).with_name("static")
@@ -147,5 +148,5 @@ def example_queries(all_texts: StringTable) -> list[str]:
     """Short training texts, from evenly spaced rows of the memory."""
     rows = np.linspace(0, len(all_texts) - 1, num=4 * _EXAMPLES, dtype=int)
     texts = dict.fromkeys(all_texts[row].strip() for row in rows.tolist())
-    short = [text for text in texts if 0 < len(text) <= _MAX_CHARACTERS]
+    short = [text for text in texts if len(text) <= _MAX_CHARACTERS and not is_blank(text)]
     return short[:: max(1, len(short) // _EXAMPLES)][:_EXAMPLES]

@@ -177,6 +177,7 @@ class TestTargets:
         (np.ones((2, 2)), r"X: expected a list or an array of texts, found ndarray"),
         (["a", 1.0], r"X\[1\]: expected a string, found float"),
         (["a", " "], r"X\[1\]: the text is empty"),
+        (["a", "\u200b\ufeff"], r"X\[1\]: the text is empty"),
         ([], r"X: expected at least one text"),
     ],
 )

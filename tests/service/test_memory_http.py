@@ -156,6 +156,10 @@ def test_integer_is_the_uid_with_its_digits(client: httpx.Client) -> None:
     [
         ("/memory/labels", {"labels": []}, 422, "invalid_request"),
         ("/memory/labels", {"labels": [{"uid": "x", "text": " "}]}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "x", "text": "\u200b\u00ad"}]}, 422, "invalid_request"),
+        ("/memory/labels", {"labels": [{"uid": "\ufe0f", "text": "x"}]}, 422, "invalid_request"),
+        ("/memory/instances", {"instances": [{"uid": "x", "text": "\u3164", "labels": ["y"]}]}, 422, "invalid_request"),
+        ("/predict", {"query": "\u2800 \ufe0f"}, 422, "invalid_request"),
         ("/memory/labels", {"labels": [{"uid": "", "text": "x"}]}, 422, "invalid_request"),
         ("/memory/labels", {"labels": [{"uid": "x", "text": "x"}] * 2}, 422, "invalid_request"),
         ("/memory/labels", {"labels": [{"uid": "x", "text": "x", "vector": [1.0]}]}, 422, "invalid_request"),

@@ -15,6 +15,8 @@ from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.errors import DatasetError
 
 WriteLines = Callable[..., Path]
+# Zero-width space, byte order mark, soft hyphen, control character, variation selector, and two empty letters.
+INVISIBLE = ["\u200b", "\ufeff\ufeff", "\u00ad", "\x07", "\ufe0f", "\u3164", "\u2800"]
 
 
 @pytest.fixture
@@ -98,3 +100,35 @@ def test_clicks_with_an_empty_query_are_dropped(tmp_path: Path) -> None:
     split = opened(tmp_path, "drop")[0].read_split("train")
     assert split.entries.texts.to_pylist() == ["sky", "rose"]
     assert split.labels.to_csr(2).toarray().tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("text", INVISIBLE)
+def test_text_without_a_visible_character_is_empty_in_every_layout(
+    tmp_path: Path, write_lines: WriteLines, text: str
+) -> None:
+    write_lines(tmp_path / "native" / "labels.jsonl", [{"uid": "a", "text": "Chair"}])
+    write_lines(tmp_path / "native" / "train.jsonl", [{"text": text, "labels": ["a"]}, {"text": "one", "labels": []}])
+    write_lines(tmp_path / "pecos" / "Y.txt", ["Chair"])
+    write_lines(tmp_path / "pecos" / "X.trn.txt", [f" {text} ", "one"])
+    sparse.save_npz(tmp_path / "pecos" / "Y.trn.npz", sparse.csr_matrix([[1], [0]]))
+    write_lines(tmp_path / "names" / "train_raw_texts.txt", [text, "one"])
+    write_lines(tmp_path / "names" / "train_labels.txt", ["Chair", ""])
+    (tmp_path / "clicks").mkdir()
+    pq.write_table(pa.table({"label": ["a"], "text": ["Chair"]}), tmp_path / "clicks" / "labels.parquet")
+    pq.write_table(pa.table({"query": [text, "one"], "label": ["a", "a"]}), tmp_path / "clicks" / "train.parquet")
+    for name in ("native", "pecos", "names", "clicks"):
+        with pytest.raises(DatasetError, match="the text is empty"):
+            open_dataset(tmp_path / name).read_split("train")
+        dataset, notes = opened(tmp_path / name, "drop")
+        assert dataset.read_split("train").entries.texts.to_pylist() == ["one"]
+        assert len(notes) == 1
+
+
+@pytest.mark.parametrize("text", INVISIBLE)
+def test_label_without_a_visible_character_is_empty(tmp_path: Path, write_lines: WriteLines, text: str) -> None:
+    write_lines(tmp_path / "labels.jsonl", [{"uid": "a", "text": text}])
+    with pytest.raises(DatasetError, match=r"labels\.jsonl:1: 'text': the text is empty"):
+        open_dataset(tmp_path)
+    write_lines(tmp_path / "labels.jsonl", [{"uid": text, "text": "Chair"}])
+    with pytest.raises(DatasetError, match=r"labels\.jsonl:1: 'uid': the uid is empty"):
+        open_dataset(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recollect.service.texts import is_blank
 from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.errors import DatasetError
@@ -129,7 +130,10 @@ def test_blank_lines_are_skipped(read: Read) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip), min_size=1), st.booleans())
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not is_blank(text)), min_size=1),
+    st.booleans(),
+)
 def test_texts_in_any_script_are_unchanged(texts: list[str], ascii_only: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from jaxtyping import Bool
 
 from recollect.service.console import print_status
-from recollect.service.options import CONTROL_CHARACTERS
+from recollect.service.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
-from recollect.trainer.data.split import Entries, Split, SplitName
+from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import DatasetSettings, EmptyTexts, UnknownLabels
 
@@ -177,7 +177,7 @@ def _kept_rows(
     entries: Entries, path: Path, empty_texts: EmptyTexts, note: Callable[[str], None]
 ) -> Bool[np.ndarray, " row"]:
     """Mark the rows to keep, and report the number of empty texts. With `refuse`, the format has refused them."""
-    blank = pc.equal(pc.utf8_trim_whitespace(entries.texts), "").to_numpy(zero_copy_only=False).astype(bool)
+    blank = blank_rows(entries.texts)
     if blank.any():
         done = "dropped" if empty_texts == "drop" else "kept"
         note(f"{path}: {blank.sum():,} of {len(entries):,} texts are empty; they are {done} (--empty-texts)")

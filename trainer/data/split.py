@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int
 from scipy import sparse
 
+from recollect.service.texts import is_blank
+
 SplitName = Literal["train", "test"]
 
 _CHUNK_STRINGS = 65_536
@@ -40,9 +42,7 @@ class Entries:
 
     def without_blank_end(self, rows: int) -> Entries:
         """Leave out the texts after the first `rows` rows if all of these are blank: blank lines ended their file."""
-        rest = pc.utf8_trim_whitespace(self.texts[rows:])
-        is_blank = len(rest) > 0 and pc.all(pc.equal(rest, "")).as_py()
-        return self.where(np.arange(len(self)) < rows) if is_blank else self
+        return self.where(np.arange(len(self)) < rows) if blank_rows(self.texts[rows:]).all() else self
 
     def where(self, kept: Bool[np.ndarray, " row"]) -> Entries:
         """Copy the rows where `kept` is true."""
@@ -217,6 +217,14 @@ class StringColumn:
     def _flush(self) -> None:
         self._chunks.append(pa.array(self._pending, type=pa.large_string()))
         self._pending = []
+
+
+def blank_rows(texts: pa.LargeStringArray) -> Bool[np.ndarray, " row"]:
+    """Mark the texts without a visible character."""
+    marked = np.zeros(len(texts), dtype=bool)
+    unclear = np.flatnonzero(~pc.match_substring_regex(texts, "[0-9A-Za-z]").to_numpy(zero_copy_only=False))
+    marked[unclear] = [is_blank(texts[row].as_py()) for row in unclear.tolist()]
+    return marked
 
 
 def numbered(texts: Iterable[str]) -> Entries:

@@ -33,7 +33,6 @@ def describe_unclear_labels(encoder: Encoder, texts: Iterable[str]) -> Iterator[
             problems = {
                 f"are cut at --label-max-length {length}": encoding.overflowing,
                 "have characters that the tokenizer cannot read ([UNK])": unknown.intersection(encoding.ids),
-                "have no visible character": not any(each.isprintable() and not each.isspace() for each in text),
                 "have the tokens of an earlier label, so their keys are equal": key in seen,
                 f"are not in Latin script, and {PACKAGED} is an English model, so choose another --encoder": is_english
                 and not _is_latin(text),

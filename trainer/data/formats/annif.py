@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from recollect.service.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.data.formats.references import LabelReferences
@@ -79,7 +80,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
 
 def _read_tsv(path: Path) -> Iterator[_Row]:
     for number, line in read_lines(path):
-        if not line.strip():
+        if is_blank(line):
             continue
         text, tab, uris = line.partition("\t")
         if not tab:
@@ -99,9 +100,9 @@ def _read_documents(folder: Path, labels: Entries) -> Iterator[_Row]:
     for path in sorted(folder.glob("*.txt")):
         subjects, named = path.with_suffix(".tsv"), path.with_suffix(".key")
         if subjects.is_file():
-            found = [clean_uri(line.split("\t")[0].strip()) for _, line in read_lines(subjects) if line.strip()]
+            found = [clean_uri(line.split("\t")[0].strip()) for _, line in read_lines(subjects) if not is_blank(line)]
         elif named.is_file():
-            found = [uris.get(line.strip(), line.strip()) for _, line in read_lines(named) if line.strip()]
+            found = [uris.get(line.strip(), line.strip()) for _, line in read_lines(named) if not is_blank(line)]
         else:
             raise DatasetError(f"{path}: expected its subjects in {subjects.name} or {named.name}, found neither")
         yield _Row(str(path), "\n".join(line for _, line in read_lines(path)), found)

@@ -19,7 +19,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
-from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName
+from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName, blank_rows
 from recollect.trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
@@ -102,9 +102,8 @@ def _strings(table: pa.Table, names: tuple[str, ...], path: str, may_be_empty: b
     except pa.ArrowInvalid as error:
         raise DatasetError(f"{path}: expected column {names[0]!r} to hold UTF-8, found: {error}") from None
     strings = pc.fill_null(strings, "")
-    blank = pc.equal(pc.utf8_trim_whitespace(strings), "")
-    if pc.any(blank).as_py() and not may_be_empty:
-        row = int(np.flatnonzero(blank.to_numpy(zero_copy_only=False))[0])
+    if not may_be_empty and len(blank := np.flatnonzero(blank_rows(strings))):
+        row = int(blank[0])
         problem = "the uid is empty; add one" if names == _LABEL else EMPTY
         raise DatasetError(f"{path}: row {row + 1}: {names[0]!r}: {problem}")
     return strings

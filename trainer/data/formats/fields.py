@@ -9,6 +9,7 @@ from typing import Any
 
 from recollect.service.console import print_status
 from recollect.service.options import integer_as_uid
+from recollect.service.texts import is_blank
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import UnknownLabels
 
@@ -21,7 +22,7 @@ class TextRule:
 
     Attributes:
         fields: Names of the fields; empty: the fields that the format names.
-        may_be_empty: Whether a text without words is valid.
+        may_be_empty: Whether a text without a visible character is valid.
         label_language: Language of the names in a SKOS vocabulary; None if the vocabulary has only one.
         unknown_labels: Whether a label of an instance that is not in the vocabulary is refused or dropped.
         note: Function that reports the number of dropped labels.
@@ -59,7 +60,7 @@ class TextRule:
         Raises:
             DatasetError: If the text is invalid.
         """
-        if not (self.may_be_empty or text.strip()):
+        if is_blank(text) and not self.may_be_empty:
             raise DatasetError(f"{where}: {EMPTY}")
         if problem := _character_problem(text):
             raise DatasetError(f"{where}: {problem}")
@@ -86,7 +87,7 @@ class TextRule:
         for name, part in parts.items():
             if not isinstance(part, str):
                 raise DatasetError(f"{path}:{number}: {name!r}: expected a string, found {type(part).__name__}")
-        text = " ".join(part for part in parts.values() if part.strip())
+        text = " ".join(part for part in parts.values() if not is_blank(part))
         return self.check(text, f"{path}:{number}: {fields[0]!r}")
 
 
@@ -116,7 +117,7 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
         raise DatasetError(f"{path}:{number}: expected the field 'uid', found {found}")
     if not isinstance(uid, str):
         raise DatasetError(f"{path}:{number}: 'uid': expected a string, found {type(uid).__name__}")
-    if problem := "the uid is empty; add one" if not uid.strip() else _character_problem(uid):
+    if problem := "the uid is empty; add one" if is_blank(uid) else _character_problem(uid):
         raise DatasetError(f"{path}:{number}: 'uid': {problem}")
     return uid
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.service.texts import is_blank
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.errors import DatasetError
 
@@ -54,7 +55,8 @@ class Subject:
 
     def text(self, fields: tuple[str, ...]) -> str:
         """Join the names in these fields."""
-        return "; ".join(dict.fromkeys(name for field in fields for name in self.names.get(field, []) if name.strip()))
+        names = (name for field in fields for name in self.names.get(field, []))
+        return "; ".join(dict.fromkeys(name for name in names if not is_blank(name)))
 
 
 def find_matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -93,11 +95,11 @@ def _read_tsv(path: Path) -> Iterator[Subject]:
     for number, line in read_lines(path):
         columns = [column.strip() for column in line.split("\t", 2)]
         uri, name, notation = (columns + ["", ""])[:3]
-        if number == 1 and uri.lower() == "uri":  # a header, although Annif's TSV has none
+        if is_blank(line) or (number == 1 and uri.lower() == "uri"):  # a header, although Annif's TSV has none
             continue
-        if not uri and any(columns):
+        if not uri:
             raise DatasetError(f"{path}:{number}: expected a URI, a tab and a name, found {line[:40]!r}")
-        if name:
+        if not is_blank(name):
             yield Subject(clean_uri(uri), {"prefLabel": [name], "notation": [notation]}, f"{path}:{number}")
 
 
@@ -106,7 +108,8 @@ def _read_csv(path: Path, language: str | None) -> Iterator[Subject]:
         tags = {_normal(name.removeprefix("label").lstrip("_")): name for name in row if name.startswith("label")}
         if number == 1:
             language = _choose_language(tags, path, language)
-        names = _in_language([(tag, row[name].strip()) for tag, name in tags.items() if row[name].strip()], language)
+        tagged = [(tag, row[name].strip()) for tag, name in tags.items() if not is_blank(row[name])]
+        names = _in_language(tagged, language)
         if names:
             notation = row.get("notation", "").strip()
             yield Subject(

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from recollect.service.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
 from recollect.trainer.data.formats.matrices import check_shape, read_matrix, relevant
@@ -82,7 +83,7 @@ def _read_entries(folder: Path, part: str, rule: TextRule) -> tuple[Path, Entrie
 def _read_raw(path: Path, rule: TextRule) -> Entries:
     lines = [line for _, line in read_lines(path)]
     filled = lines
-    while filled and not filled[-1].strip():  # blank lines at the end are no texts if the others have a uid
+    while filled and is_blank(filled[-1]):  # blank lines at the end are no texts if the others have a uid
         filled = filled[:-1]
     parts = [_WITH_UID.fullmatch(line) for line in filled]
     with_uid = sum(part is not None for part in parts)
