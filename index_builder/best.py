@@ -30,7 +30,7 @@ from recollect.index_builder.ranking.gains import METRICS
 from recollect.index_builder.ranking.rank import LEAST_QUERIES, Ranking, rank_run
 from recollect.index_builder.settings import RankSettings
 from recollect.service.console import print_status
-from recollect.service.files import write_json, write_text
+from recollect.service.files import clear_folder, find_files, write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import Split
 from recollect.trainer.distributed import require_single_process
@@ -198,13 +198,12 @@ def train_best(settings: TrainSettings) -> str:
     require_single_process("recollect train --best")
     start, seconds = time.perf_counter(), 60 * settings.minutes
     out = settings.out
-    if out.is_dir() and any(out.iterdir()) and not settings.overwrite:
+    if find_files(out) and not settings.overwrite:
         raise BuildError(f"{out}: expected an empty folder, found files; choose another --out, or add --overwrite")
     runs = out / _RUNS
     waiting, held_out = _choose(settings, runs, seconds)
-    if out.is_dir():
-        shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
+    clear_folder(out)
     results: list[Result] = []
     measuring = None
     while waiting:

@@ -39,7 +39,7 @@ from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.run_quality import Quality, Queries, measure
 from recollect.index_builder.settings import CompareSettings
 from recollect.service.console import aligned, print_status
-from recollect.service.files import read_json, write_json, write_text
+from recollect.service.files import find_files, read_json, write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
@@ -145,7 +145,7 @@ def compare(settings: CompareSettings) -> str:
     dataset = open_named(settings)
     train, test = dataset.read_split("train"), dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
-    if unknown := sorted({path.name for path in out.glob("*")} - _KNOWN_FILES):
+    if unknown := sorted({path.name for path in find_files(out)} - _KNOWN_FILES):
         raise BuildError(
             f"{out}: expected an absent folder, an empty folder or a comparison, found {unknown[0]} in it; "
             "choose another --out"

@@ -11,6 +11,7 @@ from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.evaluation.table import format_table
 from recollect.index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
 from recollect.service.console import print_status
+from recollect.service.files import find_files
 from recollect.service.model import open_model
 from recollect.trainer.data.sample import write_sample
 from recollect.trainer.errors import MemoryFolderError
@@ -33,7 +34,7 @@ def demo(settings: DemoSettings) -> str:
         The text to print: the table of measurements, the question and its answer.
     """
     dataset, run, store = (settings.folder / name for name in ("dataset", "run", "store"))
-    if not dataset.is_dir():
+    if not find_files(dataset):
         print_status("sample: write sentences about the standard library")
         write_sample(dataset, _LEFT_OUT)
     training = TrainSettings(dataset=dataset, out=run, epochs=0, max_length=64)

@@ -18,7 +18,7 @@ import numpy as np
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.settings import PushSettings
 from recollect.service.console import print_status
-from recollect.service.files import read_json
+from recollect.service.files import find_files, read_json
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
@@ -81,7 +81,7 @@ def push(settings: PushSettings) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
 
     operations = [CommitOperationAdd("README.md", card.encode())]
-    for path in sorted(run.rglob("*")):
+    for path in find_files(run, "**/*"):
         name = path.relative_to(run).as_posix()
         if path.is_file() and any(fnmatchcase(name, pattern) for pattern in _DATA):
             operations.append(CommitOperationAdd(name, _without_folders(path) if path.name in _OWN else path))

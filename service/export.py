@@ -10,7 +10,6 @@ because the layout has no place for the first two, and a bundle does not contain
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from recollect.service.command_settings import ExportSettings
 from recollect.service.errors import OutputError
-from recollect.service.files import write_lines
+from recollect.service.files import filled_folder, write_lines
 from recollect.service.memory.snapshot import Snapshot
 from recollect.service.memory_log.log import MemoryLog
 from recollect.service.memory_log.writer import follow
@@ -45,24 +44,17 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
 def export(memory: Snapshot, out: Path) -> tuple[int, int]:
     """Write a dataset folder; return the numbers of instances and labels.
 
-    The folder appears after its files are complete.
+    The files appear when they are complete.
 
     Raises:
         OutputError: If `out` is not absent and not an empty folder, or cannot be written.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise OutputError(f"--out {out}: expected an absent or empty folder, found a file or files; choose another one")
-    incoming = out.with_name(f".{out.name}-incoming")
     try:
-        shutil.rmtree(incoming, ignore_errors=True)
-        incoming.mkdir(parents=True)
-        labels = write_lines(incoming / "labels.jsonl", _labels(memory))
-        instances = write_lines(incoming / "train.jsonl", _instances(memory))
-        incoming.replace(out)  # replaces an empty folder too
+        with filled_folder(out) as incoming:
+            labels = write_lines(incoming / "labels.jsonl", _labels(memory))
+            instances = write_lines(incoming / "train.jsonl", _instances(memory))
     except OSError as error:
         raise OutputError(f"--out {out}: cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
     return instances, labels
 
 

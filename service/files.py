@@ -1,10 +1,12 @@
-"""Durable files: flushed to disk, and renamed into place when complete."""
+"""Files: written durably and renamed into place when complete, and found without the hidden files of other programs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +22,12 @@ def read_json(path: Path) -> Any:
         ValueError: If it is not JSON.
     """
     return from_json(path.read_bytes())
+
+from recollect.service.errors import OutputError
+
+# Names of files and folders that file systems and desktops add, beside those that begin with a dot, such as `.DS_Store`
+# and `._a.txt`.
+HIDDEN = ("lost+found", "Thumbs.db", "desktop.ini")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -74,6 +82,55 @@ def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> int:
             count += 1
         flush(file)
     return count
+
+
+def find_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """The files and folders in a folder that match a pattern, sorted, without hidden ones; none without the folder."""
+    return sorted(path for path in folder.glob(pattern) if not (path.name.startswith(".") or path.name in HIDDEN))
+
+
+@contextlib.contextmanager
+def filled_folder(folder: Path, error: type[Exception] = OutputError) -> Iterator[Path]:
+    """Fill a folder that is absent or empty, apart from hidden files.
+
+    Yields a temporary folder, whose content moves into the folder at the end of the context. The temporary folder is
+    inside, because the folder may be a mount point or a link, or its parent may be read-only. If the context fails,
+    nothing is left.
+
+    Args:
+        folder: The folder. Missing folders on the path are created.
+        error: Class of the error for a folder that has files.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    target = Path(os.path.realpath(folder))
+    found = "a file" if target.is_file() else next((f"{path.name} in it" for path in find_files(target)), None)
+    if found is not None:
+        raise error(f"{folder}: expected no such folder, or an empty one; found {found}: remove it or name another one")
+    is_new, incoming = not target.exists(), target / ".incoming"
+    shutil.rmtree(incoming, ignore_errors=True)  # left by a process that was killed
+    try:
+        incoming.mkdir(parents=True)
+        yield incoming
+        for path in find_files(incoming):
+            path.rename(target / path.name)
+        incoming.rmdir()
+    except BaseException:
+        shutil.rmtree(incoming, ignore_errors=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                target.rmdir()
+        raise
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove the content of a folder, but not the folder itself, which may be a mount point or a link."""
+    for path in find_files(folder):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def flush(file: IO[Any]) -> None:

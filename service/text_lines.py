@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import zlib
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.service.errors import InputError, RecollectError
+from recollect.service.texts import is_blank
 
 _READ_BYTES = 1 << 20
 _MAX_VALUE_CHARACTERS = 64 << 20
@@ -73,7 +75,7 @@ def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterat
     """
     try:
         for number, line in read_lines(path, error):
-            if line and not line.isspace():
+            if not is_blank(line):
                 yield number, parse_object(line, f"{path}:{number}", error)
     except OSError as failure:
         raise error(f"{path}: expected a file of JSON lines, found: {failure.strerror}") from None
@@ -93,7 +95,7 @@ def parse_object(line: str, where: str, error: type[RecollectError] = InputError
 def read_csv(
     lines: Iterable[str], name: str, error: type[RecollectError] = InputError
 ) -> tuple[list[str], Iterator[dict[str, str]]]:
-    """The columns of the header of CSV lines, and the rows after it. Empty lines are skipped.
+    """The columns of the header of CSV lines, and the rows after it. Blank lines are skipped.
 
     Args:
         lines: The lines, without line ends.
@@ -107,7 +109,7 @@ def read_csv(
     csv.field_size_limit(_MAX_VALUE_CHARACTERS)
     table = csv.reader((f"{line}\n" for line in lines), strict=True)
     try:
-        columns = next(table, [])
+        columns = next(itertools.filterfalse(_is_blank_line, table), [])
     except csv.Error as wrong:
         raise error(f"{name}: expected CSV, found: {wrong}") from None
     if not columns or len(set(columns)) < len(columns):
@@ -121,13 +123,19 @@ def _csv_rows(
 ) -> Iterator[dict[str, str]]:
     number = 1
     try:
-        for values in filter(None, table):  # without empty lines
+        for values in table:
             if len(values) != len(columns):
+                if _is_blank_line(values):
+                    continue
                 raise csv.Error(f"{len(values)} values for {len(columns)} columns")
             yield dict(zip(columns, values, strict=True))
             number += 1
     except csv.Error as wrong:
         raise error(f"{name}: row {number}: expected CSV, found: {wrong}") from None
+
+
+def _is_blank_line(values: list[str]) -> bool:
+    return len(values) < 2 and all(map(is_blank, values))
 
 
 def _other_encoding(head: bytes) -> str | None:

@@ -26,7 +26,8 @@ _PIECE = 1_000
 def is_blank(text: str) -> bool:
     """Whether a text has no visible character."""
     rest = text.strip()  # fast: a query of a megabyte of spaces must not take long
-    if rest[:1].isalnum() and rest[0] not in _UNDRAWN:
+    first = rest[:1]
+    if "!" <= first <= "~" or (first.isalnum() and first not in _UNDRAWN):
         return False
     # Sets, because the rest can be a megabyte of format characters.
     pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))

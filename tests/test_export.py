@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,46 @@ def test_live_entries_are_exported(built: Built, tmp_path: Path) -> None:
         uid: row | {"labels": sorted(row["labels"])} for uid, row in before.items()
     }
     assert len(open_dataset(out).read_split("train")) == len(before)
+
+
+@pytest.mark.parametrize("name", ["link", "dangling", "volume", "."])
+def test_export_and_sample_fill_an_empty_folder_also_through_a_link(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for verb in ("export", "sample"):
+        folder = tmp_path / verb
+        (folder / "target").mkdir(parents=True)
+        (folder / "link").symlink_to("target")
+        (folder / "dangling").symlink_to("absent")
+        (folder / "volume" / "lost+found").mkdir(parents=True)  # as in an empty volume
+        (folder / "volume" / ".DS_Store").touch()
+        monkeypatch.chdir(folder / "target" if name == "." else folder)
+        arguments = ["export", str(built.store), "--out"] if verb == "export" else ["sample"]
+        assert recollect.main([*arguments, name]) == 0
+        assert len(open_dataset(Path(name)).read_split("train")) > 0
+        assert (folder / name).is_symlink() == (name in ("link", "dangling"))
+        assert not Path(name, ".incoming").exists()
+
+
+def test_export_and_sample_fill_a_mount_point(built: Built, tmp_path: Path) -> None:
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        recollect.export(built.store, out=tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.jsonl", "train.jsonl"]
+        for path in tmp_path.iterdir():
+            path.unlink()
+        assert recollect.main(["sample", str(tmp_path)]) == 0
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_export_that_fails_leaves_nothing(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out", tmp_path):
+        assert recollect.main(["export", str(built.store), "--out", str(out)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

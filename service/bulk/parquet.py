@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.service.bulk.reading import BLOCK_ROWS, Input
+from recollect.service.bulk.reading import BLOCK_ROWS, Group, Input
 from recollect.service.errors import InputError
 
 # A row group of the output has at least so many rows or bytes, except the last one.
@@ -38,11 +38,11 @@ def open_parquet(path: Path, name: str) -> Iterator[Input]:
     """
     rows = 0
 
-    def groups(columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def groups(columns: list[str]) -> Iterator[Group]:
         nonlocal rows
         with _errors(name):
             for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
-                yield batch
+                yield Group(batch, range(rows + 1, rows + len(batch) + 1))
                 rows += len(batch)
 
     path.open("rb").close()  # for a missing file: the system's error instead of Arrow's

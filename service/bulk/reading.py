@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from recollect.service.options import check_query
 from recollect.service.store.connect import without_credentials
 from recollect.service.store.object_folder import ObjectFolder
 from recollect.service.text_lines import parse_object, read_csv, read_stream
+from recollect.service.texts import is_blank
 
 # A block has at most so many rows. A worker orders the rows of its block by length, so that padding costs little; with
 # fewer rows, more tokens of a batch are padding (128 rows: 12%, 512 rows: 5% more time than 2,048 rows, on titles).
@@ -57,8 +58,20 @@ class Block(NamedTuple):
         return Block(self.first + done, self.texts[done:], self.errors[done:], self.kept[done:])
 
 
-# Rows as dicts; None where the next read can wait.
-_Rows = Iterator[dict[str, Any] | None]
+class Group(NamedTuple):
+    """Consecutive rows of the input, as they are read.
+
+    Attributes:
+        rows: A list of dicts, or an Arrow record batch.
+        numbers: The number of each row in the input, from 1. An input of lines has the numbers of lines.
+    """
+
+    rows: Any
+    numbers: Sequence[int]
+
+
+# Numbers and rows; None where the next read can wait.
+_Rows = Iterator[tuple[int, dict[str, Any]] | None]
 
 
 @dataclass(frozen=True)
@@ -67,14 +80,14 @@ class Input:
 
     Attributes:
         columns: Names of its columns; None if each row has its own fields.
-        groups: Reads all rows in groups: lists of dicts, or Arrow record batches with at least the columns in its
-            argument. It raises an InputError after the rows before the error.
+        groups: Reads all rows in groups, with at least the columns in its argument. It raises an InputError after the
+            rows before the error.
         share_read: The share of the input that has been read; None if its length is unknown.
         empty: An Arrow record batch with the types of the columns, but without rows; None if the input has no types.
     """
 
     columns: list[str] | None
-    groups: Callable[[list[str]], Iterator[Any]]
+    groups: Callable[[list[str]], Iterator[Group]]
     share_read: Callable[[], float | None]
     empty: Any = None
 
@@ -164,41 +177,48 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
         columns: list[str] | None
         rows: _Rows
         if format_.name == "csv":
-            columns, rows = read_csv((line for line in lines if line is not None), name)
+            columns, found = read_csv((line for line in lines if line is not None), name)
+            rows = enumerate(found, start=1)
         elif format_.name == "jsonl":
-            columns, rows = None, _json_rows(lines, name)
+            columns, rows = None, _parsed(lines, lambda line, number: parse_object(line, f"{name}: line {number}"))
         else:
-            columns, rows = ["text"], (line if line is None else {"text": line} for line in lines)
+            columns, rows = ["text"], _parsed(lines, lambda line, _: {"text": line})
         yield Input(columns, lambda _: _grouped(rows), share_read)
 
 
-def _json_rows(lines: Iterator[str | None], name: str) -> _Rows:
+def _parsed(lines: Iterator[str | None], parse: Callable[[str, int], dict[str, Any]]) -> _Rows:
+    """The rows of the lines that are not blank."""
     number = 0
     for line in lines:
         if line is None:
             yield None
             continue
         number += 1
-        yield parse_object(line, f"{name}: line {number}")
+        if not is_blank(line):
+            yield number, parse(line, number)
 
 
-def _grouped(rows: _Rows) -> Iterator[list[dict[str, Any]]]:
+def _grouped(rows: _Rows) -> Iterator[Group]:
     """Groups of rows. A group ends where the next read can wait, so that its rows are answered at once."""
-    group, size, problem = list[dict[str, Any]](), 0, None
+    group, size, problem = list[tuple[int, dict[str, Any]]](), 0, None
     try:
         for row in rows:
             if row is not None:
                 group.append(row)
-                size += sum(len(value) for value in row.values() if isinstance(value, str))
+                size += sum(len(value) for value in row[1].values() if isinstance(value, str))
             if group and (row is None or len(group) == BLOCK_ROWS or size > _BLOCK_CHARACTERS):
-                yield group
+                yield _joined(group)
                 group, size = [], 0
     except InputError as error:
         problem = error
     if group:
-        yield group
+        yield _joined(group)
     if problem:
         raise problem
+
+
+def _joined(group: list[tuple[int, dict[str, Any]]]) -> Group:
+    return Group([row for _, row in group], [number for number, _ in group])
 
 
 def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, mark_bad_rows: bool) -> Iterator[Block]:
@@ -215,7 +235,7 @@ def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, m
         InputError: After the rows before a wrong one.
     """
     first, absent = 0, set(columns or ())
-    for group in rows.groups([text, *(columns or ())]):
+    for group, numbers in rows.groups([text, *(columns or ())]):
         records = group if isinstance(group, list) else [{text: value} for value in group.column(text).to_pylist()]
         errors, stop = list[str | None](), None
         for record in records:
@@ -233,7 +253,7 @@ def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, m
             texts = [record.get(text) for record in records[:good]]
             yield Block(first, texts, errors, _select(group[:good], columns))
         if stop:
-            raise InputError(f"{where} {first + good + 1}: {stop}")
+            raise InputError(f"{where} {numbers[good]}: {stop}")
         first += good
     if rows.columns is None and first and absent:
         print_status(f"--columns: no row has the field {', '.join(sorted(absent))}")

@@ -227,6 +227,26 @@ def test_byte_order_mark_and_line_ends_change_nothing(model: Model, tmp_path: Pa
     assert uids(rows) == expected(model, ["bread", "oven"], top_k=1)
 
 
+@pytest.mark.parametrize("bad_rows", ["stop", "mark"])
+@pytest.mark.parametrize("name", ["in.txt", "in.csv", "in.jsonl"])
+def test_blank_lines_are_skipped_and_messages_name_the_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, bad_rows: str
+) -> None:
+    lines = {
+        "in.txt": ["", "bread", " \t", "oven", "\u200b", ""],
+        "in.csv": ["", "text,id", "  ", "bread,1", "", "oven,2", " "],
+        "in.jsonl": ["", '{"text": "bread"}', " ", '{"text": "oven"}', ""],
+    }[name]
+    source, flags = tmp_path / name, ("--output", tmp_path / "out.jsonl", "--top-k", 1, "--bad-rows", bad_rows)
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert run("--input", source, *flags) == 0
+    assert [row["text"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["bread", "oven"]
+    (tmp_path / "bad.jsonl").write_text('{"text": "bread"}\n\n\n{"text": 7}\n')
+    if bad_rows == "stop":
+        message = fails(capsys, "--input", tmp_path / "bad.jsonl", *flags, "--overwrite")
+        assert "bad.jsonl: line 4: the query must be a text" in message
+
+
 def test_column_that_no_json_line_has_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": "bread"}, {"text": "oven", "id": 7}])
     assert run("--input", source, "--output", tmp_path / "out.jsonl", "--columns", "id,titel") == 0

@@ -83,9 +83,13 @@ def test_blank_last_line_of_raw_texts_is_no_text(tmp_path: Path, write_lines: Wr
     write_lines(tmp_path / "xclib" / "Y.txt", ["a->Chair", "b->Paint", ""])
     write_lines(tmp_path / "xclib" / "trn_X.txt", ["0->one", "1->two", ""])
     write_lines(tmp_path / "xclib" / "trn_X_Y.txt", ["2 2", "0:1", "1:1", ""])
+    write_lines(tmp_path / "bags" / "trn_X_Y.txt", ["2 2", "0:1", "1:1"])
+    write_lines(tmp_path / "bags" / "trn_X_Xf.txt", ["2 4", "0:1", "1:1", ""])
+    write_lines(tmp_path / "bags" / "lbl_X_Xf.txt", ["2 4", "2:1", "3:1"])
+    write_lines(tmp_path / "bags" / "Xf.txt", ["one", "two", "Chair", "Paint", "", ""])
     write_lines(tmp_path / "names" / "train_raw_texts.txt", ["one", "two", ""])
     write_lines(tmp_path / "names" / "train_labels.txt", ["Chair", "Paint"])
-    for folder in (tmp_path, tmp_path / "xclib", tmp_path / "names"):
+    for folder in (tmp_path, tmp_path / "xclib", tmp_path / "bags", tmp_path / "names"):
         dataset, _ = opened(folder, "drop")
         split = dataset.read_split("train")
         assert dataset.labels.texts.to_pylist() == ["Chair", "Paint"]

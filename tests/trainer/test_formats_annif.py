@@ -308,3 +308,17 @@ def test_unknown_field_and_language_of_a_tsv_vocabulary_are_refused(folder: Path
     write_lines(folder / "labels.jsonl", [{"uid": "a", "text": "b"}])
     with pytest.raises(DatasetError, match="--label-language: expected an Annif corpus, found the format native"):
         open_dataset(folder, label_language="en")
+
+
+def test_hidden_files_of_file_systems_are_no_documents_and_no_vocabularies(folder: Path) -> None:
+    (folder / "train.tsv").unlink()
+    for name in ("train/a.txt", "train/a.tsv", "train/._a.txt", "train/.DS_Store", "._vocab.tsv", "._train"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(f"{CATS}\tcats\n".encode() if name == "train/a.tsv" else b"\0\5\x16\x07 \xff")
+    (folder / "train/a.txt").write_text("a purr\n")
+    assert open_dataset(folder).read_split("train").entries.texts.to_pylist() == ["a purr"]
+    empty = folder / "empty"
+    empty.mkdir()
+    (empty / ".DS_Store").touch()
+    with pytest.raises(DatasetError, match="expected a dataset, found an empty folder"):
+        open_dataset(empty)

@@ -60,7 +60,7 @@ def test_sample_without_some_packages_is_smaller_and_complete(tmp_path: Path) ->
 
 def test_sample_folder_that_contains_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(DatasetError, match=r"an empty one; found notes\.txt in it: remove it or name another folder"):
+    with pytest.raises(DatasetError, match=r"an empty one; found notes\.txt in it: remove it or name another one"):
         write_sample(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(DatasetError, match="found a file"):

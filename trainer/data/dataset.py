@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool
 
 from recollect.service.console import print_status
+from recollect.service.files import find_files
 from recollect.service.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
@@ -144,7 +145,7 @@ def open_dataset(
         raise DatasetError(
             f"{folder}: expected a dataset folder, found {found}; `recollect sample {folder}` writes one"
         )
-    if not any(folder.iterdir()):
+    if not find_files(folder):
         raise DatasetError(f"{folder}: expected a dataset, found an empty folder")
     dataset_format = _recognise(folder) if format_name == "auto" else FORMATS[format_name]
     name = next(name for name, each in FORMATS.items() if each is dataset_format)
@@ -213,7 +214,7 @@ def _recognise(folder: Path) -> Format:
         if dataset_format.recognises(folder):
             return dataset_format
     known = "; ".join(f"{name}: {dataset_format.EXPECTED}" for name, dataset_format in FORMATS.items())
-    found = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
+    found = ", ".join(path.name for path in find_files(folder)[:8])
     raise DatasetError(
         f"{folder}: expected a known format ({known}), found {found}; rename the files, or write labels.jsonl and "
         "train.jsonl as `recollect sample` does"

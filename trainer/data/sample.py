@@ -10,14 +10,13 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.service.files import write_lines
+from recollect.service.files import filled_folder, write_lines
 from recollect.trainer.errors import DatasetError
 
 # A line for each sentence: its text, its labels and its split, train or test. The first sentence of a docstring is
@@ -44,31 +43,11 @@ def write_sample(folder: Path, left_out: Collection[str] = ()) -> SampleCounts:
     Raises:
         DatasetError: If `folder` is a file or a folder that is not empty; nothing is changed.
     """
-    folder = folder.resolve()
-    _check_absent_or_empty(folder)
-    splits = _build_records(left_out)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Write to a temporary folder and rename it, so that the dataset is either complete or absent.
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        incoming = Path(temporary, folder.name)
-        incoming.mkdir()
+    with filled_folder(folder, DatasetError) as incoming:
+        splits = _build_records(left_out)
         for name, records in splits.items():
             write_lines(incoming / f"{name}.jsonl", records)
-        if folder.exists():
-            folder.rmdir()
-        incoming.rename(folder)
     return SampleCounts(**{name: len(records) for name, records in splits.items()})
-
-
-def _check_absent_or_empty(folder: Path) -> None:
-    if not folder.exists():
-        return
-    found = next((path.name for path in sorted(folder.iterdir())), None) if folder.is_dir() else "a file"
-    if found is not None:
-        raise DatasetError(
-            f"{folder}: expected no such folder, or an empty one; found {found}{' in it' * folder.is_dir()}: "
-            "remove it or name another folder"
-        )
 
 
 def _build_records(left_out: Collection[str]) -> dict[str, list[_Record]]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from recollect.service.files import find_files
 from recollect.service.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import read_lines, read_table
@@ -97,7 +98,7 @@ def _read_csv(path: Path) -> Iterator[_Row]:
 def _read_documents(folder: Path, labels: Entries) -> Iterator[_Row]:
     """The texts of a folder with their subjects, which a file of the same name lists by URI or by name."""
     uris = dict(zip(labels.texts.to_pylist(), labels.uids.to_pylist(), strict=True))
-    for path in sorted(folder.glob("*.txt")):
+    for path in find_files(folder, "*.txt"):
         subjects, named = path.with_suffix(".tsv"), path.with_suffix(".key")
         if subjects.is_file():
             found = [clean_uri(line.split("\t")[0].strip()) for _, line in read_lines(subjects) if not is_blank(line)]

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
+from recollect.service.files import HIDDEN
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
 from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName, blank_rows
 from recollect.trainer.errors import DatasetError
@@ -63,9 +64,9 @@ def _read_parts(path: Path) -> list[_Part]:
     """The rows of a Parquet file, or of each Parquet file of a folder."""
     if not path.exists():
         raise DatasetError(f"{path}: expected a Parquet file or a folder of Parquet files, found nothing")
-    file, parts = str(path), list[_Part]()
+    file, parts, ignored = str(path), list[_Part](), [".", "_", *HIDDEN]
     try:
-        for file in pads.dataset(path, format="parquet", schema=pa.schema([])).files:
+        for file in pads.dataset(path, format="parquet", schema=pa.schema([]), ignore_prefixes=ignored).files:
             parts.append((file, pq.read_table(file, partitioning=None)))
     except (pa.ArrowException, OSError) as error:
         raise DatasetError(f"{file}: expected Parquet, found: {str(error).splitlines()[0]}") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from recollect.service.files import find_files
 from recollect.trainer.data.formats.lines import find_file, read_lines
 from recollect.trainer.data.split import SplitName
 from recollect.trainer.errors import DatasetError
@@ -29,7 +30,7 @@ def find_filter(folder: Path, split: SplitName) -> Path | None:
 def unused_filters(folder: Path) -> list[Path]:
     """The files of a folder that look like filters, but are none."""
     used = [find_filter(folder, split) for split in FILTERS]
-    return sorted(path for path in folder.glob("*filter*.*") if path not in used)
+    return [path for path in find_files(folder, "*filter*.*") if path not in used]
 
 
 def read_filter(path: Path | None, rows: int, labels: int) -> Int[np.ndarray, "pair 2"]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.service.files import find_files
 from recollect.service.texts import is_blank
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.errors import DatasetError
@@ -62,8 +63,8 @@ class Subject:
 def find_matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """The files, and the folders of documents, whose names match one of the patterns, also with `.gz` at the end."""
     names = (f"{pattern}{gz}" for pattern in patterns for gz in ("", ".gz"))
-    found = {path for name in names for path in folder.glob(name)}
-    return sorted(path for path in found if path.is_file() or any(path.glob("*.txt")))
+    found = {path for name in names for path in find_files(folder, name)}
+    return sorted(path for path in found if path.is_file() or find_files(path, "*.txt"))
 
 
 def read_vocabulary(path: Path, language: str | None) -> Iterator[Subject]:

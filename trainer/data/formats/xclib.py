@@ -104,7 +104,8 @@ def _read_raw(path: Path, rule: TextRule) -> Entries:
 
 def _bags_of_words(folder: Path, path: Path, rule: TextRule) -> Iterator[str]:
     """Yield the words of each row, with the largest weight first, and words of equal weight in their order."""
-    weights, words = read_matrix(path), np.array([line for _, line in read_lines(folder / _WORDS)], dtype=object)
+    weights, lines = read_matrix(path), numbered(line for _, line in read_lines(folder / _WORDS))
+    words = lines.without_blank_end(weights.shape[1]).texts.to_numpy(zero_copy_only=False)
     check_shape(weights, path, (weights.shape[0], len(words)), f"rows x the lines of {_WORDS}")
     for row, (start, stop) in enumerate(zip(weights.indptr[:-1], weights.indptr[1:], strict=True), start=2):
         order = np.argsort(-weights.data[start:stop], kind="stable")
