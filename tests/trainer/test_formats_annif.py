@@ -10,6 +10,7 @@ import pytest
 
 from recollect.trainer.data.dataset import FORMATS, open_dataset
 from recollect.trainer.errors import DatasetError
+from tests.trainer.helpers import label_lists
 
 WriteLines = Callable[..., Path]
 
@@ -308,6 +309,31 @@ def test_unknown_field_and_language_of_a_tsv_vocabulary_are_refused(folder: Path
     write_lines(folder / "labels.jsonl", [{"uid": "a", "text": "b"}])
     with pytest.raises(DatasetError, match="--label-language: expected an Annif corpus, found the format native"):
         open_dataset(folder, label_language="en")
+
+
+@pytest.mark.parametrize("fields", [(), ("prefLabel", "altLabel"), ("notation", "altLabel"), ("notation",)])
+@pytest.mark.parametrize("vocabulary", ["tsv", "skos"])
+def test_names_in_key_files_are_preferred_names_whatever_the_texts_of_labels_are(
+    folder: Path, vocabulary: str, fields: tuple[str, ...]
+) -> None:
+    if vocabulary == "tsv" and "altLabel" in fields:
+        pytest.skip("a TSV vocabulary has no alternative names")
+    if vocabulary == "skos":
+        mercuries = "".join(f'<http://m.org/{n}> a skos:Concept ; skos:prefLabel "Mercury"@en .\n' for n in (2, 1))
+        use_skos(folder, TURTLE + mercuries)
+    (folder / "train.tsv").unlink()
+    (folder / "train").mkdir()
+    for name, key in (("a", "dogs\n"), ("b", " cats \n\n"), ("c", "Mercury\n" if vocabulary == "skos" else "")):
+        (folder / "train" / f"{name}.txt").write_text(name)
+        (folder / "train" / f"{name}.key").write_text(key)
+    language, notes = "en" if vocabulary == "skos" else None, list[str]()
+    dataset = open_dataset(folder, text_fields=fields, label_language=language, empty_texts="keep", note=notes.append)
+    split = dataset.read_split("train")
+    found = [[dataset.labels.uids[label].as_py() for label in row] for row in label_lists(split)]
+    assert found == [[DOGS], [CATS], ["http://m.org/1"] if vocabulary == "skos" else []]
+    shared = [note for note in notes if "several subjects" in note]
+    assert len(shared) == (vocabulary == "skos")
+    assert all("'Mercury': http://m.org/1, http://m.org/2" in note for note in shared)
 
 
 def test_hidden_files_of_file_systems_are_no_documents_and_no_vocabularies(folder: Path) -> None:

@@ -144,7 +144,10 @@ BAD_CLICKS: dict[str, tuple[dict[str, Any], str]] = {
         {"query": ["a"], "label": ["red"], "weight": ["heavy"]},
         "expected column 'weight' to hold numbers, found string",
     ),
-    "weight null": ({"query": ["a"] * 2, "label": ["red"] * 2, "weight": [1, None]}, "row 2: expected a finite weight"),
+    "weight null": (
+        {"query": ["a"] * 2, "label": ["red"] * 2, "weight": [1, None]},
+        "row 2: 'weight': expected a finite relevance, found nan",
+    ),
     "no rows": (
         {"query": pa.array([], pa.string()), "label": pa.array([], pa.string())},
         "expected at least one train text, found none",

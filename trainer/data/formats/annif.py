@@ -11,6 +11,8 @@ its subject, unless `--text-fields` names other fields. The uid of an instance i
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -70,7 +72,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     path = _only(folder, _patterns(name))
     references, split = LabelReferences(labels, path, rule), SplitBuilder()
     if path.is_dir():
-        rows = _read_documents(path, labels)
+        rows = _read_documents(path, _NamedSubjects(folder, labels, rule))
     else:
         rows = _read_csv(path) if ".csv" in path.suffixes else _read_tsv(path)
     for where, text, uris in rows:
@@ -95,18 +97,62 @@ def _read_csv(path: Path) -> Iterator[_Row]:
         yield _Row(f"{path}: row {number}", row["text"], [clean_uri(uri) for uri in row["subject_uris"].split()])
 
 
-def _read_documents(folder: Path, labels: Entries) -> Iterator[_Row]:
+class _NamedSubjects:
+    """Finds subjects by their preferred names.
+
+    Args:
+        folder: The dataset folder.
+        labels: The labels. Their texts are the preferred names, unless the rule names other fields.
+        rule: What the text of a label is.
+    """
+
+    def __init__(self, folder: Path, labels: Entries, rule: TextRule) -> None:
+        self._folder, self._labels, self._rule = folder, labels, rule
+        self._shared: dict[str, list[str]] = {}
+
+    def uri(self, name: str) -> str:
+        """The URI of the subject with a preferred name, the first one of several; an unknown name itself."""
+        uris = self._uris.get(name, [name])
+        if len(uris) > 1:
+            self._shared[name] = uris
+        return uris[0]
+
+    def report(self, path: Path) -> None:
+        """Report the names that several subjects have."""
+        if self._shared:
+            name, uris = next(iter(self._shared.items()))
+            self._rule.note(
+                f"{path}: {len(self._shared):,} names in .key files belong to several subjects; each stands for the "
+                f"first of them (for example {name!r}: {', '.join(uris)}); write URIs in .tsv files instead"
+            )
+
+    @functools.cached_property
+    def _uris(self) -> dict[str, list[str]]:
+        found = defaultdict[str, list[str]](list)
+        for name, uri in self._names():
+            if not is_blank(name) and uri not in found[name.strip()]:
+                found[name.strip()].append(uri)
+        return {name: sorted(uris) for name, uris in found.items()}
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        if set(self._rule.fields) <= set(TEXT_FIELDS):
+            return zip(self._labels.texts.to_pylist(), self._labels.uids.to_pylist(), strict=True)
+        subjects = read_vocabulary(_only(self._folder, VOCABULARIES), self._rule.label_language)
+        return ((subject.text(TEXT_FIELDS), subject.uri) for subject in subjects)
+
+
+def _read_documents(folder: Path, subjects_by_name: _NamedSubjects) -> Iterator[_Row]:
     """The texts of a folder with their subjects, which a file of the same name lists by URI or by name."""
-    uris = dict(zip(labels.texts.to_pylist(), labels.uids.to_pylist(), strict=True))
     for path in find_files(folder, "*.txt"):
         subjects, named = path.with_suffix(".tsv"), path.with_suffix(".key")
         if subjects.is_file():
             found = [clean_uri(line.split("\t")[0].strip()) for _, line in read_lines(subjects) if not is_blank(line)]
         elif named.is_file():
-            found = [uris.get(line.strip(), line.strip()) for _, line in read_lines(named) if not is_blank(line)]
+            found = [subjects_by_name.uri(line.strip()) for _, line in read_lines(named) if not is_blank(line)]
         else:
             raise DatasetError(f"{path}: expected its subjects in {subjects.name} or {named.name}, found neither")
         yield _Row(str(path), "\n".join(line for _, line in read_lines(path)), found)
+    subjects_by_name.report(folder)
 
 
 def _patterns(name: str) -> tuple[str, ...]:

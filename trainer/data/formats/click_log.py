@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+from scipy import sparse
 
 from recollect.service.files import HIDDEN
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
-from recollect.trainer.data.split import Entries, LabelSets, Split, SplitName, blank_rows
+from recollect.trainer.data.formats.relevance import check_finite, true_labels
+from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows
 from recollect.trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
@@ -52,12 +54,10 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     rows = encoded.indices.to_numpy().astype(np.int64)
     columns = _label_positions(_read_strings(parts, _LABEL), labels, path, rule)
     known = columns >= 0
-    pairs, index = np.unique((rows * len(labels) + columns)[known], return_inverse=True)
-    pairs = pairs[np.bincount(index, weights=_read_weights(parts)[known], minlength=len(pairs)) > 0]
-    counts = np.bincount(pairs // len(labels), minlength=len(queries))
-    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    clicks = _read_weights(parts)[known], (rows[known], columns[known])
+    relevance = sparse.coo_matrix(clicks, shape=(len(queries), len(labels))).tocsr()
     uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
-    return path, Split(Entries(uids, queries), LabelSets(indptr, (pairs % len(labels)).astype(np.int32)))
+    return path, Split(Entries(uids, queries), true_labels(relevance, path, rule))
 
 
 def _read_parts(path: Path) -> list[_Part]:
@@ -137,7 +137,5 @@ def _weights(table: pa.Table, path: str) -> np.ndarray:
         weights = np.asarray(column.cast(pa.float64()).to_numpy())
     except pa.ArrowException as error:
         raise DatasetError(f"{path}: expected column 'weight' to hold numbers, found {column.type} ({error})") from None
-    if not np.isfinite(weights).all():
-        row = int(np.flatnonzero(~np.isfinite(weights))[0])
-        raise DatasetError(f"{path}: row {row + 1}: expected a finite weight, found {weights[row]}")
+    check_finite(weights, lambda row: f"{path}: row {row + 1}: 'weight'")
     return weights

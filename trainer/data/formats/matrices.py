@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import read_lines
-from recollect.trainer.data.split import Entries, LabelSets, Split
+from recollect.trainer.data.formats.relevance import check_finite, true_labels
+from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.errors import DatasetError
 
 # Number of lines that are parsed at once.
@@ -23,7 +25,7 @@ _CHUNK_LINES = 65_536
 
 
 def read_matrix(path: Path) -> sparse.csr_matrix:
-    """Read a sparse matrix. Zeros are not stored, and repeated entries are added.
+    """Read a sparse matrix of 64-bit floats. Repeated entries are added.
 
     Raises:
         DatasetError: If the file holds no sparse matrix.
@@ -49,27 +51,29 @@ def check_shape(matrix: sparse.csr_matrix, path: Path, shape: tuple[int, int], m
         )
 
 
-def relevant(matrix: sparse.csr_matrix, path: Path, texts: Entries, labels: Entries, meaning: str) -> Split:
-    """Make a split of a relevance matrix with the axes (text, label).
+def read_relevance(path: Path, texts: Entries, labels: Entries, rule: TextRule, meaning: str) -> Split:
+    """Read a relevance matrix with the axes (text, label), and make a split of it.
 
     Blank lines at the end of the files of texts and of labels need no row and no column.
 
     Args:
-        matrix: The matrix.
-        path: Its file.
+        path: The file of the matrix.
         texts: The texts.
         labels: The labels.
+        rule: Reports the number of values that are not above 0.
         meaning: The meaning of rows and columns, for the error message.
 
     Raises:
-        DatasetError: If the numbers of texts or of labels differ.
+        DatasetError: If the numbers of texts or of labels differ, or a value is not finite.
     """
+    matrix = read_matrix(path)
     rows, columns = matrix.shape
     texts = texts.without_blank_end(rows)
     if columns == len(labels.without_blank_end(columns)):
         matrix.resize(rows, len(labels))
     check_shape(matrix, path, (len(texts), len(labels)), meaning)
-    return Split(texts, LabelSets.of(matrix))
+    check_finite(matrix.data, lambda entry: f"{path}: row {np.searchsorted(matrix.indptr, entry, 'right')}")
+    return Split(texts, true_labels(matrix, path, rule))
 
 
 def _read_archive(path: Path) -> sparse.csr_matrix:
@@ -81,7 +85,11 @@ def _read_archive(path: Path) -> sparse.csr_matrix:
         loaded = sparse.load_npz(path)  # load_npz never unpickles objects
         if loaded.format in ("csr", "csc", "bsr"):
             loaded.check_format(full_check=True)  # csr_matrix does not check the indices
-        return _normalised(sparse.csr_matrix(loaded))
+        if loaded.dtype.kind not in "biuf":
+            raise TypeError(f"values of the type {loaded.dtype}")
+        matrix = sparse.csr_matrix(loaded.astype(np.float64))
+        matrix.sum_duplicates()
+        return matrix
     except Exception as error:  # zipfile, numpy and scipy raise many kinds of errors
         raise DatasetError(
             f"{path}: expected a sparse matrix as scipy.sparse.save_npz writes it, found: {error}"
@@ -103,12 +111,7 @@ def _read_text(path: Path) -> sparse.csr_matrix:
     entries = np.concatenate(chunks)
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     matrix = sparse.csr_matrix((entries[:, 1], entries[:, 0].astype(np.int32), indptr), shape=(rows, columns))
-    return _normalised(matrix)
-
-
-def _normalised(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     matrix.sum_duplicates()
-    matrix.eliminate_zeros()
     return matrix
 
 

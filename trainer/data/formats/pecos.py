@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import find_file, read_texts, require_file
-from recollect.trainer.data.formats.matrices import read_matrix, relevant
+from recollect.trainer.data.formats.matrices import read_relevance
 from recollect.trainer.data.split import Entries, Split, SplitName, numbered
 
 EXPECTED = "Y.trn.npz, X.trn.txt and Y.txt"
@@ -42,4 +42,4 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     texts_path = require_file(folder, _TEXTS[name])
     entries = numbered(read_texts(texts_path, rule))
     path = require_file(folder, (_RELEVANCE[name],))
-    return texts_path, relevant(read_matrix(path), path, entries, labels, f"the lines of {texts_path.name} x labels")
+    return texts_path, read_relevance(path, entries, labels, rule, f"the lines of {texts_path.name} x labels")

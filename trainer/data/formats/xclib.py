@@ -25,7 +25,7 @@ import pyarrow as pa
 from recollect.service.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
-from recollect.trainer.data.formats.matrices import check_shape, read_matrix, relevant
+from recollect.trainer.data.formats.matrices import check_shape, read_matrix, read_relevance
 from recollect.trainer.data.split import Entries, Split, SplitName, numbered
 from recollect.trainer.errors import DatasetError
 
@@ -62,7 +62,7 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     texts_path, entries = _read_entries(folder, name, rule)
     path = require_file(folder, _RELEVANCE[name])
-    return texts_path, relevant(read_matrix(path), path, entries, labels, f"the texts of {texts_path.name} x labels")
+    return texts_path, read_relevance(path, entries, labels, rule, f"the texts of {texts_path.name} x labels")
 
 
 def _read_entries(folder: Path, part: str, rule: TextRule) -> tuple[Path, Entries]:
@@ -106,6 +106,7 @@ def _bags_of_words(folder: Path, path: Path, rule: TextRule) -> Iterator[str]:
     """Yield the words of each row, with the largest weight first, and words of equal weight in their order."""
     weights, lines = read_matrix(path), numbered(line for _, line in read_lines(folder / _WORDS))
     words = lines.without_blank_end(weights.shape[1]).texts.to_numpy(zero_copy_only=False)
+    weights.eliminate_zeros()
     check_shape(weights, path, (weights.shape[0], len(words)), f"rows x the lines of {_WORDS}")
     for row, (start, stop) in enumerate(zip(weights.indptr[:-1], weights.indptr[1:], strict=True), start=2):
         order = np.argsort(-weights.data[start:stop], kind="stable")
