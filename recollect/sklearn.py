@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,8 @@ from jaxtyping import Int
 from scipy import sparse
 
 import recollect
-from recollect.service.files import read_json, write_lines
-from recollect.service.options import MAX_TOP_K
+from recollect.service.files import filled_folder, read_json, write_json, write_lines
+from recollect.service.options import MAX_TOP_K, integer_as_uid
 from recollect.service.texts import is_blank
 from recollect.trainer.train_settings import TrainSettings
 
@@ -75,7 +75,7 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        encoder: str = "minilm",
+        encoder: str | Path = "minilm",
         method: str = "rae",
         epochs: int = 0,
         max_length: int = 128,
@@ -114,8 +114,8 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: Texts: a list, an array or a pandas Series of strings.
-            y: A matrix of zeros and ones with the axes (text, label), sparse or dense; a list of lists of strings; or
-                one label for each text.
+            y: A matrix of zeros and ones with the axes (text, label), sparse or dense; the labels of each text, as a
+                list of lists of strings; or one label for each text. Arrays, Series and data frames are read alike.
 
         Raises:
             ValueError: If X or y is wrong.
@@ -187,21 +187,24 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> None:
         """Write the fitted classifier as a folder: its bundle store, and `classifier.json`.
 
+        Args:
+            folder: A folder that is absent or empty. If `save` fails, nothing is left in it.
+
         Raises:
-            FileExistsError: If the folder exists.
+            FileExistsError: If the folder has files.
+            ValueError: If a parameter or a class is no number, text, list or dict.
         """
         check_is_fitted(self)
-        folder = Path(folder)
-        folder.mkdir(parents=True)
-        shutil.copytree(self.store_, folder / "store")
         facts = {
             "format_version": _FORMAT_VERSION,
             "form": self.form_,
-            "classes": self.classes_.tolist(),
+            "classes": _plain(self.classes_, "classes_"),
             "labels_per_text": self.labels_per_text_,
-            "parameters": self.get_params(),
+            "parameters": {name: _plain(value, name) for name, value in self.get_params().items()},
         }
-        (folder / _FACTS).write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
+        with filled_folder(Path(folder), FileExistsError) as incoming:
+            shutil.copytree(self.store_, incoming / "store")
+            write_json(incoming / _FACTS, facts)
 
     @classmethod
     def load(cls, folder: str | Path) -> RecollectClassifier:
@@ -247,11 +250,14 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _write_dataset(self, folder: Path, texts: list[str], targets: Targets) -> None:
         uids = [str(label) for label in targets.classes.tolist()]
-        label_texts = uids if self.label_texts is None else list(self.label_texts)
+        label_texts = uids if self.label_texts is None else list(map(integer_as_uid, self.label_texts))
         if len(label_texts) != len(uids):
             raise ValueError(
                 f"label_texts: expected {len(uids):,} texts, one for each label, found {len(label_texts):,}"
             )
+        if wrong := [place for place, text in enumerate(label_texts) if not isinstance(text, str)]:
+            found = type(label_texts[wrong[0]]).__name__
+            raise ValueError(f"label_texts[{wrong[0]}]: expected a string, found {found}")
         folder.mkdir()
         write_lines(folder / "labels.jsonl", ({"uid": u, "text": t} for u, t in zip(uids, label_texts, strict=True)))
         rows = zip(texts, targets.rows(), strict=True)
@@ -277,6 +283,25 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         scores.sort_indices()
         return scores
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A value as JSON has it: numbers of numpy, arrays, Series and paths become numbers, lists and strings.
+
+    Raises:
+        ValueError: If JSON has no such value.
+    """
+    if isinstance(value, np.generic | np.ndarray) or hasattr(value, "to_numpy"):
+        value = value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, f"{name}[{key!r}]") for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, f"{name}[{place}]") for place, each in enumerate(value)]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"{name}: expected a number, a text, a list or a dict, found {type(value).__name__}")
 
 
 def _read_texts(texts: Any) -> list[str]:
@@ -337,6 +362,8 @@ def read_targets(y: Any, texts: int) -> Targets:
     """
     if sparse.issparse(y):
         return _read_matrix("sparse", sparse.csr_array(y, copy=True), texts)
+    if hasattr(y, "to_numpy"):  # a Series or a data frame
+        y = y.to_numpy()
     if _is_lists(y):
         return _read_lists([list(row) for row in y], texts)
     try:
@@ -344,6 +371,9 @@ def read_targets(y: Any, texts: int) -> Targets:
     except ValueError:
         array = np.empty((0, 0, 0))  # rows of several lengths: no form
     if array.ndim == 2:
+        if array.dtype == object:  # columns of several types
+            with contextlib.suppress(TypeError, ValueError):
+                array = array.astype(np.float64)
         if array.dtype.kind not in "biuf":
             raise ValueError(f"y: expected a matrix of zeros and ones, found values of the type {array.dtype}")
         return _read_matrix("dense", sparse.csr_array(array), texts)
@@ -393,9 +423,11 @@ def as_form(form: Form, classes: np.ndarray, matrix: sparse.csr_array) -> Any:
 
 
 def _is_lists(y: Any) -> bool:
-    is_rows = isinstance(y, (list, tuple)) or (isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1)
+    is_rows = isinstance(y, (list, tuple)) or (isinstance(y, np.ndarray) and y.dtype.kind in "OU" and y.ndim in (1, 2))
     return is_rows and all(
-        isinstance(row, (list, tuple, set, frozenset)) and all(isinstance(label, str) for label in row) for row in y
+        (isinstance(row, (list, tuple, set, frozenset)) or np.ndim(row) == 1)
+        and all(isinstance(label, str) for label in row)
+        for row in y
     )
 
 

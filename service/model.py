@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
+import numpy as np
 from pydantic import ValidationError
 
 from recollect.service.bundle.manifest import Manifest
@@ -262,8 +263,9 @@ class Model:
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
     try:
-        return chosen_options(ChosenOptions.model_validate(options, by_alias=False, by_name=True))
+        return chosen_options(ChosenOptions.model_validate(given, by_alias=False, by_name=True))
     except ValidationError as error:
         problem = error.errors()[0]
         name = problem["loc"][0]

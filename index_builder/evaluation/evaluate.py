@@ -55,7 +55,8 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         StoreError, BundleError: If the version cannot be opened.
         KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
-        BuildError: If the bundle has none of the dataset's labels, or `--word-weight` needs a lexical index.
+        BuildError: If a bundle has none of the dataset's labels, uids are row numbers in another order, or
+            `--word-weight` needs a lexical index.
     """
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
@@ -64,7 +65,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     dataset = open_named(settings)
     test = dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
-    truth = align_labels(dataset.labels, test, predictor.bundle, settings.dataset)
+    truth = align_labels(dataset, test, predictor.bundle)
     if len(test.labels.indices) == 0:
         raise BuildError(
             f"{settings.dataset}: expected test texts with labels, found {len(test):,} texts without any; "
@@ -79,7 +80,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     answering = _answering(rows, predictor)
     comparison = None
     if other is not None:
-        other_truth = align_labels(dataset.labels, test, other.bundle, settings.dataset)
+        other_truth = align_labels(dataset, test, other.bundle)
         (compared,) = measure(other, test, other_truth, [Setting.default(other)], settings.propensity, truth)
         comparison = Comparison(other.version, compared, differences(answering.metrics, compared.metrics))
     info = predictor.manifest.probabilities
@@ -135,7 +136,7 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     """Measure a bundle with its default options on a test split, in percent. Undefined metrics are left out."""
     dataset = open_dataset(folder, "auto")
     test = dataset.read_split("test")
-    truth = align_labels(dataset.labels, test, predictor.bundle, folder)
+    truth = align_labels(dataset, test, predictor.bundle)
     (found,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
     metrics = report(found.labels, truth.relevance, truth.label_counts, truth.instances)
     return {name: value for name, value in metrics.items() if value is not None}

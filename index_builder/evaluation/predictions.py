@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,14 +20,15 @@ from recollect.index_builder.left_out_votes import remove_filtered
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import Order
 from recollect.service.bundle.values import Values
-from recollect.service.console import progress_bar
+from recollect.service.console import print_status, progress_bar
 from recollect.service.lexical.terms import Words
 from recollect.service.options import AnswerOptions
 from recollect.service.predictor.predictor import Predictor
 from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
 from recollect.service.predictor.searcher import Neighbours, Searcher, join_parts
 from recollect.service.ranking.candidates import Found
-from recollect.trainer.data.split import Entries, Split
+from recollect.trainer.data.dataset import Dataset
+from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import hits
 
 # The best labels of some queries, the score of the first one, and their probabilities.
@@ -149,26 +149,27 @@ class GroundTruth:
         return np.asarray(pick(positions, labels, -1))
 
 
-def align_labels(labels: Entries, test: Split, bundle: Bundle, where: Path) -> GroundTruth:
+def align_labels(dataset: Dataset, test: Split, bundle: Bundle) -> GroundTruth:
     """Match the labels of a test split with the labels of a bundle by uid.
 
     Args:
-        labels: Labels of the dataset.
-        test: The test split.
+        dataset: The dataset.
+        test: Its test split.
         bundle: The bundle.
-        where: The dataset folder, for error messages.
 
     Raises:
-        BuildError: If the bundle has none of the labels.
+        BuildError: If the bundle has none of the labels, or the uids are row numbers of labels in another order.
     """
-    known = bundle.labels
+    labels, known = dataset.labels, bundle.labels
     known_uids = pa.array((known.uids[position] for position in range(len(known))), type=pa.large_string())
     positions = pc.index_in(labels.uids, value_set=known_uids).fill_null(-1).to_numpy().astype(np.int64)
     unknown = positions < 0
     if unknown.all():
         raise BuildError(
-            f"{where}: expected at least one label of the bundle, found none; evaluate a bundle of this dataset"
+            f"{dataset.folder}: expected at least one label of the bundle, found none; evaluate a bundle of this "
+            "dataset"
         )
+    _compare_texts(dataset, bundle, positions)
     positions[unknown] = len(known) + np.arange(unknown.sum())
     total = len(known) + int(unknown.sum())
     counts = np.concatenate([known.counts, np.zeros(unknown.sum(), dtype=known.counts.dtype)])
@@ -177,6 +178,39 @@ def align_labels(labels: Entries, test: Split, bundle: Bundle, where: Path) -> G
     rows, columns = test.filtered_pairs.T
     filtered = sparse.csr_matrix((np.ones(len(rows), dtype=bool), (rows, positions[columns])), shape=relevance.shape)
     return GroundTruth(relevance, filtered, positions, counts, bundle.manifest.counts.instances)
+
+
+def _compare_texts(dataset: Dataset, bundle: Bundle, positions: Int[np.ndarray, " label"]) -> None:
+    """Compare the texts of the labels that a dataset and a bundle share, and report the number of different ones.
+
+    Args:
+        dataset: The dataset.
+        bundle: The bundle.
+        positions: Position in the bundle of each label of the dataset; -1 without one.
+
+    Raises:
+        BuildError: If the uids are row numbers, and the texts show that these numbers mean other labels in the bundle.
+    """
+    labels, texts_of_bundle = dataset.labels, bundle.labels.texts
+    known = pa.array((texts_of_bundle[row] for row in range(len(texts_of_bundle))), type=pa.large_string())
+    shared = np.flatnonzero(positions >= 0)
+    here, there = labels.texts.take(pa.array(shared)), known.take(pa.array(positions[shared]))
+    changed = pc.not_equal(here, there)
+    count = pc.sum(changed).as_py()
+    if not count:
+        return
+    row = pc.index(changed, True).as_py()
+    found = (
+        f"another text of {count:,} of {len(shared):,} labels in version {bundle.manifest.version}, for example of "
+        f"{labels.uids[int(shared[row])].as_py()!r}: {here[row].as_py()[:60]!r} here, {there[row].as_py()[:60]!r} there"
+    )
+    is_other_order = count == len(shared) or pc.any(pc.is_in(here.filter(changed), value_set=known)).as_py()
+    if dataset.is_numbered and is_other_order:
+        raise BuildError(
+            f"{dataset.folder}: the uids of labels are row numbers: expected the labels in the order of the version, "
+            f"found {found}; use the file of labels with which the version was trained"
+        )
+    print_status(f"{dataset.folder}: found {found}")
 
 
 def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: list[Setting]) -> list[Predictions]:

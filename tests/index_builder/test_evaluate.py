@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import recollect
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.service.model import open_model
 from recollect.service.options import resolve_options
+from tests.conftest import TOPICS
+
+NAMES = sorted(TOPICS)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -100,6 +104,57 @@ def test_filtered_labels_are_removed_and_later_labels_move_up(built: Any, datase
 def test_labels_in_another_order_are_matched_by_uid(built: Any, dataset: Path) -> None:
     write(dataset / "labels.jsonl", read(dataset / "labels.jsonl")[::-1])
     assert measure(built, dataset) == measure(built)
+
+
+@pytest.fixture
+def numbered(built: Any, quick_road_export: None, tmp_path: Path) -> Path:
+    """A store with a bundle of the topics in PECOS's layout, whose uids are row numbers."""
+    recollect.train(write_numbered(tmp_path / "numbered", NAMES), out=tmp_path / "run", epochs=0)
+    recollect.build(tmp_path / "run", store=tmp_path / "store", index="flat", lexical="off", activate=True)
+    return tmp_path / "store"
+
+
+def write_numbered(folder: Path, names: list[str]) -> Path:
+    """Write the topics with the labels in this order."""
+    folder.mkdir()
+    texts = [(name, text) for name in NAMES for text in TOPICS[name]]
+    (folder / "Y.txt").write_text("".join(f"{name}\n" for name in names))
+    matrix = sparse.csr_matrix([[name == label for label in names] for name, _ in texts], dtype=np.float32)
+    for split in ("trn", "tst"):
+        (folder / f"X.{split}.txt").write_text("".join(f"{text}\n" for _, text in texts))
+        sparse.save_npz(folder / f"Y.{split}.npz", matrix)
+    return folder
+
+
+def test_row_numbers_of_labels_in_another_order_are_refused(
+    numbered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders = {
+        "reversed": NAMES[::-1],
+        "two swapped": [NAMES[1], NAMES[0], *NAMES[2:]],
+        "one more at the beginning": ["aaa", *NAMES],
+        "others": [f"other {name}" for name in NAMES],
+    }
+    for name, names in orders.items():
+        dataset = write_numbered(tmp_path / name, names)
+        assert recollect.main(["evaluate", str(dataset), "--store", str(numbered)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "row numbers: expected the labels in the order of the version, found another text of " in err
+
+
+def test_changed_texts_of_labels_are_reported_and_measured(
+    numbered: Path, built: Any, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_numbered(tmp_path / "corrected", ["corrected", *NAMES[1:], "one more at the end"])
+    (row,) = measure(built, tmp_path / "corrected", store=numbered, compare="current")
+    assert capsys.readouterr().err.count(f"found another text of 1 of {len(NAMES)} labels in version") == 2
+    assert row["P@1"] > 0
+    labels = read(dataset / "labels.jsonl")
+    others = [{"uid": row["uid"], "text": labels[-1 - n]["text"]} for n, row in enumerate(labels)]
+    write(dataset / "labels.jsonl", others)
+    assert measure(built, dataset) == measure(built)
+    assert f"found another text of {len(labels)} of {len(labels)} labels in version" in capsys.readouterr().err
 
 
 def test_true_labels_that_the_bundle_lacks_count_as_not_found(built: Any, dataset: Path) -> None:

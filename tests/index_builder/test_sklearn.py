@@ -108,6 +108,53 @@ def test_saved_classifier_answers_the_same_after_it_is_loaded(fitted: RecollectC
         fitted.save(tmp_path / "saved")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"label_texts": np.array(NAMES, dtype=object)},
+        {"k": np.int64(2), "top_b": np.int32(50), "temperature": np.float32(0.5)},
+        {"encoder": Path("encoder"), "train_flags": {"rank": "no", "tau": np.array([0.5])}},
+    ],
+    ids=lambda parameters: " ".join(parameters),
+)
+def test_parameters_of_numpy_and_pandas_and_paths_are_used_and_saved(
+    fitted: RecollectClassifier, tmp_path: Path, parameters: dict[str, Any]
+) -> None:
+    before = fitted.get_params()
+    try:
+        fitted.set_params(**parameters).save(tmp_path / "saved")
+        loaded = RecollectClassifier.load(tmp_path / "saved")
+        assert (loaded.predict(TEXTS) != fitted.predict(TEXTS)).nnz == 0
+        assert {type(value) for value in loaded.get_params().values()} <= {
+            str,
+            int,
+            float,
+            bool,
+            list,
+            dict,
+            type(None),
+        }
+    finally:
+        fitted.set_params(**before)
+
+
+def test_a_parameter_that_json_has_not_is_refused_before_a_file_is_written(
+    fitted: RecollectClassifier, tmp_path: Path
+) -> None:
+    before = fitted.get_params()
+    try:
+        with pytest.raises(ValueError, match=r"train_flags\['x'\]\[0\]: expected a number, a text, .*, found object"):
+            fitted.set_params(train_flags={"x": [object()]}).save(tmp_path / "saved")
+    finally:
+        fitted.set_params(**before)
+    assert list(tmp_path.iterdir()) == []
+    fitted.save(tmp_path / "saved")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        fitted.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "saved"]
+
+
 @pytest.mark.parametrize("content", [None, "{}", "[", json.dumps({"format_version": 2})])
 def test_folder_without_a_saved_classifier_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -153,12 +200,42 @@ class TestTargets:
         assert aligned.toarray().tolist() == [[1, 0], [0, 1]]
 
     @pytest.mark.parametrize(
+        "y",
+        [
+            np.array([["a", "b"], ["c", "d"]]),
+            np.array([["a", "b"], ["c", "d"]], dtype=object),
+            [np.array(["a", "b"]), {"c", "d"}],
+        ],
+    )
+    def test_arrays_of_strings_are_read_as_lists(self, y: Any) -> None:
+        targets = read_targets(y, 2)
+        assert (targets.form, targets.classes.tolist()) == ("lists", ["a", "b", "c", "d"])
+        assert targets.matrix.toarray().tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
+
+    def test_series_and_data_frames_are_read_as_arrays_and_lists(self) -> None:
+        pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+        index = [7, 3]
+        lists = pandas.Series([["b"], ["a", "b"]], index=index)
+        assert read_targets(lists, 2).matrix.toarray().tolist() == [[0, 1], [1, 1]]
+        arrays = pandas.Series([np.array(["b"]), np.array(["a", "b"])], index=index)
+        assert read_targets(arrays, 2).form == "lists"
+        single = pandas.Series(["b", "a"], index=index, dtype="category")
+        assert read_targets(single, 2).matrix.toarray().tolist() == [[0, 1], [1, 0]]
+        for frame in (
+            pandas.DataFrame({"x": [0, 1], "y": [1, 0]}, index=index),
+            pandas.DataFrame({"x": [False, True], "y": [1, 0]}, index=index),
+            pandas.DataFrame({"x": [0, 1], "y": [1, 0]}, dtype="Int64"),
+        ):
+            targets = read_targets(frame, 2)
+            assert (targets.form, targets.matrix.toarray().tolist()) == ("dense", [[0, 1], [1, 0]])
+
+    @pytest.mark.parametrize(
         ("y", "message"),
         [
             ([[0, 2], [1, 0]], "expected a matrix of zeros and ones, found the value 2"),
             ([["a"], ["b"], ["c"]], "expected 2 rows, as many as texts in X, found 3"),
             ([["a"], "b"], "expected a matrix of zeros and ones with the axes"),
-            (np.array([["a", "b"], ["c", "d"]]), "found values of the type <U1"),
+            (np.array([["a", 1], ["c", 2]], dtype=object), "found values of the type object"),
             (None, "found NoneType"),
             ([float("nan"), 1.0], r"y\[0\]: expected a label, found nan"),
             ([["a"], None], "expected a matrix of zeros and ones with the axes"),
@@ -189,6 +266,8 @@ def test_wrong_texts_are_refused(fitted: RecollectClassifier, texts: Any, messag
 def test_wrong_parameters_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="label_texts: expected 7 texts, one for each label, found 1"):
         RecollectClassifier(**flags, label_texts=["x"]).fit(TEXTS, MATRIX)
+    with pytest.raises(ValueError, match=r"label_texts\[1\]: expected a string, found float"):
+        RecollectClassifier(**flags, label_texts=["x", float("nan"), *NAMES[2:]]).fit(TEXTS, MATRIX)
     with pytest.raises(recollect.UsageError, match="unknown keyword epoch;"):
         RecollectClassifier(**flags, train_flags={"epoch": 1}).fit(TEXTS, MATRIX)
 

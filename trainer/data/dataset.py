@@ -21,7 +21,7 @@ from recollect.service.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
-from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows
+from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows, row_numbers
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import DatasetSettings, EmptyTexts, UnknownLabels
 
@@ -82,6 +82,11 @@ class Dataset:
     note: Callable[[str], None]
     _listed: Entries  # all labels of the folder, also dropped ones, because files refer to labels by position
     _kept: Bool[np.ndarray, " listed"]
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the uids of the labels are their row numbers, so that they say nothing about another dataset."""
+        return bool(self._listed.uids.equals(row_numbers(len(self._listed))))
 
     def read_split(self, name: SplitName) -> Split:
         """Read and check `train` or `test`.

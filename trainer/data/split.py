@@ -233,7 +233,12 @@ def numbered(texts: Iterable[str]) -> Entries:
     for text in texts:
         column.append(text)
     strings = column.build()
-    return Entries(pa.array(map(str, range(len(strings))), type=pa.large_string()), strings)
+    return Entries(row_numbers(len(strings)), strings)
+
+
+def row_numbers(rows: int) -> pa.LargeStringArray:
+    """The uids of rows that have no uids: their numbers, from 0."""
+    return pc.cast(pa.array(np.arange(rows)), pa.large_string())
 
 
 def fingerprint(labels: Entries, split: Split) -> str:

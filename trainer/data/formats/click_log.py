@@ -22,7 +22,7 @@ from scipy import sparse
 from recollect.service.files import HIDDEN
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
 from recollect.trainer.data.formats.relevance import check_finite, true_labels
-from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows
+from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows, row_numbers
 from recollect.trainer.errors import DatasetError
 
 EXPECTED = "labels.parquet and train.parquet"
@@ -56,8 +56,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     known = columns >= 0
     clicks = _read_weights(parts)[known], (rows[known], columns[known])
     relevance = sparse.coo_matrix(clicks, shape=(len(queries), len(labels))).tocsr()
-    uids = pa.array(map(str, range(len(queries))), type=pa.large_string())
-    return path, Split(Entries(uids, queries), true_labels(relevance, path, rule))
+    return path, Split(Entries(row_numbers(len(queries)), queries), true_labels(relevance, path, rule))
 
 
 def _read_parts(path: Path) -> list[_Part]:
