@@ -128,7 +128,7 @@ def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
     if not isinstance(kept, list):
         from recollect.service.bulk.parquet import rows_of
 
-        kept = rows_of(kept)
+        kept = rows_of(kept, exact_decimals=task.output_format == "csv")
     rows = zip(kept, answers, strict=True)
     content = _csv(map(_csv_row, rows)) if task.output_format == "csv" else b"".join(map(_json_line, rows))
     return _compressed(content, task)
@@ -156,8 +156,11 @@ def _csv(rows: Any) -> bytes:
 
 
 def _as_text(value: Any) -> str | None:
-    """A value of a column as text: its JSON, if it is no text yet."""
-    return value if value is None or isinstance(value, str) else to_json(value, inf_nan_mode="constants").decode()
+    """A value of a column as text: its JSON, if it is no text yet. JSON that is a string is the text in it."""
+    if value is None or isinstance(value, str):
+        return value
+    text = to_json(value, inf_nan_mode="constants").decode()
+    return json.loads(text) if text.startswith('"') else text
 
 
 def _compressed(content: bytes, task: Task) -> bytes:

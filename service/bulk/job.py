@@ -177,7 +177,8 @@ def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[s
     """The names of the columns that pass into the output; None means all fields of each JSON line.
 
     Raises:
-        SettingsError: If a column is missing, or has the name of a column of the answers.
+        SettingsError: If a column is missing, has the name of a column of the answers, or holds bytes, which the format
+            of the output has not.
     """
     kept = settings.columns if settings.columns is not None else rows.columns
     if rows.columns is None:
@@ -192,6 +193,17 @@ def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[s
         if name in ANSWER_COLUMNS:
             raise SettingsError(
                 f"--columns: the output has a column {name} of its own; leave {name} out, or rename it in the input"
+            )
+    if rows.empty is not None:
+        from recollect.service.bulk.parquet import columns_of_bytes, holds_texts
+
+        kind = rows.empty.schema.field(settings.text_column).type
+        if not holds_texts(kind):
+            raise SettingsError(f"--text-column: expected texts in {settings.text_column}, found the type {kind}")
+        if output != "parquet" and (of_bytes := columns_of_bytes(rows.empty.select(kept or []))):
+            raise SettingsError(
+                f"--columns: the column {of_bytes[0]} holds bytes, which {output} has not; name the columns to keep "
+                "without it, or write Parquet"
             )
     return None if kept is None else list(dict.fromkeys(kept))
 

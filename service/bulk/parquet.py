@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recollect.service.bulk.reading import BLOCK_ROWS, Group, Input
@@ -20,6 +21,9 @@ from recollect.service.errors import InputError
 
 # A row group of the output has at least so many rows or bytes, except the last one.
 _GROUP_ROWS, _GROUP_BYTES = 65_536, 64 << 20
+
+# Decimals with at most so many digits are equal after a conversion to a 64-bit float and back.
+_FLOAT_DIGITS = 15
 
 _TEXTS = [("uid", pa.string()), ("text", pa.string())]
 _LABEL = [*_TEXTS, ("score", pa.float64()), ("probability", pa.float64())]
@@ -42,6 +46,7 @@ def open_parquet(path: Path, name: str) -> Iterator[Input]:
         nonlocal rows
         with _errors(name):
             for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
+                batch.validate(full=True)  # a string may be no UTF-8
                 yield Group(batch, range(rows + 1, rows + len(batch) + 1))
                 rows += len(batch)
 
@@ -64,14 +69,62 @@ def _errors(name: str) -> Iterator[None]:
         raise InputError(f"{name}: expected a Parquet file that can be read, found: {reason}") from None
 
 
-def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as Python objects. Times in nanoseconds, for which Python has no type, become text."""
-    columns = [
-        column.cast(pa.string()) if pa.types.is_temporal(column.type) and "[ns" in str(column.type) else column
-        for column in batch.columns
-    ]
+def holds_texts(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's types of strings, or that of a column of nulls."""
+    if pa.types.is_dictionary(kind):  # pandas stores categories so
+        kind = kind.value_type
+    tests = pa.types.is_null, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
+    return any(test(kind) for test in tests)
+
+
+def columns_of_bytes(empty: pa.RecordBatch) -> list[str]:
+    """The names of the columns that hold bytes, for which neither JSON nor CSV has a type."""
+    return [field.name for field in empty.schema if _holds_bytes(field.type)]
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return not isinstance(kind, pa.UuidType) and _holds_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    tests = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary
+    return any(test(kind) for test in tests) or any(_holds_bytes(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def rows_of(batch: pa.RecordBatch, exact_decimals: bool) -> list[dict[str, Any]]:
+    """The rows of a batch as Python objects that JSON has.
+
+    Dates and times become text such as `2026-01-31` and `2026-01-31 12:00:00`.
+
+    Args:
+        batch: The batch.
+        exact_decimals: Whether all decimals become text. Otherwise, those that a 64-bit float represents exactly enough
+            become numbers.
+    """
+    columns = [column.cast(_plain_type(column.type, exact_decimals), safe=False) for column in batch.columns]
+    for place, column in enumerate(batch.columns):
+        if pa.types.is_timestamp(column.type) or pa.types.is_time(column.type):
+            columns[place] = pc.replace_substring_regex(columns[place], r"\.0+(Z|[+-][0-9]+)?$", r"\1")
     rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
     return rows
+
+
+def _plain_type(kind: pa.DataType, exact_decimals: bool) -> pa.DataType:
+    """The type to which a column is cast before it becomes Python objects."""
+    types = pa.types
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()  # Python has no nanoseconds and no year 10,000
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_decimal(kind):
+        return pa.float64() if kind.precision <= _FLOAT_DIGITS and not exact_decimals else pa.string()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type, exact_decimals)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type, exact_decimals), _plain_type(kind.item_type, exact_decimals))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain_type(kind.value_type, exact_decimals)))
+    return kind
 
 
 def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool) -> bytes:

@@ -105,6 +105,10 @@ PARTS: dict[str, list[dict[str, Any]]] = {
         {"query": ["sky"], "label": ["blue"], "weight": [-1]},
         {"query": pa.array(["rose"]).dictionary_encode(), "label": pa.array(["red"], pa.large_string())},
     ],
+    "views in the second file": [
+        {"query": ["sky"], "label": ["blue"], "weight": [-1]},
+        {"query": pa.array(["rose"], pa.string_view()), "label": pa.array(["red"], pa.string_view())},
+    ],
 }
 
 

@@ -19,6 +19,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from scipy import sparse
 
+from recollect.service.bulk.parquet import holds_texts
 from recollect.service.files import HIDDEN
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
 from recollect.trainer.data.formats.relevance import check_finite, true_labels
@@ -86,15 +87,7 @@ def _strings(table: pa.Table, names: tuple[str, ...], path: str, may_be_empty: b
     column = _find_column(table, names)
     if column is None:
         raise DatasetError(f"{path}: expected a column {' or '.join(names)}, found {', '.join(table.column_names)}")
-    kind = (
-        column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    )  # pandas categories are stored as dictionaries
-    if not (
-        pa.types.is_null(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-    ):
+    if not (holds_texts(column.type) or pa.types.is_integer(column.type)):
         raise DatasetError(f"{path}: expected column {names[0]!r} to hold strings, found {column.type}")
     strings = pa.concat_arrays(column.cast(pa.large_string()).chunks or [pa.array([], type=pa.large_string())])
     try:
