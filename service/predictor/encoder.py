@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from recollect.service.bundle.bundle import Bundle
 from recollect.service.bundle.manifest import EncoderInfo, Precision
 from recollect.service.errors import opening
+from recollect.service.predictor.tokenizer import open_tokenizer
 from recollect.service.settings import Device
 
 TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
@@ -268,19 +269,6 @@ def _join(
 ) -> QueryEncoder:
     """The encoder as a component, so that two versions with an equal encoder share its known vectors."""
     return QueryEncoder(tokenizer, words, session, info, device, parallel)
-
-
-def open_tokenizer(path: Path, max_length: int) -> Tokenizer:
-    """Open a tokenizer that truncates texts after `max_length` tokens.
-
-    Raises:
-        BundleError: If the file is not a tokenizer.
-    """
-    with opening(path):
-        tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
-    return tokenizer
 
 
 def open_session(path: Path, precision: Precision, threads: int, device: Device) -> onnxruntime.InferenceSession:

@@ -25,6 +25,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from recollect.service.files import flush_files, read_json
+from recollect.service.predictor.tokenizer import check_reads_every_text
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.lora import merged_weights
 from recollect.trainer.encoding.pooling import Pooler
@@ -176,6 +177,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises plain Exception
         raise EncoderError(f"{folder}/tokenizer.json: expected a tokenizer, found: {error}; train again") from None
+    check_reads_every_text(tokenizer, f"{folder}/tokenizer.json", EncoderError)
     dim = pooler.dim(int(transformer.config.hidden_size))
     model = UnitVectorModel(
         transformer,

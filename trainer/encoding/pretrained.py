@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from recollect.service.predictor.tokenizer import check_reads_every_text
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.sentence_transformers import Declared, read_declared
@@ -166,6 +167,7 @@ def _load_tokenizer(source: str, where: str, declared: Declared) -> tuple[Tokeni
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or len(tokenizer) <= len(tokenizer.all_special_ids):
         raise EncoderError(f"{where}: expected a fast tokenizer (tokenizer.json), found none")
     declared.prepare(tokenizer.backend_tokenizer)
+    check_reads_every_text(tokenizer.backend_tokenizer, where, EncoderError)
     pads = tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0
     return tokenizer.backend_tokenizer, next(pad for pad in pads if pad is not None)
 
