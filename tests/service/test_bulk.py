@@ -200,9 +200,7 @@ def test_texts_have_any_type_of_strings(capsys: pytest.CaptureFixture[str], mode
     latin = pa.Array.from_buffers(pa.string(), 1, pa.array([b"caf\xe9"], pa.binary()).buffers())
     pq.write_table(pa.table({"text": latin}), tmp_path / "latin.parquet")
     flags = ("--input", tmp_path / "latin.parquet", "--output", tmp_path / "new.jsonl")
-    assert "expected a Parquet file that can be read, found: In column 0: Invalid: Invalid UTF8" in fails(
-        capsys, *flags
-    )
+    assert "expected a Parquet file that can be read, found: In column 0" in fails(capsys, *flags)
 
 
 def test_several_workers_keep_the_order_of_the_input(model: Model, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import models
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, T5Config, T5Model
 
-from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
+from recollect.service.errors import BundleError
+from recollect.service.predictor.tokenizer import open_tokenizer
+from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.pretrained import load_pretrained, packaged_folder
 from recollect.trainer.errors import EncoderError
 from tests.trainer.conftest import load
@@ -52,6 +55,35 @@ def test_pickled_weights_are_refused(encoder_folder: Path) -> None:
     (encoder_folder / "model.safetensors").unlink()
     with pytest.raises(EncoderError, match="expected a Hugging Face text encoder with safetensors weights"):
         load(encoder_folder)
+
+
+MODELS = {
+    "WordPiece": models.WordPiece({"[PAD]": 0, "a": 1}, unk_token="[UNK]"),
+    "WordLevel": models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[UNK]"),
+    "BPE": models.BPE({"[PAD]": 0, "a": 1}, [], unk_token="<unk>"),
+    "Unigram": models.Unigram([("[PAD]", 0.0), ("a", -1.0)]),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokenizer_without_its_token_for_unknown_words_is_refused(
+    encoder_folder: Path, tmp_path: Path, model: str
+) -> None:
+    encoder = load(encoder_folder)
+    encoder.tokenizer.model = MODELS[model]
+    save_checkpoint(encoder, tmp_path / "checkpoint")
+    encoder.tokenizer.save(str(encoder_folder / "tokenizer.json"))
+    expected = r"expected a tokenizer with its token for unknown words, found: .*; add the token"
+    for read in (
+        lambda: load(encoder_folder),
+        lambda: load_pretrained(str(encoder_folder), "auto", 32, 8, "cpu", "--static-from"),
+        lambda: load_checkpoint(tmp_path / "checkpoint", "cpu"),
+        lambda: load_encoder(str(tmp_path / "checkpoint"), "auto", 32, 8, "cpu"),
+    ):
+        with pytest.raises(EncoderError, match=expected):
+            read()
+    with pytest.raises(BundleError, match=expected):
+        open_tokenizer(encoder_folder / "tokenizer.json", 32)
 
 
 def test_encoder_decoder_model_is_refused_and_the_error_names_its_architecture(tmp_path: Path) -> None:
