@@ -9,7 +9,6 @@ classifier.predict_proba(other_texts)
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil

@@ -13,6 +13,12 @@ from typing import IO, Any
 import numpy as np
 from pydantic_core import from_json
 
+from recollect.service.errors import OutputError
+
+# Names of files and folders that file systems and desktops add, beside those that begin with a dot, such as `.DS_Store`
+# and `._a.txt`.
+HIDDEN = ("lost+found", "Thumbs.db", "desktop.ini")
+
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file. A file of deeply nested lists is an error as any other wrong content.
@@ -22,12 +28,6 @@ def read_json(path: Path) -> Any:
         ValueError: If it is not JSON.
     """
     return from_json(path.read_bytes())
-
-from recollect.service.errors import OutputError
-
-# Names of files and folders that file systems and desktops add, beside those that begin with a dot, such as `.DS_Store`
-# and `._a.txt`.
-HIDDEN = ("lost+found", "Thumbs.db", "desktop.ini")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
