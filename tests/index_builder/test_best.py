@@ -106,6 +106,17 @@ def test_best_replaces_files_only_with_overwrite(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
+def test_overwrite_clears_the_folder_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best, "_choose", lambda *_: [])
+    (tmp_path / "target" / "contestants").mkdir(parents=True)
+    (tmp_path / "target" / "best.md").write_text("old")
+    (tmp_path / "run").symlink_to("target")
+    with pytest.raises(ValueError, match="empty"):  # there is no contestant
+        train(tmp_path, overwrite=True)
+    assert (tmp_path / "run").is_symlink()
+    assert list((tmp_path / "target").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
