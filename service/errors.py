@@ -28,6 +28,7 @@ ServiceError (like the errors of all packages, a RecollectError)
 ├── VersionNotOpenError       a request names a version that this process does not have open
 ├── DrainingError             the service is stopping
 ├── OverloadError             too many queries wait
+├── ClientGoneError           a client disconnected before its change was made
 └── RateLimitError            an API key exceeds its rate
 """
 
@@ -178,6 +179,15 @@ class DrainingError(ServiceError):
 
 class OverloadError(ServiceError):
     status, code = 503, "overloaded"
+
+
+class ClientGoneError(ServiceError):
+    """Nobody reads its response; the status counts the request in metrics and logs."""
+
+    status, code = 499, "client_gone"
+
+    def __init__(self) -> None:
+        super().__init__("the client disconnected before its change was made; nothing has changed")
 
 
 class RateLimitError(ServiceError):

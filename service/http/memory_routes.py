@@ -21,6 +21,7 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.service.errors import ChangeError, StoreError
+from recollect.service.http.connection import require_waiting
 from recollect.service.http.json_route import JsonRoute
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.memory.changes import (
@@ -37,6 +38,7 @@ from recollect.service.memory.changes import (
 )
 from recollect.service.memory.entries import Entry, Remove
 from recollect.service.memory.snapshot import Snapshot
+from recollect.service.memory_log.log import boot_seconds
 from recollect.service.memory_log.writer import Request as KeyedRequest
 from recollect.service.options import BYTES_PER_UNIT, Query
 from recollect.service.predictor.changing import Change, change
@@ -148,12 +150,14 @@ class MemoryRoutes:
         rate_limits: Counts the cost of the changes of each API key.
         writable: Whether changes are allowed.
         max_live_keys: Number of live keys from which on changes that add keys are refused.
+        max_seconds: Maximum time until a change is written.
     """
 
     versions: OpenVersions
     rate_limits: RateLimits
     writable: bool
     max_live_keys: int
+    max_seconds: float
 
     def register(self, router: APIRouter) -> None:
         for path, handler, response_model in (
@@ -166,7 +170,7 @@ class MemoryRoutes:
                 handler,
                 methods=["POST"],
                 response_model=response_model,
-                responses=documented(401, 403, 413, 415, 422, 429, 503, 507),
+                responses=documented(401, 403, 413, 415, 422, 429, 503, 504, 507),
                 route_class_override=JsonRoute,
                 openapi_extra={"parameters": [_KEY_PARAMETER]},
             )
@@ -179,7 +183,7 @@ class MemoryRoutes:
                 path,
                 removal,
                 methods=["DELETE"],
-                responses=documented(401, 403, 404, 422, 429, 503),
+                responses=documented(401, 403, 404, 422, 429, 503, 504),
                 openapi_extra={"parameters": [_KEY_PARAMETER]},
             )
         router.add_api_route("/memory", self.status, responses=documented(401, 503))
@@ -280,13 +284,24 @@ class MemoryRoutes:
             ProblemError: If the request may not change the memory, or its key is malformed.
             RepeatedKeyError: If another request had its key.
             OverloadError: If too many changes wait.
+            ClientGoneError: If the client disconnects before the change is written.
         """
         self.require_write(request)
-        key = await _key_of(request)
+        deadline, key = boot_seconds() + self.max_seconds, await _key_of(request)
         cost = max(1, sum(-(-len(text.encode()) // BYTES_PER_UNIT) for text in texts))
         await self.rate_limits.charge(request.scope["api_key"], cost, request.scope.get("paid", 0))
+
+        def make_in_time(memory: Snapshot, encode: Encode) -> list[Entry]:
+            """Make the entries, if the client waits. It is called again right before the change is written."""
+            if boot_seconds() > deadline:  # the end of a connection can be lost
+                raise ProblemError(
+                    504, f"the change was not written within {self.max_seconds:g} s; send fewer texts at once"
+                )
+            require_waiting(request)
+            return make(memory, encode)
+
         with self._waiters.one_more():
-            return await anyio.to_thread.run_sync(self._write, make, key, answer, limiter=self._threads)
+            return await anyio.to_thread.run_sync(self._write, make_in_time, key, answer, limiter=self._threads)
 
     @functools.cached_property
     def _waiters(self) -> Waiters:
@@ -296,8 +311,7 @@ class MemoryRoutes:
     def _threads(self) -> anyio.CapacityLimiter:
         """Threads of their own, so that a large change does not delay other requests.
 
-        Several threads, because the log writes changes that wait at the same time as one group. A change that runs ends
-        even if its client disconnects.
+        Several threads, because the log writes changes that wait at the same time as one group.
         """
         return anyio.CapacityLimiter(_THREADS)
 

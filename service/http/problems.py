@@ -27,6 +27,7 @@ _STATUSES = {
     421: ("unknown_host", "Unknown host"),
     422: ("invalid_request", "Invalid request"),
     429: ("rate_limited", "Rate limited"),
+    499: ("client_gone", "Client gone"),
     500: ("internal", "Internal error"),
     503: ("not_ready", "Not ready"),
     504: ("deadline_passed", "Deadline passed"),

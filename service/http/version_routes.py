@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from recollect.service.errors import BundleError, RedisError, StoreError
 from recollect.service.http.api_keys import ApiKey
+from recollect.service.http.connection import require_waiting
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.store.activations import ActivationRecord
 from recollect.service.store.store import Store
@@ -80,11 +81,13 @@ class VersionRoutes:
     def activate(self, version: str, request: Request, candidate: bool = False, why: Why = "") -> Activated:
         """Make a version current, or let replicas open it beside the current version as the candidate."""
         by = _require_operator(request)
+        require_waiting(request)
         return Activated(**_facts(self.store.activate(version, candidate, by, why)))
 
     def rollback(self, request: Request, why: Why = "") -> Activated:
         """Remove the candidate; without a candidate, make the previous version current again."""
         by = _require_operator(request)
+        require_waiting(request)
         return Activated(**_facts(self.store.rollback(by, why)))
 
     def _row(self, version: str) -> VersionRow:

@@ -111,12 +111,12 @@ class MemoryLog:
         can_list = self._files.can_list
         probes = 2 if can_list else sys.maxsize  # a list is faster than further probes
         for _ in range(0 if can_list and self._known_at is None else probes):
-            asked = _now()
+            asked = boot_seconds()
             if (commit := self._read(self.sequence + 1)) is None:
                 self._require_end(asked)
                 return
             yield from self._take([commit])
-        asked = _now()
+        asked = boot_seconds()
         listed = self._listed() if self._known_at is not None else self._open()
         yield from self._blocks(listed)
         self._known_at = None if self._is_missing else asked
@@ -138,7 +138,7 @@ class MemoryLog:
         commit = new_commit(entries, requests, self._encoder)
         if commit.first != self.sequence + 1:
             raise ValueError(f"expected sequence number {self.sequence + 1}, found {commit.first}")
-        content, asked = encode_commit(commit), _now()
+        content, asked = encode_commit(commit), boot_seconds()
         if len(content) > MAX_COMMIT_BYTES:
             raise MemoryLogError(
                 f"{self.name}: expected at most {MAX_COMMIT_BYTES:,} bytes of entries in one write, found "
@@ -203,7 +203,7 @@ class MemoryLog:
 
     def _require_end(self, asked: float) -> None:
         """Note that there was no commit after the known ones at a time. Read the markers if the last note is old."""
-        if self._files.can_list and (self._known_at is None or _now() - self._known_at > _OLD_SECONDS):
+        if self._files.can_list and (self._known_at is None or boot_seconds() - self._known_at > _OLD_SECONDS):
             self._listed()
         self._known_at = asked
 
@@ -441,6 +441,6 @@ def _encoder_of(manifest: Manifest) -> EncoderOfCommit:
     return EncoderOfCommit(hashlib.sha256("\n".join(facts).encode()).hexdigest(), manifest.dim)
 
 
-def _now() -> float:
+def boot_seconds() -> float:
     """Seconds of a clock that also counts the time in which the machine or the process is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -31,6 +31,7 @@ from uvicorn.supervisors import Multiprocess
 
 from recollect.service.addresses import bind, is_loopback
 from recollect.service.errors import ServiceError, SettingsError
+from recollect.service.http.connection import add_connection
 from recollect.service.process.drain import exiting_on_stop_signals
 from recollect.service.serve_settings import ServeSettings, require_consistent
 from recollect.service.settings import SHARED_METRICS, secrets_in_command_line, unknown_variables
@@ -154,11 +155,15 @@ def _config(settings: ServeSettings, application: Application) -> uvicorn.Config
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which sends the head and the body of an answer together.
+    """uvicorn's protocol, which sends the head and the body of an answer together, and passes on the connection.
 
     uvicorn writes the head first. If the process is killed before it writes the body, a proxy has passed the head to
     the client already, and cannot send the request to another replica.
     """
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        add_connection(self.scope, self.transport)  # type: ignore[arg-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_JoinedWrites(transport, self.loop))  # type: ignore[arg-type]

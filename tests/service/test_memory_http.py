@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import TOPICS
-from tests.processes import Server, copy_store, serving, until
+from tests.processes import PATIENCE_SECONDS, Server, copy_store, serving, until
 from tests.service.test_http import is_problem
 
 WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
@@ -260,3 +261,77 @@ def test_answer_over_the_limit_of_bytes_is_refused(light_versions: Path, tmp_pat
         problem = is_problem(server.client.post("/predict", json=query), 422, "invalid_request")
         assert problem["detail"].startswith("explain: expected")
         assert server.client.post("/predict", json=query | {"explain": False}).status_code == 200
+
+
+def changes_answered(server: Server) -> float:
+    """The number of requests to the paths of the memory that have ended, with any status."""
+    lines = server.client.get("/metrics").text.splitlines()
+    return sum(
+        float(line.rpartition(" ")[2]) for line in lines if line.startswith('recollect_requests_total{path="/memory"')
+    )
+
+
+def put_instance(url: str, text: str, timeout: float = PATIENCE_SECONDS) -> None:
+    body = {"instances": [{"uid": "drill", "text": text, "labels": ["Taxation"]}]}
+    headers = {"X-API-Key": WRITER}
+    httpx.post(f"{url}/memory/instances", json=body, headers=headers, timeout=timeout).raise_for_status()
+
+
+def text_of(server: Server) -> str:
+    return str(server.client.get("/memory/instances/drill").json()["text"])
+
+
+def test_suspended_replica_does_not_carry_out_a_change_whose_client_has_gone(server: Server, replica: Server) -> None:
+    answered = changes_answered(server)
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            put_instance(server.url, "an older text", timeout=0.5)
+        put_instance(replica.url, "a newer text")
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    until(lambda: changes_answered(server) > answered)
+    sequence = put_label(server.client, "after the drill", "a label")
+    ask(replica.client, min_sequence=sequence)
+    assert text_of(server) == text_of(replica) == "a newer text"
+
+
+def test_change_is_not_written_after_its_client_has_disconnected(light_versions: Path, tmp_path: Path) -> None:
+    store, go = copy_store(light_versions, tmp_path / "store"), tmp_path / "go"
+    waits = f"""
+import time
+from pathlib import Path
+from recollect.service.predictor.predictor import Predictor
+encode = Predictor.encode
+def waiting(self, queries, labels):
+    if "an older text" in queries:
+        Path({str(go.with_suffix(".reached"))!r}).touch()
+        while not Path({str(go)!r}).exists():
+            time.sleep(0.01)
+    return encode(self, queries, labels)
+Predictor.encode = waiting
+"""
+    with serving(store, *LIMIT, prelude=waits, keys=KEYS, key=WRITER) as server:
+        put_instance(server.url, "a newer text")
+        answered = changes_answered(server)
+        with pytest.raises(httpx.ReadTimeout):
+            put_instance(server.url, "an older text", timeout=0.5)
+        until(go.with_suffix(".reached").exists)
+        go.touch()
+        until(lambda: changes_answered(server) > answered)
+        assert text_of(server) == "a newer text"
+
+
+def test_change_that_is_not_written_in_time_is_refused(light_versions: Path, tmp_path: Path) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    waits = """
+import time
+from recollect.service.predictor.predictor import Predictor
+encode = Predictor.encode
+Predictor.encode = lambda self, queries, labels: time.sleep(0.6 * len(queries)) or encode(self, queries, labels)
+"""
+    with serving(store, *LIMIT, "--max-seconds", "0.5", prelude=waits, keys=KEYS, key=WRITER) as server:
+        body = {"instances": [{"uid": "drill", "text": TEXT, "labels": ["Taxation"]}]}
+        refused = server.client.post("/memory/instances", json=body)
+        assert is_problem(refused, 504, "deadline_passed")
+        assert server.client.get("/memory").json()["sequence"] == 0

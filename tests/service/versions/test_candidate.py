@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Pat
         assert (refused.status_code, refused.json()["code"]) == (status, code)
     assert operated.get("/versions").json()["versions"][-1]["problem"]
     assert Store(store).activation() == before
+
+
+def test_suspended_replica_does_not_carry_out_an_activation_whose_client_has_gone(store: Path) -> None:
+    with serving(store, *POLLS, keys=f"operator {OPERATOR} 0 operate\n", key=OPERATOR) as server:
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(httpx.ReadTimeout):
+                server.client.post("/versions/v5/activate", timeout=0.5)
+            Store(store).activate("v3", why="a newer activation")
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        gone = 'recollect_requests_total{path="/versions",status="499"} 1.0'
+        until(lambda: gone in server.client.get("/metrics").text)
+        assert [record.why for record in Store(store).log()][-1] == "a newer activation"
 
 
 def test_candidate_learns_of_changes_of_the_live_memory(store: Path, activation: Activation) -> None:
