@@ -3,6 +3,10 @@
 The service can answer every query without Redis. If a call fails or times out, further calls for requests are skipped
 for one second. A Redis server that is down or slow therefore costs one short wait a second, not one wait a request.
 
+Redis can answer one kind of calls and refuse another one, and the reports have connections of their own. So each kind
+has its own state, which only calls of this kind change. After a failure for a request, a harmless call of its kind is
+repeated every second, so that the state is also right without further requests.
+
 Whoever may write to Redis can change cached answers. An ACL of Redis decides who may, and TLS protects the connection.
 """
 
@@ -10,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import redis
 import redis.asyncio
+import redis.asyncio.retry
 import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -31,14 +37,22 @@ log = structlog.get_logger(__name__)
 _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
 # The socket timeout of a request's call. It is long, because `_within` ends the call earlier.
 _SOCKET_SECONDS = 5.0
-# Time after a failure during which requests make no Redis calls.
+# Time after a failure during which requests make no Redis calls, and until the call of the failed kind is repeated.
 _BACKOFF_SECONDS = 1.0
-# Time after a refusal during which Redis counts as down. Replicas write their reports every second, so the state of a
-# Redis that refuses writes does not change between two refusals.
-_REFUSED_SECONDS = 5.0
 # Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
 # connections is limited.
 _MAX_CONCURRENT_CALLS = 50
+
+# The kinds of calls that a replica makes again and again.
+Use = Literal["reports", "rate_limits", "cache_reads", "cache_writes"]
+USES: tuple[Use, ...] = get_args(Use)
+
+# Harmless calls for requests: each needs what the calls of its use need, and changes only the key that it gets.
+_CHECKS: dict[Use, Callable[[Any, str], Awaitable[Any]]] = {
+    "rate_limits": lambda client, key: client.eval("return redis.call('SET', KEYS[1], '', 'EX', 1)", 1, key),
+    "cache_reads": lambda client, key: client.mget([key]),
+    "cache_writes": lambda client, key: client.set(key, "", ex=1),
+}
 
 
 class RedisClient:
@@ -48,29 +62,31 @@ class RedisClient:
         url: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; never logged, because it can
             contain a password.
         prefix: Prefix of every Redis key.
-        metrics: Records whether Redis answers.
-
-    Attributes:
-        problem: The reason why Redis is not used at the moment; empty while Redis answers.
+        metrics: Records whether Redis answers the calls of each use.
     """
 
     def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
         # No retries, but a connection to a server that became a replica is closed: the next one finds the new primary.
-        options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [redis.ReadOnlyError]}
-        options["health_check_interval"] = 15
+        options: dict[str, Any] = {"retry_on_error": [redis.ReadOnlyError], "health_check_interval": 15}
         self._prefix, self._metrics = prefix, metrics
         try:
-            self._sync_client: Any = redis.Redis.from_url(url, **options, **_timeouts(_BACKGROUND_SECONDS))
-            self._async_client: Any = redis.asyncio.Redis.from_url(url, **options, **_timeouts(_SOCKET_SECONDS))
+            self._sync_client: Any = redis.Redis.from_url(
+                url, retry=Retry(NoBackoff(), 0), **options, **_timeouts(_BACKGROUND_SECONDS)
+            )
+            self._async_client: Any = redis.asyncio.Redis.from_url(
+                url, retry=redis.asyncio.retry.Retry(NoBackoff(), 0), **options, **_timeouts(_SOCKET_SECONDS)
+            )
         except ValueError:  # the error's message can contain a part of the password
             raise SettingsError(
                 "--redis-url: expected redis://[user:password@]host[:port][/database], or rediss:// for TLS, found "
                 "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
-        self.problem = ""
-        self._problem_until = self._skip_until = 0.0
+        self._problems: dict[Use, str] = {}
+        self._skip_until, self._skip_reason = 0.0, ""
         self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
-        self._set_metric(True)
+        self._checks: dict[Use, asyncio.Task[None]] = {}
+        for use in USES:
+            self._set_metric(use, True)
 
     @classmethod
     def of(cls, settings: RedisSettings, metrics: Metrics | None = None) -> RedisClient | None:
@@ -95,60 +111,89 @@ class RedisClient:
         except (redis.RedisError, OSError):
             return
 
-    def execute(self, command: Callable[[Any], Any]) -> Any:
+    @property
+    def problems(self) -> list[str]:
+        """The uses whose last call failed, each with the reason."""
+        return [f"{use}: {problem}" for use, problem in sorted(self._problems.items())]
+
+    def execute(self, command: Callable[[Any], Any], use: Use | None = None) -> Any:
         """Run a Redis command in a background thread.
+
+        Args:
+            command: Runs the command of a client.
+            use: The use whose state the call changes; None for a call that a person waits for.
 
         Raises:
             RedisError: If Redis does not answer or refuses the command.
         """
-        with self._recorded():
+        with self._recorded(use):
             return command(self._sync_client)
 
-    async def execute_async(self, command: Callable[[Any], Any]) -> Any:
+    async def execute_async(self, command: Callable[[Any], Any], use: Use) -> Any:
         """Run a Redis command for a request; for one second after a failure, skip the command.
+
+        Args:
+            command: Starts the command of a client.
+            use: The use whose state the call changes.
 
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
         """
         async with self._call_slots:
             if time.monotonic() < self._skip_until:
-                raise RedisError(self.problem)
-            with self._recorded():
-                return await _within(_REQUEST_SECONDS, command(self._async_client))
+                raise RedisError(self._skip_reason)
+            try:
+                with self._recorded(use):
+                    return await _within(_REQUEST_SECONDS, command(self._async_client))
+            except RedisError as error:
+                if isinstance(error.__cause__, redis.ReadOnlyError):  # the other connections lead to this server, too
+                    await self._async_client.connection_pool.disconnect(inuse_connections=False)
+                elif not isinstance(error.__cause__, redis.ResponseError):
+                    self._skip_until, self._skip_reason = time.monotonic() + _BACKOFF_SECONDS, str(error)
+                if use not in self._checks:
+                    self._checks[use] = asyncio.create_task(self._check(use), context=contextvars.Context())
+                raise
+
+    async def _check(self, use: Use) -> None:
+        """Repeat a harmless call of a use until it succeeds, or until a request has succeeded."""
+        while use in self._problems:
+            await asyncio.sleep(_BACKOFF_SECONDS)
+            with contextlib.suppress(RedisError):
+                await self.execute_async(lambda client: _CHECKS[use](client, self.key("check")), use)
+        del self._checks[use]
 
     async def close(self) -> None:
+        for check in self._checks.values():
+            check.cancel()
         self._sync_client.close()
         await self._async_client.aclose()
 
     @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Record whether a call fails. Only a call that is as fast as a request needs shows that Redis answers."""
-        start = time.monotonic()
+    def _recorded(self, use: Use | None) -> Iterator[None]:
+        """Record whether a call fails."""
         try:
             yield
         except redis.ResponseError as error:  # the message of Redis can quote the command, so it is not repeated
-            raise self._failed(f"Redis refuses a command: {type(error).__name__}", _REFUSED_SECONDS) from error
+            raise self._failed(use, f"Redis refuses a command: {type(error).__name__}") from error
         except (redis.RedisError, OSError) as error:
-            self._skip_until = time.monotonic() + _BACKOFF_SECONDS
-            raise self._failed(f"Redis does not answer: {_reason(error)}", 0.0) from error
-        if time.monotonic() - start < _REQUEST_SECONDS:
-            self._skip_until = 0.0
-            if self.problem and self._problem_until < time.monotonic():
-                self.problem = ""
+            raise self._failed(use, f"Redis does not answer: {_reason(error)}") from error
+        if use is not None and self._problems.pop(use, None) is not None:
+            self._set_metric(use, True)
+            if not self._problems:
                 log.info("redis_up")
-                self._set_metric(True)
 
-    def _failed(self, problem: str, seconds: float) -> RedisError:
-        """Record a problem, which stays for so many seconds."""
-        if not self.problem:
-            log.error("redis_down", error=problem)
-        self.problem, self._problem_until = problem, max(self._problem_until, time.monotonic() + seconds)
-        self._set_metric(False)
+    def _failed(self, use: Use | None, problem: str) -> RedisError:
+        """Record the problem of a use, which stays until a call of this use succeeds."""
+        if use is not None:
+            if not self._problems:
+                log.error("redis_down", error=problem, use=use)
+            self._problems[use] = problem
+            self._set_metric(use, False)
         return RedisError(problem)
 
-    def _set_metric(self, answers: bool) -> None:
+    def _set_metric(self, use: Use, answers: bool) -> None:
         if self._metrics:
-            self._metrics.set_redis_up(answers)
+            self._metrics.set_redis_up(use, answers)
 
 
 async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
@@ -174,11 +219,30 @@ async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
 
 
 def _reason(error: Exception) -> str:
+    """The reason why Redis does not answer, and the next step. It contains no part of the URL."""
+    cause = error.__cause__ or error.__context__
     if isinstance(error, TimeoutError | redis.TimeoutError):
         return "it takes too long"
-    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError):
-        return "its TLS certificate is not trusted; name the file of its issuer with ?ssl_ca_certs=FILE in --redis-url"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return _CERTIFICATE_PROBLEMS.get(cause.verify_code, _UNTRUSTED)
+    if isinstance(cause, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in str(getattr(cause, "reason", "")):
+        return "it ends the TLS connection; if it expects a certificate, add ?ssl_certfile=FILE&ssl_keyfile=FILE"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS fails: {str(cause.reason).lower().replace('_', ' ')}"
+    if isinstance(cause, FileNotFoundError | PermissionError):
+        return "a file that --redis-url names cannot be read"
     return "it cannot be reached"
+
+
+# The reasons by the code of OpenSSL, X509_V_ERR_...
+_UNTRUSTED = "its TLS certificate is not trusted; name the file of its issuer with ?ssl_ca_certs=FILE in --redis-url"
+_OTHER_NAME = "its TLS certificate is for another name; use a name of the certificate as the host in --redis-url"
+_CERTIFICATE_PROBLEMS = {
+    9: "its TLS certificate is not valid yet; compare the clocks of both machines",
+    10: "its TLS certificate has expired; renew it",
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
 
 
 def _timeouts(seconds: float) -> dict[str, Any]:

@@ -69,8 +69,7 @@ class StatusRoutes:
         self.versions.require_current()
         if (problem := self.versions.engine_problem()) is not None:
             raise EngineError(problem)
-        degraded = [self.redis.problem] if self.redis and self.redis.problem else None
-        return Health(status="ready", degraded=degraded)
+        return Health(status="ready", degraded=(self.redis.problems or None) if self.redis else None)
 
     def _require_no_hung_batch(self) -> None:
         if self.batcher.hung:

@@ -126,7 +126,7 @@ class AnswerCache:
         """Look up answers in Redis. While Redis does not answer, no answers are found."""
         names = [redis.key("answer", key.hex()) for key in keys]
         try:
-            found: list[bytes | None] = await redis.execute_async(lambda client: client.mget(names))
+            found: list[bytes | None] = await redis.execute_async(lambda client: client.mget(names), "cache_reads")
         except RedisError:
             return [None] * len(keys)
         self._count("redis", found)
@@ -140,7 +140,7 @@ class AnswerCache:
             return pipeline.execute()
 
         with contextlib.suppress(RedisError):
-            await redis.execute_async(write)
+            await redis.execute_async(write, "cache_writes")
 
     def _count(self, tier: str, found: Sequence[bytes | None]) -> None:
         misses = sum(answer is None for answer in found)

@@ -110,9 +110,11 @@ class RateLimits:
             return 0.0
         if self._redis:
             usual, name = self._burst(quota.rate), self._redis.key("rate", quota.name)
-            arguments = 1 / quota.rate, burst or usual, self._most(usual), cost, paid
+            arguments = name, 1 / quota.rate, burst or usual, self._most(usual), cost, paid
             try:
-                return float(await self._redis.execute_async(lambda client: client.eval(_TAKE, 1, name, *arguments)))
+                return float(
+                    await self._redis.execute_async(lambda client: client.eval(_TAKE, 1, *arguments), "rate_limits")
+                )
             except RedisError:
                 pass
         rate, now = quota.rate / self._workers, time.monotonic()

@@ -131,7 +131,7 @@ class Metrics:
             "rate_limited_total", "Number of requests refused because their API key exceeded its rate limit.", "key"
         )
         if with_redis:
-            self._redis_up = gauge("redis_up", "1 while Redis answers.", "livemin")
+            self._redis_up = gauge("redis_up", "1 if Redis answered the last call of this use.", "livemin", "use")
             self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
         self.engine_up: Gauge | None = None
         if with_engine:
@@ -227,8 +227,8 @@ class Metrics:
         else:
             self._engine_errors.labels(method, reason).inc()
 
-    def set_redis_up(self, up: bool) -> None:
-        self._redis_up.set(up)
+    def set_redis_up(self, use: str, up: bool) -> None:
+        self._redis_up.labels(use).set(up)
         if not up:
             self.redis_errors.inc()
 

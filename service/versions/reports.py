@@ -114,7 +114,7 @@ class RedisReports:
             content = f"{_redis_seconds(client):.3f} {report.model_dump_json()}"
             client.pipeline().hset(self._key, report.replica, content).expire(self._key, round(_KEPT_SECONDS)).execute()
 
-        self._redis.execute(write)
+        self._redis.execute(write, "reports")
 
     def remove(self) -> None:
         with contextlib.suppress(RedisError):

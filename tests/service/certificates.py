@@ -23,10 +23,18 @@ class Certificate(NamedTuple):
         return ("--tls-cert", str(self.certificate), "--tls-key", str(self.key))
 
 
-def write_certificate(folder: Path, password: bytes | None = None, subject: str = "localhost") -> Certificate:
+def write_certificate(
+    folder: Path, password: bytes | None = None, subject: str = "localhost", days: float = 1
+) -> Certificate:
     """Write a new certificate of 127.0.0.1 and its key; a certificate in the same folder is replaced.
 
     A client that trusts two certificates of the same subject accepts only one of them.
+
+    Args:
+        folder: The folder of the files.
+        password: Encrypts the key.
+        subject: The subject.
+        days: Days until the end of the certificate; negative if it has expired.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
@@ -37,8 +45,8 @@ def write_certificate(folder: Path, password: bytes | None = None, subject: str 
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - datetime.timedelta(days=30))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .sign(key, hashes.SHA256())
     )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import shutil
 import signal
+import socket
+import socketserver
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +31,7 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="r
 class RedisServer:
     """A `redis-server` process without persistence: it restarts empty. With a certificate it accepts only TLS."""
 
-    def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
+    def __init__(self, folder: Path, certificate: Certificate | None = None, *flags: object) -> None:
         self.port = free_port()
         self.url = f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
         self._folder = folder
@@ -37,16 +41,17 @@ class RedisServer:
             self._port_flags = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
             files = {"--tls-cert-file": certificate.certificate, "--tls-key-file": certificate.key}
             self._port_flags += [str(word) for flag in files.items() for word in flag]
+        self._port_flags += map(str, flags)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         flags = [*self._port_flags, "--save", "", "--requirepass", PASSWORD, "--dir", str(self._folder)]
         self._process = subprocess.Popen(["redis-server", *flags], stdout=subprocess.DEVNULL)
-        until(self._answers)
+        until(self._accepts)
 
-    def _answers(self) -> bool:
-        with contextlib.suppress(redis.RedisError), self.client() as client:
-            return bool(client.ping())
+    def _accepts(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
         return False
 
     def stop(self) -> None:
@@ -66,8 +71,8 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def running_redis(folder: Path, certificate: Certificate | None = None) -> Iterator[RedisServer]:
-    server = RedisServer(folder, certificate)
+def running_redis(folder: Path, certificate: Certificate | None = None, *flags: object) -> Iterator[RedisServer]:
+    server = RedisServer(folder, certificate, *flags)
     server.start()
     try:
         yield server
@@ -86,3 +91,39 @@ def replica(
 def metric(client: httpx.Client, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+class Forwarder(socketserver.ThreadingTCPServer):
+    """A stable address in front of Redis servers: a new connection goes to the present target, an open one stays.
+
+    Attributes:
+        target: The port to which new connections go.
+    """
+
+    def __init__(self, target: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Forwarded)
+        self.target = target
+
+
+class _Forwarded(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Forwarder)
+        with socket.create_connection(("127.0.0.1", self.server.target)) as target, contextlib.suppress(OSError):
+            other = {self.request: target, target: self.request}
+            while True:
+                for source in select.select([*other], [], [])[0]:
+                    if not (content := source.recv(65_536)):
+                        return
+                    other[source].sendall(content)
+
+
+@contextlib.contextmanager
+def forwarding(target: int) -> Iterator[Forwarder]:
+    with Forwarder(target) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from recollect.service.store.store import Store
 from tests import processes
 from tests.processes import until
-from tests.service.redis_server import NEVER_POLLS, RedisServer, metric, needs_redis, replica
+from tests.service.redis_server import (
+    NEVER_POLLS,
+    PASSWORD,
+    RedisServer,
+    forwarding,
+    metric,
+    needs_redis,
+    replica,
+    running_redis,
+)
 from tests.service.stores import TOP_K, until_serves
 
 pytestmark = needs_redis
@@ -92,7 +104,7 @@ def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
         connections = owner.info("stats")["total_connections_received"]
         owner.replicaof("127.0.0.1", "1")
         until(lambda: degraded_by("Redis refuses a command: ReadOnlyError"))
-        assert metric(client, "recollect_redis_up") == 0
+        assert metric(client, 'recollect_redis_up{use="reports"}') == 0
         asked = [client.post("/predict", json={"query": f"bread {n}"}).status_code for n in range(8)]
         assert (asked[:4], asked[-1]) == ([200] * 4, 429)  # the limit of this replica
         until(lambda: owner.info("stats")["total_connections_received"] > connections + 6)  # to find the new primary
@@ -104,7 +116,46 @@ def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
         until(lambda: degraded_by("NoPermissionError"))
         owner.execute_command("ACL", "SETUSER", "default", "+hset")
         until(lambda: "degraded" not in client.get("/health/ready").json())
-        assert metric(client, "recollect_redis_up") == 1
+        assert metric(client, 'recollect_redis_up{use="reports"}') == 1
+
+
+def test_requests_follow_a_failover_of_redis(store: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    flags, keys = (*NEVER_POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 1\n", "key": KEY}
+    with contextlib.ExitStack() as stack:
+        new_server = stack.enter_context(running_redis(tmp_path))
+        old, new = stack.enter_context(redis_server.client()), stack.enter_context(new_server.client())
+        forwarder = stack.enter_context(forwarding(redis_server.port))
+        url = f"redis://:{PASSWORD}@127.0.0.1:{forwarder.server_address[1]}/0"
+        server = stack.enter_context(processes.serving(store, *flags, RECOLLECT_REDIS_URL=url, **keys))
+        numbers = itertools.count()
+
+        def until_written(target: redis.Redis) -> None:
+            """Ask until a Redis server has an answer, the used rate and a report."""
+            names = ("recollect:answer:*", "recollect:rate:front", "recollect:reports")
+            until(lambda: server.ask(f"bread {next(numbers)}") and all(target.keys(name) for name in names))
+
+        until_written(old)
+        forwarder.target = new_server.port
+        old.replicaof("127.0.0.1", new_server.port)
+        until_written(new)
+        until(lambda: "degraded" not in server.client.get("/health/ready").json())
+        assert server.events("redis_down")[0]["error"] == "Redis refuses a command: ReadOnlyError"
+
+
+def test_problem_of_requests_stays_visible_while_the_reports_succeed(store: Path, redis_server: RedisServer) -> None:
+    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 1\n", "key": KEY}
+    with redis_server.client() as owner, replica(store, redis_server, *flags, **keys) as (server, client):
+        owner.execute_command("ACL", "SETUSER", "default", "-eval")
+        client.post("/predict", json={"query": "bread"})
+        written = owner.hgetall("recollect:reports")
+        until(lambda: owner.hgetall("recollect:reports") != written)  # a report succeeds meanwhile
+        reason = "rate_limits: Redis refuses a command: NoPermissionError"
+        assert client.get("/health/ready").json()["degraded"] == [reason]
+        assert metric(client, 'recollect_redis_up{use="rate_limits"}') == 0
+        assert metric(client, 'recollect_redis_up{use="reports"}') == 1
+        owner.execute_command("ACL", "SETUSER", "default", "+eval")
+        until(lambda: "degraded" not in client.get("/health/ready").json())
+        server.wait_for("redis_up")
 
 
 @pytest.mark.parametrize("url", ["redis://:wrong-password@127.0.0.1:{port}", "redis://127.0.0.1:{port}"])

@@ -12,6 +12,8 @@ import pytest
 
 from tests.processes import PATIENCE_SECONDS, Server, run, serving, until
 from tests.service.certificates import Certificate, write_certificate
+from recollect.service.errors import RedisError
+from recollect.service.redis_client import RedisClient
 from tests.service.redis_server import needs_redis, running_redis
 
 
@@ -97,3 +99,29 @@ def test_replicas_share_redis_over_tls(light_versions: Path, tmp_path: Path, cer
         with serving(light_versions, "--poll-seconds", "600", "--redis-url", untrusted) as server:
             assert httpx.get(f"{server.url}/health/ready").json()["degraded"]
             assert "certificate" in server.wait_for("redis_down")["error"]
+
+
+@needs_redis
+def test_advice_for_a_tls_error_of_redis_fits_its_cause(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("redis", "expired", "other")]
+    for folder in folders:
+        folder.mkdir()
+    good, expired, other = (
+        write_certificate(folder, days=days) for folder, days in zip(folders, (1, -1, 1), strict=True)
+    )
+
+    def error(url: str) -> str:
+        client = RedisClient(url, "recollect")
+        with pytest.raises(RedisError) as raised:
+            client.execute(lambda redis: redis.ping())
+        return str(raised.value)
+
+    with running_redis(tmp_path, good) as redis:
+        assert "ssl_ca_certs" in error(redis.url.partition("?")[0])
+        assert "ssl_ca_certs" in error(redis.url.replace(str(good.certificate), str(other.certificate)))
+        assert "another name" in error(redis.url.replace("127.0.0.1", "[::1]"))
+        assert "a file that --redis-url names cannot be read" in error(f"{redis.url}.missing")
+    with running_redis(tmp_path, expired) as redis:
+        assert "has expired" in error(redis.url)
+    with running_redis(tmp_path, good, "--tls-auth-clients", "yes", "--tls-ca-cert-file", good.certificate) as redis:
+        assert "ssl_certfile" in error(redis.url)
