@@ -15,7 +15,7 @@ from recollect.service.http.annif import AnnifRoutes
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
 from recollect.service.http.memory_routes import MemoryRoutes
-from recollect.service.http.middleware import Gateway
+from recollect.service.http.middleware import Gateway, route_of
 from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.status_routes import StatusRoutes
@@ -116,7 +116,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )
-    return tracer.around(layers) if tracer is not None else layers
+    return tracer.around(layers, route_of) if tracer is not None else layers
 
 
 def _document(app: FastAPI, guarded: bool) -> None:

@@ -208,7 +208,7 @@ class Gateway:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
-        self._metrics.count_request(path if path in _PATHS else _family(path), status, seconds)
+        self._metrics.count_request(route_of(path), status, seconds)
         if self._access_log:
             key: ApiKey | None = scope.get("api_key")
             log.info(
@@ -222,7 +222,10 @@ class Gateway:
             )
 
 
-def _family(path: str) -> str:
+def route_of(path: str) -> str:
+    """The label of a path in metrics and traces. It contains nothing that a client chose."""
+    if path in _PATHS:
+        return path
     return next((label for beginning, label in _FAMILIES if path.startswith(beginning)), "other")
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import web
-from tests.processes import serving
+from tests.processes import free_port, serving, until
 
 QUERY = {"query": "bread"}
 
@@ -71,8 +73,11 @@ def test_queries_and_requests_are_logged_if_the_settings_say_so(store: Path) -> 
 
 
 @contextlib.contextmanager
-def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """A real HTTP server that receives traces. Yield its URL, and the list of the bodies that it has received."""
+def collector(at: int = 0) -> Iterator[tuple[str, list[bytes]]]:
+    """A real HTTP server that receives traces, on a free port by default.
+
+    Yield its URL, and the list of the bodies that it has received.
+    """
     received: list[bytes] = []
 
     class Handler(web.Handler):
@@ -80,26 +85,32 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
             received.append(self.body())
             self.answer(200)
 
-    with web.answering(Handler) as port:
+    with web.answering(Handler, at) as port:
         yield f"http://127.0.0.1:{port}", received
+
+
+def spans_in(received: list[bytes]) -> list[Any]:
+    """The spans that a collector has received."""
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    return [
+        span
+        for body in received
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
 
 
 def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
     with collector() as (url, received):
         caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
         with serving(store, OTEL_EXPORTER_OTLP_ENDPOINT=url) as server:
             httpx.post(f"{server.url}/predict", json=QUERY, headers=caller).raise_for_status()
             httpx.get(f"{server.url}/health/live").raise_for_status()
-        spans = [
-            span
-            for body in received
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
+        spans = spans_in(received)
     (request,) = [span for span in spans if "predict" in span.name]
     assert request.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
     stages = [span for span in spans if span is not request]
@@ -109,3 +120,44 @@ def test_requests_and_stages_are_traced_if_a_collector_is_configured(store: Path
         before.end_time_unix_nano == after.start_time_unix_nano
         for before, after in zip(stages[:-1], stages[1:], strict=True)
     )
+
+
+def test_traces_contain_nothing_that_a_client_typed(store: Path) -> None:
+    key, headers = "front-0123456789abcdef", {"User-Agent": "private-agent", "X-Forwarded-For": "10.1.2.3"}
+    with (
+        collector() as (url, received),
+        serving(store, "--docs", "key", keys=f"front {key}\n", key=key, OTEL_EXPORTER_OTLP_ENDPOINT=url) as server,
+    ):
+        server.client.get("/labels", params={"search": "private illness"}, headers=headers)
+        server.client.get("/labels/private-uid")
+        server.client.post("/predict", params={"api_key": key}, json={"query": "private question"})
+        server.client.get(f"/private-path/{key}")
+        server.client.delete("/memory/instances/private-uid")
+        server.client.get("/versions", params={"why": "private reason"})
+        server.process.terminate()
+        server.process.wait()
+        sent = b"".join(received)
+        names = {span.name for span in spans_in(received)}
+    assert b"private" not in sent
+    assert key.encode() not in sent
+    assert b"10.1.2.3" not in sent
+    requests = {"GET /labels", "GET /labels/{uid}", "POST /predict", "GET other", "DELETE /memory", "GET /versions"}
+    assert requests <= names
+
+
+def test_collector_that_does_not_answer_is_logged_once_and_again_when_it_answers(store: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
+    port, often = free_port(), {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.1"}
+    with serving(store, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}", **often) as server:
+
+        def ask_until(event: str) -> None:
+            until(lambda: server.ask("bread").status_code == 200 and server.events(event))
+
+        ask_until("collector_down")
+        for _ in range(10):
+            server.ask("bread")
+            time.sleep(0.1)  # several exports fail
+        with collector(port):
+            ask_until("collector_up")
+        lines = server.log().splitlines()
+    assert sum("collector" in line or "export" in line.lower() for line in lines) == 2
