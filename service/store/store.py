@@ -393,8 +393,11 @@ class Store:
         """Remove old versions, the oldest first. Yield the name and the size in bytes of each one after its removal.
 
         A version is kept if it is one of the newest, current, the candidate, the target of a rollback, or open in a
-        replica. All conditions are read again right before a version is removed, because another process may activate a
-        version meanwhile.
+        replica. The newest are those with the last names, which have the time of the builder's clock, and those that
+        were written last by the clock of the store: the clock of a builder can be late.
+
+        All conditions are read again right before a version is removed, because another process may activate a version
+        meanwhile.
 
         Args:
             keep: Number of the newest versions that are kept in any case.
@@ -406,7 +409,11 @@ class Store:
             RedisError: If `in_use` cannot read the reports of the replicas.
         """
         self.require()
-        for version in self.versions()[:-keep]:
+        by_name = self.versions()
+        by_time = sorted(by_name, key=lambda version: self.files.status(f"bundles/{version}").modified)
+        for version in by_name[:-keep]:
+            if version in by_time[-keep:]:
+                continue
 
             def is_unused(version: str = version) -> bool:
                 return version not in {*self.desired(), *in_use()}

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +55,10 @@ class Report(BaseModel):
 
 
 class FolderReports:
-    """The reports of a store's replicas as files. The time of a file is the time of its report."""
+    """The reports of a store's replicas as files. The time of a file is the time of its report.
+
+    The age of a report is measured with the clock of the file system, because the clocks of hosts can differ.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,16 +85,27 @@ class FolderReports:
         Raises:
             OSError, RedisError: If the reports cannot be read.
         """
-        found = (self._read(path, seconds or _STALE_SECONDS) for path in sorted(self._folder.glob("*.json")))
+        if not (paths := sorted(self._folder.glob("*.json"))):
+            return []
+        now = self._now()
+        found = (self._read(path, now, seconds or _STALE_SECONDS) for path in paths)
         return [report for report in found if report is not None]
+
+    def _now(self) -> float:
+        """The time that a new file gets; that of this host if it may not write to the folder."""
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                return os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return time.time()
 
     def _path(self, replica: str) -> Path:
         return self._folder / f"{replica}.json"
 
-    def _read(self, path: Path, seconds: float) -> Report | None:
+    def _read(self, path: Path, now: float, seconds: float) -> Report | None:
         try:
             with path.open("rb") as file:
-                age, content = time.time() - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
+                age, content = now - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
         except FileNotFoundError:  # the replica stops at this moment
             return None
         if abs(age) > _KEPT_SECONDS:
@@ -209,7 +224,8 @@ def _describe(
     if not found and not killed:
         return (
             f"{fact}, but no replica reports: none is running, none may write to the store's folder, "
-            "or the replicas share a Redis that --redis-url does not name"
+            "the replicas share a Redis that --redis-url does not name, or this user may not write to the store, and "
+            "the clock of this host differs by more than ten seconds"
         )
     left = expected - len(found) + len(behind)
     lines = [f"{fact}, but {left} of {expected} replicas have not opened it:"]

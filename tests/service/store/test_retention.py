@@ -68,6 +68,15 @@ def test_prune_keeps_newest_current_previous_candidate_and_used_versions(store: 
     assert store.open("A").manifest.version == "A"
 
 
+def test_version_of_a_builder_whose_clock_is_late_counts_as_new(
+    store: Store, tmp_path: Path, write_bundle: Callable[..., Path]
+) -> None:
+    time.sleep(1.1)  # object stores count whole seconds
+    publish(store, write_bundle(tmp_path / "late", "A-late"), "A-late")
+    assert pruned(store, 1) == ["C", "D", "E"]  # the current one, its predecessor, the last name and the last built
+    assert store.versions() == ["A", "A-late", "B", "F"]
+
+
 def test_version_that_is_activated_while_prune_runs_is_kept(store: Store) -> None:
     calls = 0
 

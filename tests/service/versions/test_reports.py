@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from recollect.service.errors import NotServedError
 from recollect.service.redis_client import RedisClient
 from recollect.service.store.store import Store
 from recollect.service.versions.reports import (
+    FolderReports,
     RedisReports,
     Report,
     replica_name,
 )
-from tests.processes import PATIENCE_SECONDS, serving
+from tests import forked
+from tests.processes import PATIENCE_SECONDS, environment, serving
 from tests.service.redis_server import RedisServer, metric, needs_redis, replica
 from tests.service.store.servers import WebServer
 from tests.service.stores import TOP_K, Activation, flip_bit
@@ -101,6 +104,26 @@ def test_store_is_served_even_if_reports_cannot_be_written_to_it(store: Path) ->
         assert "replicas" in server.wait_for("report_unwritable")["error"]
         Store(store).activate("v5")
         assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+# Runs a verb on a host whose clock differs by the seconds of the first argument.
+OTHER_CLOCK = """
+import sys, time
+own, seconds = time.time, float(sys.argv.pop(1))
+time.time = lambda: own() + seconds
+import recollect
+sys.exit(recollect.main())
+"""
+
+
+@pytest.mark.parametrize("seconds", [-90, 15, 90])
+def test_clock_of_the_host_that_waits_may_differ(store: Path, seconds: int) -> None:
+    with serving(store, *POLLS) as server:
+        command = [sys.executable, "-c", OTHER_CLOCK, str(seconds), "activate", "v5", "--store", str(store), "--wait"]
+        done = forked.run(command, env=environment(), capture_output=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+        assert server.version() == "v5"
+        assert len(FolderReports(store / "replicas").read()) == 1  # the report of the replica was not removed
 
 
 @needs_redis
