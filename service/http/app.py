@@ -82,6 +82,7 @@ def create_app(
         openapi_url=None if settings.docs == "off" else "/openapi.json",
         docs_url=None,  # FastAPI's pages load scripts from other servers
         redoc_url=None,
+        servers=[{"url": "."}],  # relative to the document: a proxy can put a prefix before all paths
         redirect_slashes=False,  # behind a proxy that ends TLS, the redirect would lead to http
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `recollect.service.telemetry` has all of these
     )

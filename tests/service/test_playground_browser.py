@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from recollect.service.bundle.strings import StringTable, write_table
+from tests import web
 from tests.conftest import TOPICS
 from tests.processes import copy_store, serving
 from tests.service.stores import add_version, make_first, rehash
@@ -212,6 +213,27 @@ def test_page_fits_a_phone_and_every_control_has_a_name(page: Page, url: str) ->
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
         shown = page.locator("body").aria_snapshot()
         assert not re.findall(r"- (?:button|link|textbox|slider|spinbutton|heading)(?: \[.*\])?:?$", shown, re.M), view
+
+
+def test_swagger_ui_behind_a_path_prefix_sends_its_requests_to_the_prefix(browser: Browser, url: str) -> None:
+    class Proxy(web.Handler):
+        def do_GET(self) -> None:  # noqa: N802
+            if not self.path.startswith("/search/"):
+                self.answer(404)
+                return
+            answer = httpx.get(url + self.path.removeprefix("/search"))
+            self.answer(answer.status_code, answer.content, {"Content-Type": answer.headers["content-type"]})
+
+    with web.answering(Proxy) as port:
+        prefix = f"http://127.0.0.1:{port}/search"
+        with checked_page(browser, prefix) as page:
+            page.goto(f"{prefix}/docs")
+            version = page.locator(".opblock", has=page.locator("[data-path='/version']"))
+            version.locator(".opblock-summary").click()
+            version.get_by_role("button", name="Try it out").click()
+            with page.expect_response("**/version") as answered:
+                version.get_by_role("button", name="Execute").click()
+            assert (answered.value.url, answered.value.status) == (f"{prefix}/version", 200)
 
 
 def test_swagger_ui_describes_each_path_and_sends_a_request(page: Page, url: str) -> None:
