@@ -27,7 +27,11 @@ if TYPE_CHECKING:  # the parent of several workers imports this module without n
 
 log = structlog.get_logger(__name__)
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A closed terminal sends SIGHUP. `nohup` makes a program ignore it.
+_HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *_HANGUP)
+# Signals that programs such as logrotate send, and whose default action ends a process.
+_IGNORED_SIGNALS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}.difference(_STOP_SIGNALS)
 # If no request arrives for this time, all load balancers have seen that this process is not ready.
 _QUIET_SECONDS = 0.5
 # Time after the deadline until the process exits.
@@ -36,7 +40,7 @@ _EXIT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def exiting_on_stop_signals(importing: bool = False) -> Iterator[None]:
-    """End this process with status 0 on SIGTERM and SIGINT.
+    """End this process with status 0 on a stop signal.
 
     Without a handler, process 1 of a container ignores these signals.
 
@@ -48,6 +52,12 @@ def exiting_on_stop_signals(importing: bool = False) -> Iterator[None]:
     yield
     for number, handler in zip(_STOP_SIGNALS, before, strict=True):  # not after an error, with which the process ends
         signal.signal(number, handler)
+
+
+def ignore_other_signals() -> None:
+    """Ignore signals that neither stop the service nor may end it, also in the processes that this one starts."""
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def exit_at_once() -> None:

@@ -32,7 +32,7 @@ from uvicorn.supervisors import Multiprocess
 from recollect.service.addresses import bind, is_loopback
 from recollect.service.errors import ServiceError, SettingsError
 from recollect.service.http.connection import add_connection
-from recollect.service.process.drain import exiting_on_stop_signals
+from recollect.service.process.drain import exiting_on_stop_signals, ignore_other_signals
 from recollect.service.serve_settings import ServeSettings, require_consistent
 from recollect.service.settings import SHARED_METRICS, secrets_in_command_line, unknown_variables
 from recollect.service.telemetry.logs import configure_logs, flush_logs
@@ -49,7 +49,7 @@ _READABLE_BY_OTHERS = 0o004
 
 
 def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit status.
+    """Serve until a stop signal, and return the exit status.
 
     Args:
         settings: All settings of the service.
@@ -77,6 +77,7 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
         ThreadBudget.of(settings.workers, settings.threads).apply()
         _raise_file_limit()
         if settings.workers == 1:
+            ignore_other_signals()
             uvicorn.Server(_config(settings, Application(settings, public))).run([public])
             return 0
         folder = stack.enter_context(_shared_folder())
@@ -193,13 +194,22 @@ class _JoinedWrites:
             self._transport.write(waiting)
 
 
+class _Supervisor(Multiprocess):
+    """uvicorn's supervisor, which stops on SIGHUP as a single process does."""
+
+    def handle_hup(self) -> None:
+        self.handle_term()
+
+
 def _serve_with_workers(settings: ServeSettings, application: Application, folder: Path) -> int:
     """Serve with uvicorn's supervisor; return the exit status of the error if the service could not start."""
     supervised = logging.getLogger("uvicorn.error")
     supervised.setLevel(logging.INFO)  # such as "Child process died"
     # A worker prints the error of a start, so that the supervisor logs nothing before the first worker has started.
     supervised.addFilter(lambda record: (folder / "started").exists())
-    Multiprocess(_config(settings, application), [application.public]).run()
+    supervisor = _Supervisor(_config(settings, application), [application.public])
+    ignore_other_signals()  # after the supervisor has installed its handlers, which the workers would not inherit
+    supervisor.run()
     failed = folder / "failed"
     return int(failed.read_text()) if failed.exists() else 0
 

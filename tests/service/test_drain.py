@@ -79,6 +79,27 @@ def test_service_logs_no_error_on_a_second_sigterm_during_a_request(store: Path,
             answer.result()
 
 
+def test_signals_of_a_closed_terminal_and_of_log_rotation_break_no_request(store: Path, tmp_path: Path) -> None:
+    started, go = tmp_path / "started", tmp_path / "go"
+    waits = before_each_batch("""
+while "waits" in queries and not Path(os.environ["GO"]).exists():
+    Path(os.environ["STARTED"]).touch()
+    time.sleep(0.01)
+""")
+    variables = {"STARTED": str(started), "GO": str(go)}
+    with serving(store, *LONG_DRAIN, prelude=waits, **variables) as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.ask, "waits")
+        until(started.exists)
+        server.process.send_signal(signal.SIGUSR1)
+        server.process.send_signal(signal.SIGUSR2)
+        assert httpx.get(f"{server.url}/health/ready").status_code == 200
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("draining")
+        go.touch()
+        assert answer.result().status_code == 200
+        assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
+
+
 def is_draining(response: httpx.Response) -> bool:
     """Whether the response is the problem of a stopping service, and closes the connection."""
     assert response.headers["content-type"] == "application/problem+json"

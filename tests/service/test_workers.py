@@ -103,12 +103,14 @@ def test_workers_answer_all_requests_before_they_stop_on_sigterm(store: Path) ->
     assert load.wrong == []  # every request was answered correctly
 
 
-def test_signal_to_supervisor_and_workers_at_once_interrupts_no_answer(store: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_supervisor_and_workers_at_once_interrupts_no_answer(store: Path, stop: signal.Signals) -> None:
     with serving(store, *POLLS) as server, Load(server.url) as load:
         workers = two_workers(store)
         until(lambda: len(load.versions) >= 50)
-        for process in (*workers, server.process.pid):
-            os.kill(process, signal.SIGTERM)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, stop):
+            for process in (*workers, server.process.pid):
+                os.kill(process, number)
         load.stop()
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
         assert len(server.events("stopped")) == 2
