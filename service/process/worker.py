@@ -17,6 +17,7 @@ from recollect.service.addresses import start_listening, url
 from recollect.service.http.api_keys import read_api_keys
 from recollect.service.http.app import create_app
 from recollect.service.http.version_routes import VersionRoutes
+from recollect.service.process.certificate import watching_certificate
 from recollect.service.process.drain import Drain, exit_at_once
 from recollect.service.process.liveness import watching
 from recollect.service.redis_client import RedisClient
@@ -51,7 +52,11 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     Raises:
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
-    metrics = Metrics(with_redis=settings.redis_url is not None, with_engine=settings.engine_uri is not None)
+    metrics = Metrics(
+        with_redis=settings.redis_url is not None,
+        with_engine=settings.engine_uri is not None,
+        with_tls=settings.tls_cert is not None,
+    )
     count_dropped_lines(metrics.log_lines_dropped.inc)
     api_keys = None
     if settings.api_keys is not None:
@@ -89,9 +94,10 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(batcher, model_manager.versions, metrics))
             stack.enter_context(reloading(key_files))
+            if settings.tls_cert is not None:
+                stack.enter_context(watching_certificate(settings.tls_cert, metrics))
             stack.enter_context(Drain(model_manager, settings.drain_seconds).on_stop_signals())
-            tls = settings.tls_cert is not None
-            log.info("serving", url=url(public, tls), workers=settings.workers)
+            log.info("serving", url=url(public, settings.tls_cert is not None), workers=settings.workers)
             yield
             if redis:
                 await redis.close()

@@ -41,9 +41,10 @@ class Metrics:
     Args:
         with_redis: Whether the service uses Redis; otherwise the metrics of Redis are absent.
         with_engine: Whether the service uses Milvus; otherwise the metrics of Milvus are absent.
+        with_tls: Whether the service has a certificate; otherwise its metric is absent.
     """
 
-    def __init__(self, with_redis: bool = False, with_engine: bool = False) -> None:
+    def __init__(self, with_redis: bool = False, with_engine: bool = False, with_tls: bool = False) -> None:
         self._shared = SHARED_METRICS in os.environ
         self._registry = registry = CollectorRegistry()
 
@@ -133,6 +134,10 @@ class Metrics:
         if with_redis:
             self._redis_up = gauge("redis_up", "1 if Redis answered the last call of this use.", "livemin", "use")
             self.redis_errors = counter("redis_errors_total", "Number of calls that Redis refused or did not answer.")
+        if with_tls:
+            self.certificate_end = gauge(
+                "certificate_end_seconds", "Time at which the TLS certificate ends, in seconds since 1970.", "livemin"
+            )
         self.engine_up: Gauge | None = None
         if with_engine:
             self.engine_up = gauge(

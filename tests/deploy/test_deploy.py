@@ -57,7 +57,8 @@ def test_every_metric_named_in_rules_dashboard_adapter_or_runbook_exists() -> No
 
     from recollect.service.telemetry.metrics import Metrics
 
-    families = list(text_string_to_metric_families(Metrics(with_redis=True, with_engine=True).exposition().decode()))
+    metrics = Metrics(with_redis=True, with_engine=True, with_tls=True)
+    families = list(text_string_to_metric_families(metrics.exposition().decode()))
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     known |= {
         family.name + suffix for family in families if family.type == "histogram" for suffix in HISTOGRAM_SUFFIXES

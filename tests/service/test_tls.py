@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
 
-from tests.processes import PATIENCE_SECONDS, Server, run, serving, until
-from tests.service.certificates import Certificate, write_certificate
 from recollect.service.errors import RedisError
 from recollect.service.redis_client import RedisClient
-from tests.service.redis_server import needs_redis, running_redis
+from tests.processes import PATIENCE_SECONDS, Server, run, serving, until
+from tests.service.certificates import Certificate, write_certificate
+from tests.service.redis_server import metric, needs_redis, running_redis
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,25 @@ def test_log_warns_of_secrets_that_other_users_can_read(light_versions: Path, tm
         assert [event["path"] for event in server.events("secrets_readable_by_others")] == [str(files.key), str(keys)]
         assert [event["flag"] for event in server.events("secret_in_command_line")] == ["--redis-url"]
         assert "hunter2" not in server.log()
+
+
+@pytest.mark.parametrize("days", [13.5, -1.5])
+def test_end_of_the_certificate_is_a_metric_and_logged_in_its_last_14_days(
+    light_versions: Path, tmp_path: Path, days: float
+) -> None:
+    files = write_certificate(tmp_path, days=days)
+    end = x509.load_pem_x509_certificate(files.certificate.read_bytes()).not_valid_after_utc
+    with serving(light_versions, "--poll-seconds", "600", *files.flags()) as server:
+        warning = server.wait_for("certificate_ends")
+        assert (warning["days"], warning["end"]) == (math.floor(days), end.isoformat())
+        with httpx.Client(base_url=server.url, verify=False) as client:
+            assert metric(client, "recollect_certificate_end_seconds") == end.timestamp()
+
+
+def test_certificate_that_lasts_long_is_not_logged(light_versions: Path, tmp_path: Path) -> None:
+    files = write_certificate(tmp_path, days=14.5)
+    with serving(light_versions, "--poll-seconds", "600", *files.flags()) as server:
+        assert server.events("certificate_ends") == []
 
 
 @needs_redis
