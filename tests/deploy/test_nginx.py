@@ -136,6 +136,29 @@ def test_clients_get_503_with_retry_after_if_all_replicas_are_down(tmp_path: Pat
             is_problem(httpx.post(f"{url}/predict", json=QUERY), 503, "not_ready")
 
 
+def test_web_pages_of_other_origins_can_read_the_errors_of_nginx(
+    client: httpx.Client, replicas: Replicas, tmp_path: Path
+) -> None:
+    page, name = {"Origin": "https://shop.example"}, "access-control-allow-origin"
+    large = {"content": b"x" * (MAX_BODY_BYTES + 1)}
+    errors = [
+        client.post("/predict", headers=page, **large),
+        client.get("/metrics", headers=page),
+        client.get("/version", headers={**page, "X-Long": "x" * 10_000}),
+        client.get("/" + "x" * 10_000, headers=page),
+    ]
+    assert [error.status_code for error in errors] == [413, 404, 431, 414]
+    (tmp_path / "down").mkdir()
+    with nginx_in_front_of(tmp_path / "down", free_address(), free_address()) as url:
+        errors.append(httpx.post(f"{url}/predict", json=QUERY, headers=page))
+    assert errors[-1].status_code == 503
+    assert {tuple(error.headers.get_list(name)) for error in errors} == {("*",)}
+    assert all("X-Request-Id" in error.headers["access-control-expose-headers"] for error in errors)
+    replicas[0].answer = replicas[1].answer = (200, {name: "https://shop.example"})
+    answer = client.get("/version", headers=page)
+    assert answer.headers.get_list(name) == ["https://shop.example"]  # that of the service alone
+
+
 @pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
 def test_valid_request_id_is_forwarded_to_the_replica_and_returned_to_the_client(
     client: httpx.Client, replicas: Replicas, given: str
