@@ -52,6 +52,7 @@ class Store:
 
     Attributes:
         name: The store's name in error messages.
+        is_local: Whether the store is in a folder. Otherwise each reading is a request to a server.
         files: The files of the store.
         root: The folder on this machine: the store's folder, or its folder in the bundle cache.
         bundles: The folder inside `root` that contains one folder for each version.
@@ -71,15 +72,15 @@ class Store:
     def __init__(self, location: Path | str, verify_key: Path | None = None, cache: Path | None = None) -> None:
         if isinstance(location, str) and location.startswith("file://"):
             location = unquote(urlsplit(location).path)
-        self._is_local = "://" not in str(location)
-        self.files: StoreFiles = FolderFiles(Path(location)) if self._is_local else ObjectFolder(str(location))
+        self.is_local = "://" not in str(location)
+        self.files: StoreFiles = FolderFiles(Path(location)) if self.is_local else ObjectFolder(str(location))
         self.name = self.files.name
         self.verify_keys = ReloadedFile(verify_key, read_verify_keys) if verify_key is not None else None
         self._activations, self._cache = Activations(self.files), None
-        if self.verify_keys or not self._is_local:
-            name = str(Path(location).resolve()) if self._is_local else self.name
+        if self.verify_keys or not self.is_local:
+            name = str(Path(location).resolve()) if self.is_local else self.name
             self._cache = BundleCache(self, name, cache)
-        if self._cache is None or self._is_local:
+        if self._cache is None or self.is_local:
             self.root = Path(location)
         else:
             self._cache.prepare()
@@ -189,7 +190,7 @@ class Store:
         manifest = self.manifest(version)
         if self._cache is None:
             return self.open_folder(self.bundles / version, version, pause, share_with)
-        if self._is_local:
+        if self.is_local:
             check_sizes(self.bundles / version, manifest)  # a bundle with a missing file is refused before it is copied
         return self._cache.open(version, pause, share_with)
 

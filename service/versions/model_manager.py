@@ -19,7 +19,7 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -39,8 +39,10 @@ _RETRY_SECONDS = 30.0
 # Maximum seconds between two checks whether retired versions can be closed.
 _CLOSE_SECONDS = 1.0
 # A change of the live memory is visible in every replica after at most about this time. Without news, a check costs two
-# `stat` calls.
+# `stat` calls, or one request to the server of the store.
 _LOG_SECONDS = 0.5
+# A process without requests for so long asks the server of a store less often: such requests cost money.
+_IDLE_AFTER_SECONDS, _IDLE_POLL_SECONDS = 60.0, 5.0
 
 
 class ModelManager:
@@ -61,7 +63,7 @@ class ModelManager:
         self._opener, self._metrics = opener, metrics
         self._reporter = Reporter(reports, self.versions)
         self._load: Callable[[], float] = lambda: 0.0
-        self._poll_seconds, self._read_at = poll_seconds, -math.inf
+        self._poll_seconds, self._read_at, self._log_read_at = poll_seconds, -math.inf, -math.inf
         self._newest: ActivationRecord | None = None  # the record that was read last
         self._served: ActivationRecord | None = None
         self._refused: ActivationRecord | None = None
@@ -140,7 +142,13 @@ class ModelManager:
     @property
     def _is_due(self) -> bool:
         """Whether it is time to read the activation record again."""
-        return time.monotonic() - self._read_at >= 0.9 * self._poll_seconds  # a wait can be a little shorter
+        seconds = max(self._poll_seconds, _IDLE_POLL_SECONDS) if self._is_idle else self._poll_seconds
+        return time.monotonic() - self._read_at >= 0.9 * seconds  # a wait can be a little shorter
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request has come for some time, and each look at the store is a request to a server."""
+        return not self._opener.store.is_local and time.monotonic() - self.versions.leased_at > _IDLE_AFTER_SECONDS
 
     def _follow(self) -> None:
         """Bring this process to the desired versions, and close versions that are no longer used."""
@@ -312,31 +320,48 @@ class ModelManager:
             _return_freed_memory()
 
     def _read_log(self) -> None:
-        """Apply the changes of other processes to all open versions.
-
-        A version that cannot read the log does not keep the others from reading it.
-        """
-        failures: list[Exception] = []
-        for lease in self.versions.lease_open():
-            with lease as predictor:
-                try:
-                    predictor.catch_up()
-                except Exception as error:
-                    failures.append(error)
-        with self.versions.lease() as current:
-            memory = current.memory
-            self._metrics.memory_sequence.set(memory.sequence)
-            self._metrics.memory_live_keys.set(memory.snapshot.live_keys)
-            if (pays := memory.snapshot.compaction_pays) and not self._recommended:
-                log.warning(
-                    "compaction_recommended",
-                    version=current.version,
-                    live_keys=memory.snapshot.live_keys,
-                    run="recollect compact STORE --activate",
-                )
-            self._recommended = pays
+        """Apply the changes of other processes to all open versions."""
+        if self._is_idle and time.monotonic() - self._log_read_at < _IDLE_POLL_SECONDS:
+            return
+        self._log_read_at = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            predictors = [stack.enter_context(lease) for lease in self.versions.lease_open()]
+            failures = _catch_up_all(predictors)
+            self._record_memory(predictors[0])
         if failures:
             raise failures[0]
+
+    def _record_memory(self, current: Predictor) -> None:
+        """Set the metrics of the current memory, and recommend a compaction once."""
+        memory = current.memory
+        self._metrics.memory_sequence.set(memory.sequence)
+        self._metrics.memory_live_keys.set(memory.snapshot.live_keys)
+        if (pays := memory.snapshot.compaction_pays) and not self._recommended:
+            log.warning(
+                "compaction_recommended",
+                version=current.version,
+                live_keys=memory.snapshot.live_keys,
+                run="recollect compact STORE --activate",
+            )
+        self._recommended = pays
+
+
+def _catch_up_all(predictors: Sequence[Predictor]) -> list[Exception]:
+    """Apply the newest changes of the live memory to versions of one store, and return the failures.
+
+    A version that cannot read the log does not keep the others from reading it. One version asks for the end of the
+    log, and those that are there already do not ask again.
+    """
+    failures: list[Exception] = []
+    end: int | None = None
+    for predictor in predictors:
+        try:
+            if predictor.memory.sequence != end:
+                predictor.catch_up()
+                end = predictor.memory.sequence
+        except Exception as error:
+            failures.append(error)
+    return failures
 
 
 def _catch_up(predictor: Predictor) -> None:

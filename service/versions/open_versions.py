@@ -13,6 +13,7 @@ thread that drops the last reference would unmap the files, perhaps a thread tha
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -76,10 +77,12 @@ class OpenVersions:
         candidate: The version that the store names beside the current one, if it is open.
         standby: The version that was current before, if it is still open.
         draining: Whether this process stops; requests in progress are still answered.
+        leased_at: Time of the last lease of a request, by the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.draining = False
+        self.leased_at = time.monotonic()
         self._lock = threading.Lock()
         self._retired: list[OpenVersion] = []
         self.current: OpenVersion | None = None
@@ -100,6 +103,7 @@ class OpenVersions:
                 if version not in others:
                     raise VersionNotOpenError(version, [*others])
                 opened = others[version]
+            self.leased_at = time.monotonic()
             return Lease(opened, self._lock)
 
     def require_current(self) -> OpenVersion:

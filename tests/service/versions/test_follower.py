@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import reports_of
 from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.service.store.servers import WebServer
 from tests.service.stores import Activation, add_version, answers_with, until_serves
 from tests.service.test_model_manager import Load
 
@@ -154,3 +156,23 @@ def test_rollback_hides_no_acknowledged_change(store: Path, monkeypatch: pytest.
             assert predictor.memory.labels.position("a") is not None
     finally:
         manager.close()
+
+
+# A server that counts as idle as soon as no request has come for a second.
+SOON_IDLE = "from recollect.service.versions import model_manager\nmodel_manager._IDLE_AFTER_SECONDS = 1.0\n"
+
+
+def test_idle_replica_asks_the_server_of_its_store_seldom_and_follows_it(store: Path, tmp_path: Path) -> None:
+    cache = ("--bundle-cache", str(tmp_path / "cache"))
+    with WebServer(store).running() as web, serving(web.url, *cache, prelude=SOON_IDLE) as server:
+        time.sleep(2)
+        asked = len(web.requests)
+        time.sleep(5)
+        assert len(web.requests) - asked <= 5
+        Store(store).activate("v5")
+        assert server.wait_for("bundle_swapped")["version"] == "v5"
+        server.uids("bread")  # from now on, it is not idle
+        asked = len(web.requests)
+        Store(store).rollback()
+        until(lambda: server.version() == "v3")
+        assert len(web.requests) > asked
