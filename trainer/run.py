@@ -252,16 +252,10 @@ def _run_without_training(run: Run) -> None:
     elif run.has_intact_memory(folder.memory):
         run.report_existing_memory(plan)
     else:
-        vectors, held_out = run.frozen_vectors(encoder.without_adapter()), _earlier_held_out(run)
+        vectors, entries = run.frozen_vectors(encoder.without_adapter()), run.instances.entries
+        held_out = encoder.config.held_out.mask(entries.strings(), len(entries))
         label_inputs = _label_inputs(run, encoder.config.label_alpha or 0.0, vectors, held_out)
         run.write_memory(plan, _keys_above(run, encoder, vectors, label_inputs))
-
-
-def _earlier_held_out(run: Run) -> np.ndarray:
-    """A mask of the instances that the run of the checkpoint held out. Its adapter did not read them."""
-    sets = run.instances.labels
-    held_out = RunFolder(Path(run.settings.encoder).parent).held_out(sets)
-    return np.zeros(len(sets), dtype=bool) if held_out is None else held_out
 
 
 def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
