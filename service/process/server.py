@@ -70,8 +70,6 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
             _require_certificate(settings.tls_cert, settings.tls_key)
         for path in filter(None, (settings.tls_key, settings.api_keys)):
             _warn_if_readable_by_others(path)
-        for flag in secrets_in_command_line(settings, sys.argv):
-            log.warning("secret_in_command_line", flag=flag, advice="other users see it in `ps`; set it as a variable")
         for name in unknown_variables(settings):
             log.warning("unknown_environment_variable", name=name)
         ThreadBudget.of(settings.workers, settings.threads).apply()
@@ -220,6 +218,8 @@ def _log_start(settings: ServeSettings) -> None:
     log.info("thread_budget", cores=budget.cores, workers=budget.workers, threads=budget.threads, **budget.apply())
     if budget.exceeded:
         log.warning("more_threads_than_cores", cores=budget.cores, threads=budget.workers * budget.threads)
+    for flag in secrets_in_command_line(settings, sys.argv):
+        log.warning("secret_in_command_line", flag=flag, advice="other users see it in `ps`; set it as a variable")
     if not is_loopback(settings.host):
         log.warning(
             "open_to_other_machines",
