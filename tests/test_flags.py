@@ -50,7 +50,9 @@ class Walk(NamedTuple):
 
 TRAIN_MODES: dict[str, Flags] = {
     "rae": {},
-    **{name: {"method": name} for name in ("dexml", "softtopk", "prime", "unidec", "supcon", "infonce", "bce", "ova")},
+    **{name: {"method": name} for name in ("dexml", "softtopk", "prime", "ngame", "unidec", "supcon")},
+    **{name: {"method": name} for name in ("infonce", "bce", "ova")},
+    "projected supcon": {"method": "supcon", "projection": 16},
     "all positives": {"positives": 0},
     "rare positives": {"positive_sampling": "propensity"},
     "no negatives": {"hard_negatives": 0},
@@ -71,12 +73,14 @@ TRAIN_MODES: dict[str, Flags] = {
 EVERY = {*TRAIN_MODES}
 UNTRAINED = {"untrained", "untrained, distilled", "untrained, ranked", "best"}
 PRIME = {mode for mode in TRAIN_MODES if mode.startswith("prime")}
-HEADS, CLUSTERED = PRIME | {"unidec", "ova", "mined ova"}, (PRIME | {"unidec", "supcon"}) - {"prime, random batches"}
+PAL, TRIPLETS = {"unidec", "supcon", "projected supcon"}, PRIME | {"ngame"}
+HEADS = (TRIPLETS | PAL | {"ova", "mined ova"}) - {"supcon"}
+CLUSTERED = (TRIPLETS | PAL) - {"prime, random batches"}
 WITH_METHOD = {mode for mode, flags in TRAIN_MODES.items() if "method" in flags}
-NO_SOFTMAX, ALL_PULLED = PRIME, {"bce", "ova"}
+NO_SOFTMAX, ALL_PULLED = TRIPLETS, {"bce", "ova"}
 NO_DRAW = {"dexml", "softtopk", *ALL_PULLED, "mined ova", "all positives"}
 RARE = (PRIME | {"rare positives", "untrained, ranked", "best"}) - NO_DRAW
-NO_MINING = {"dexml", "softtopk", "infonce", "bce", "ova", "no negatives", *PRIME}
+NO_MINING = {"dexml", "softtopk", "infonce", "bce", "ova", "no negatives", *TRIPLETS}
 NOTHING_HELD_OUT = {"nothing held out", "preset"}
 WHOLE = {"full", "static", "preset"}
 
@@ -122,7 +126,7 @@ TRAIN = Walk(
         "lora": (EVERY - {"full", "preset"}, 4),
         "method": (UNTRAINED | {"preset", "mining by steps"}, "infonce"),
         "head_learning_rate": (EVERY - HEADS, 0.1),
-        "table_learning_rate": (EVERY - HEADS | {"prime, no free vectors"}, 0.1),
+        "table_learning_rate": (EVERY - HEADS | {"prime, no free vectors", "projected supcon"}, 0.1),
         "temperature": (UNTRAINED | NO_SOFTMAX, 0.1),
         "positives": (UNTRAINED | ALL_PULLED, 2),
         "positive_sampling": (UNTRAINED | NO_DRAW, "propensity"),
@@ -141,17 +145,16 @@ TRAIN = Walk(
         **dict.fromkeys(("embedding_dropout", "save_minutes"), (UNTRAINED, 0.3)),
         "prototype": (EVERY - PRIME, ["text", "free"]),
         "bank": (EVERY - PRIME | {"prime, no free vectors"}, 4),
-        "margin": (EVERY - PRIME, (0.1, 0.2)),
-        "triplets": (EVERY - PRIME, "sum"),
+        "margin": (EVERY - TRIPLETS, (0.1, 0.2)),
+        "triplet_negatives": (EVERY - TRIPLETS, 10),
         "text_loss": (EVERY - PRIME, False),
-        "regulariser": (EVERY - PRIME, "printed"),
         "regulariser_weight": (EVERY - PRIME, 0.2),
-        "symmetric": (EVERY - PRIME - {"unidec", "supcon"}, False),
+        "symmetric": (EVERY - PRIME - PAL, False),
         "classifier_norm": (EVERY - {"unidec"}, False),
-        "projection": (EVERY - {"unidec"}, 16),
+        "projection": (EVERY - PAL, 16),
         "softtopk_k": (EVERY - {"softtopk"}, 3),
         "softtopk_alpha": (EVERY - {"softtopk"}, 3.0),
-        "classifier_keys": (EVERY - {"ova", "mined ova"}, "joined"),
+        "classifier_keys": (EVERY - {"ova", "mined ova", "ngame"}, "joined"),
     },
 )
 
