@@ -64,8 +64,9 @@ def make_work(folder: Path, golden_store: Path) -> None:
     dataset, encoder, run_folder = folder / "dataset", folder / "encoder", folder / "run"
     make_store.write_dataset(dataset)
     make_store.write_encoder(encoder)
+    training = ("--epochs", 1, "--validation-fraction", 0.5)
     lengths = ("--max-length", make_store.POSITIONS, "--label-max-length", make_store.POSITIONS)
-    run("train", dataset, "--out", run_folder, "--encoder", "static", "--static-from", encoder, "--epochs", 1, *lengths)
+    run("train", dataset, "--out", run_folder, "--encoder", "static", "--static-from", encoder, *training, *lengths)
     store = copy_store(golden_store, folder / "store")
     built = run("build", run_folder, "--store", store, "--index", "flat", "--lexical", "off")
     (folder / "version").write_text(built.stdout.splitlines()[-1])

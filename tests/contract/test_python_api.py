@@ -140,7 +140,7 @@ def test_a_wrong_keyword_raises_usage_error() -> None:
 
 def test_from_a_dataset_to_answers(work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder: dict[str, Any] = {"encoder": "static", "static_from": str(work.encoder)}
-    run = recollect.train(work.dataset, out=tmp_path / "run", epochs=1, **encoder, **LENGTHS)
+    run = recollect.train(work.dataset, out=tmp_path / "run", epochs=1, validation_fraction=0.5, **encoder, **LENGTHS)
     assert run == tmp_path / "run"
     tuned = recollect.tune(run, lambda_=[0.3, 0.6], temperature=[0.05], top_b=50)
     assert {"lambda", "temperature", "top_b", "label_key_alpha", "score"} <= set(tuned)

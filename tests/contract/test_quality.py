@@ -53,7 +53,7 @@ def encoder(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_trained_encoder_answers_the_sample_well(sample: Path, encoder: Path, tmp_path: Path) -> None:
-    training = ("--epochs", 8, "--batch-size", 256, "--learning-rate", 0.01)
+    training = ("--epochs", 8, "--batch-size", 256, "--learning-rate", 0.01, "--validation-fraction", 0.05)
     lengths = ("--max-length", MAX_LENGTH, "--label-max-length", MAX_LENGTH)
     source = ("--encoder", "static", "--static-from", encoder)
     run("train", sample, "--out", tmp_path / "run", *source, *lengths, *training)

@@ -239,7 +239,7 @@ def test_train_tune_rank_build_and_evaluate(work: Work, tmp_path: Path) -> None:
     lengths = ("--max-length", 24, "--label-max-length", 24)
     again = run(
         *("train", work.dataset, "--out", work.run, "--encoder", "static", "--static-from", work.encoder),
-        *("--epochs", 1, *lengths),
+        *("--epochs", 1, "--validation-fraction", 0.5, *lengths),
     )
     assert "already done" in again.stderr
     run("train", work.dataset, "--out", run_folder, "--epochs", 0, *lengths, "--encoder", work.encoder, status=2)

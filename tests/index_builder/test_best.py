@@ -107,7 +107,7 @@ def test_best_replaces_files_only_with_overwrite(tmp_path: Path, monkeypatch: py
 
 
 def test_overwrite_clears_the_folder_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best, "_choose", lambda *_: [])
+    monkeypatch.setattr(best, "_choose", lambda *_: ([], None))
     (tmp_path / "target" / "contestants").mkdir(parents=True)
     (tmp_path / "target" / "best.md").write_text("old")
     (tmp_path / "run").symlink_to("target")

@@ -153,4 +153,4 @@ def test_memory_without_labelled_instances_has_nothing_to_tune_on(
         folder = tmp_path / lexical
         folder.mkdir()
         assert write_lexical(open_memory(run / "memory"), folder, run, lexical) == (0, {})  # type: ignore[arg-type]
-    assert "no instance has a label" in capsys.readouterr().err
+    assert "no instance with labels was held out" in capsys.readouterr().err

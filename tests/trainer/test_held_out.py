@@ -120,6 +120,7 @@ class TestRule:
 
 
 SHORT = ["--max-steps", 2]
+STEPS = [*SHORT, "--batch-size", 8]
 
 
 def texts_of(dataset: Path) -> list[str]:
@@ -154,11 +155,11 @@ class TestLaterRun:
     @pytest.mark.parametrize(
         "start",
         [
-            ["--from", "earlier", *SHORT],
-            ["--from", "earlier", *SHORT, "--seed", 7, "--validation-fraction", 0.5],
-            ["--from", "earlier", *SHORT, "--train", "full"],
-            ["--encoder", "earlier/checkpoint", *SHORT, "--max-length", 16, "--label-max-length", 8],
-            ["--encoder", "static", "--static-from", "earlier/checkpoint", *SHORT, "--max-length", 16],
+            ["--from", "earlier", *STEPS],
+            ["--from", "earlier", *STEPS, "--seed", 7, "--validation-fraction", 0.5],
+            ["--from", "earlier", *STEPS, "--train", "full"],
+            ["--encoder", "earlier/checkpoint", *STEPS, "--max-length", 16, "--label-max-length", 8],
+            ["--encoder", "static", "--static-from", "earlier/checkpoint", *STEPS, "--max-length", 16],
             ["--from", "earlier", "--epochs", 0],
             ["--from", "earlier", "--epochs", 0, "--query-encoder", "static"],
         ],
@@ -170,7 +171,7 @@ class TestLaterRun:
         learnt_from = set(texts_of(lesson)) - queries(earlier)
         words = [str(word).replace("earlier", str(earlier)) for word in start]
         run = tmp_path / "later"
-        assert recollect.main(["train", str(grown), "--out", str(run), "--batch-size", "8", *words]) == 0
+        assert recollect.main(["train", str(grown), "--out", str(run), *words]) == 0
         assert queries(run)
         assert not queries(run) & learnt_from
         assert queries(run) & (set(texts_of(grown)) - set(texts_of(lesson)))  # new texts follow the same rule

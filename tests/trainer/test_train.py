@@ -328,13 +328,13 @@ def test_unidec_mines_and_clusters_by_its_dual_encoder_alone(tmp_path: Path) -> 
     validation = Validation(np.zeros(count, dtype=bool), sets, count, "cpu", nothing)
     head = Classifier(instances.shape[1], count)
     task = loop.Task(VectorDualEncoder(instances.shape[1], head=head), *texts, sets, nothing, validation, lambda: None)
-    settings = TrainSettings(dataset=Path("d"), out=tmp_path, method="unidec", max_steps=1, batch_size=10, mine_top=5)
+    settings = TrainSettings(dataset=Path("d"), out=tmp_path, method="unidec", max_steps=1, batch_size=10, mine_top=6)
     plan = Recipe.of(settings, {}, "", "", instances=count, labels=count, device="cpu")
     loop.train(task, plan, tmp_path, ALONE, run_log.Stopwatch(), save_minutes=0)
     (state,) = (tmp_path / "state").iterdir()
 
     def mined(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return mine(queries, keys, sets, 5, "exact", "cpu", ALONE).labels.own
+        return mine(queries, keys, sets, 6, "exact", "cpu", ALONE).labels.own
 
     negatives = np.load(state / "negatives.npy")
     np.testing.assert_array_equal(negatives, mined(instances, labels))

@@ -173,7 +173,7 @@ def test_max_seconds_ends_a_training_with_a_falling_rate_and_a_complete_memory(
         ["prime", "--label-inputs", "text", "--triplet-negatives", 3, "--no-text-loss", "--bank", 12],
         ["ngame", "--train", "head", "--margin", "0.2,0.2", "--embedding-dropout", 0.5],
         ["unidec", "--train", "full", "--no-classifier-norm", "--embedding-dropout", 0.1, "--projection", 24],
-        ["unidec", "--label-inputs", "text", "--clusters", 48],
+        ["unidec", "--label-inputs", "text", "--clusters", 47],
         ["supcon", "--train", "full", "--projection", 24],
     ],
     ids=lambda more: " ".join(map(str, more)),

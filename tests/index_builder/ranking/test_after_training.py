@@ -57,7 +57,7 @@ def test_too_few_texts_are_an_error_only_with_yes(tmp_path: Path, capsys: pytest
     assert "best" in printed.out
     assert "rank: none; " in printed.err
     assert recollect.main([*arguments, "yes"]) == 2
-    assert "expected at least 100 instances with labels, found" in capsys.readouterr().err
+    assert "at least 100 instances with labels that the training held out, found" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["train", "tune"])
