@@ -13,9 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from recollect.service.serve_settings import ServeSettings
 from tests.deploy.helpers import (
+    DEPLOY,
     FINE,
     OVERLOADED,
     FakeReplica,
@@ -53,7 +55,7 @@ def is_problem(response: httpx.Response, status: int, code: str) -> None:
     assert (problem["status"], problem["code"], problem["type"]) == (status, code, "about:blank")
     assert problem["detail"]
     assert response.headers["x-request-id"]
-    assert ("retry-after" in response.headers) == (status == 503)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
 def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
@@ -201,6 +203,82 @@ def test_body_of_the_maximum_size_is_forwarded_and_a_larger_body_is_refused(
     assert len(requests_to(replicas)) == 1
 
 
+LARGE_HEAD = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+LENGTH, CHUNKED = (
+    f"Content-Length: {MAX_BODY_BYTES}\r\n\r\n",
+    f"Transfer-Encoding: chunked\r\n\r\n{MAX_BODY_BYTES:x}\r\n",
+)
+
+
+def hold_bodies(client: httpx.Client, stack: contextlib.ExitStack, count: int, start: str, source: int) -> int:
+    """Send bodies without their ends from 127.0.0.`source`, which stay open; return how many nginx refuses."""
+    refused, held = 0, (client.base_url.host, client.base_url.port or 0)
+    for _ in range(count):
+        connection = stack.enter_context(socket.create_connection(held, PATIENCE_SECONDS, (f"127.0.0.{source}", 0)))
+        connection.sendall((LARGE_HEAD + start).encode())
+        connection.settimeout(0.05)
+        with contextlib.suppress(TimeoutError):
+            answer = connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 429 "), answer
+            refused += 1
+            continue
+        connection.settimeout(PATIENCE_SECONDS)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"x" * (MAX_BODY_BYTES - 1))
+    return refused
+
+
+@pytest.mark.parametrize("start", [LENGTH, CHUNKED], ids=["length", "chunked"])
+def test_an_address_holds_sixteen_large_bodies_and_delays_no_other_address(
+    client: httpx.Client, replicas: Replicas, start: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        assert hold_bodies(client, stack, 24, start, source=2) == 8
+        large = json.dumps({"query": "x" * 100_000}).encode()
+        assert client.post("/predict", content=large).status_code == 200  # of 127.0.0.1
+        with httpx.Client(base_url=client.base_url, transport=httpx.HTTPTransport(local_address="127.0.0.2")) as same:
+            assert same.post("/predict", json=QUERY).status_code == 200
+            is_problem(same.post("/predict", content=large), 429, "too_many_requests")
+
+
+def test_memory_of_nginx_fits_its_container(client: httpx.Client) -> None:
+    """All addresses together hold 128 large bodies: the sum of the comment in nginx.conf is less than mem_limit."""
+    with contextlib.ExitStack() as stack:
+        refused = [hold_bodies(client, stack, 16, LENGTH, source) for source in range(2, 12)]
+        assert sum(refused) == 32
+        assert client.post("/predict", json=QUERY).status_code == 200
+    conf = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
+
+    def number(pattern: str) -> int:
+        (found,) = re.findall(rf"^\s*{pattern};", conf, re.MULTILINE)
+        return int(found)
+
+    heads = number(r"worker_processes (\d+)") * number(r"worker_connections (\d+)") * 33 * 1024
+    bodies = number(r"limit_conn large_bodies (\d+)") * number(r"client_body_buffer_size (\d+)")
+    answers = 16 * 1024 * (1 + number(r"proxy_buffers (\d+) 16k"))
+    total = heads + bodies + number(r"limit_conn requests (\d+)") * (10_000 + answers)
+    (said,) = re.findall(r"at most (\d+) MiB", conf)
+    limit = yaml.safe_load((DEPLOY / "compose.yml").read_text(encoding="utf-8"))["services"]["nginx"]["mem_limit"]
+    assert total <= int(said) << 20 < int(limit.removesuffix("m")) << 20
+
+
+def test_version_that_a_client_names_is_not_forwarded_unless_configured(replicas: Replicas, tmp_path: Path) -> None:
+    listen = free_address()
+    conf = write_nginx_conf(tmp_path, listen, (replicas[0].address, replicas[1].address))
+    shipped = conf.read_text(encoding="utf-8")
+    forwarding = shipped.replace('X-Index-Version "";', "X-Index-Version $http_x_index_version;")
+    assert forwarding != shipped
+    for text, expected in ((shipped, None), (forwarding, "v1")):
+        conf.write_text(text, encoding="utf-8")
+        with run_nginx(tmp_path, conf, listen):
+            for path in ("/predict", "/memory/labels"):
+                httpx.post(f"http://{listen}{path}", headers={"X-Index-Version": "v1", "Idempotency-Key": "key"})
+        found = {headers.get("x-index-version") for replica in replicas for _, headers, _ in replica.requests}
+        assert found == {expected}
+        for replica in replicas:
+            replica.requests.clear()
+
+
 def test_access_log_has_one_line_for_each_request_and_contains_no_queries(replicas: Replicas, tmp_path: Path) -> None:
     with nginx_in_front_of(tmp_path, *(replica.address for replica in replicas)) as url:
         httpx.post(f"{url}/predict?a=secret", json=QUERY, headers={"X-Request-Id": "known"})
@@ -316,7 +394,10 @@ def test_clients_that_do_not_finish_their_request_are_disconnected_and_delay_nob
     proxy: tuple[str, int], sent: bytes
 ) -> None:
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(proxy, timeout=PATIENCE_SECONDS)) for _ in range(260)]
+        slow = [
+            stack.enter_context(socket.create_connection(proxy, PATIENCE_SECONDS, (f"127.0.0.{2 + number % 4}", 0)))
+            for number in range(260)
+        ]
         for connection in slow:
             connection.sendall(sent)
         assert is_answered(proxy)
