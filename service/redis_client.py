@@ -1,11 +1,13 @@
 """The Redis client of the replicas: it has short timeouts, and makes no calls for one second after a failure.
 
-The service can answer every query without Redis. If a call fails or times out, further calls for requests are skipped
-for one second. A Redis server that is down or slow therefore costs one short wait a second, not one wait a request.
+The service can answer every query without Redis. If a call for a request fails or times out, further calls of its kind
+are skipped for one second. A Redis server that is down or slow therefore costs one short wait a second for each kind,
+not one wait a request.
 
-Redis can answer one kind of calls and refuse another one, and the reports have connections of their own. So each kind
-has its own state, which only calls of this kind change. After a failure for a request, a harmless call of its kind is
-repeated every second, so that the state is also right without further requests.
+Redis can answer one kind of calls and refuse another one: a write of many large answers takes too long, while it counts
+for a rate limit. So each kind has its own state and its own limit of calls, which only calls of this kind change. After
+a failure for a request, a harmless call of its kind is repeated every second, so that the state is also right without
+further requests.
 
 Whoever may write to Redis can change cached answers. An ACL of Redis decides who may, and TLS protects the connection.
 """
@@ -39,7 +41,7 @@ _REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
 _SOCKET_SECONDS = 5.0
 # Time after a failure during which requests make no Redis calls, and until the call of the failed kind is repeated.
 _BACKOFF_SECONDS = 1.0
-# Maximum number of Redis calls that requests make at the same time. Further calls wait, because the number of
+# Maximum number of Redis calls of a kind that requests make at the same time. Further calls wait, because the number of
 # connections is limited.
 _MAX_CONCURRENT_CALLS = 50
 
@@ -82,8 +84,9 @@ class RedisClient:
                 "another form; write / : @ and # inside a password as %2F %3A %40 and %23"
             ) from None
         self._problems: dict[Use, str] = {}
-        self._skip_until, self._skip_reason = 0.0, ""
-        self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
+        # Until when calls of a use are skipped, and why.
+        self._skipped: dict[Use, tuple[float, str]] = {}
+        self._call_slots = {use: asyncio.Semaphore(_MAX_CONCURRENT_CALLS) for use in USES}
         self._checks: dict[Use, asyncio.Task[None]] = {}
         for use in USES:
             self._set_metric(use, True)
@@ -130,7 +133,7 @@ class RedisClient:
             return command(self._sync_client)
 
     async def execute_async(self, command: Callable[[Any], Any], use: Use) -> Any:
-        """Run a Redis command for a request; for one second after a failure, skip the command.
+        """Run a Redis command for a request; for one second after a failure of its use, skip the command.
 
         Args:
             command: Starts the command of a client.
@@ -139,9 +142,10 @@ class RedisClient:
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
         """
-        async with self._call_slots:
-            if time.monotonic() < self._skip_until:
-                raise RedisError(self._skip_reason)
+        async with self._call_slots[use]:
+            skip_until, reason = self._skipped.get(use, (0.0, ""))
+            if time.monotonic() < skip_until:
+                raise RedisError(reason)
             try:
                 with self._recorded(use):
                     return await _within(_REQUEST_SECONDS, command(self._async_client))
@@ -149,7 +153,7 @@ class RedisClient:
                 if isinstance(error.__cause__, redis.ReadOnlyError):  # the other connections lead to this server, too
                     await self._async_client.connection_pool.disconnect(inuse_connections=False)
                 elif not isinstance(error.__cause__, redis.ResponseError):
-                    self._skip_until, self._skip_reason = time.monotonic() + _BACKOFF_SECONDS, str(error)
+                    self._skipped[use] = time.monotonic() + _BACKOFF_SECONDS, str(error)
                 if use not in self._checks:
                     self._checks[use] = asyncio.create_task(self._check(use), context=contextvars.Context())
                 raise

@@ -25,6 +25,9 @@ from recollect.service.telemetry.metrics import Metrics
 
 # Memory that a cache entry uses in addition to its answer: the key, a tuple, and their places in the hash table.
 _ENTRY_BYTES = 300
+# Maximum size of an answer in Redis; larger ones are only in the memory of the process. Redis carries out one call
+# after another, and a long one delays the rate limits.
+_MAX_REDIS_BYTES = 256_000
 # Format of cached answers. Raise it when the format changes: old Redis entries are then ignored.
 _FORMAT = 5
 # Maximum number of labels in the filters of a cached request. With more labels, hashing the filters costs more than the
@@ -94,8 +97,9 @@ class AnswerCache:
     def put(self, answers: dict[bytes, bytes]) -> None:
         """Add answers. The write to Redis continues in the background, so that the response does not wait for it."""
         self._put(answers)
-        if self._redis is not None:
-            task = asyncio.ensure_future(self._write_redis(self._redis, answers))
+        shared = {key: answer for key, answer in answers.items() if len(answer) <= _MAX_REDIS_BYTES}
+        if self._redis is not None and shared:
+            task = asyncio.ensure_future(self._write_redis(self._redis, shared))
             self._writes.add(task)  # the event loop keeps only a weak reference to a task
             task.add_done_callback(self._writes.discard)
 

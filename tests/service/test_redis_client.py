@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from pathlib import Path
@@ -10,7 +11,11 @@ import httpx
 import pytest
 import redis
 
+from recollect.service.errors import RedisError
+from recollect.service.redis_client import RedisClient
+from recollect.service.serving.answer_cache import AnswerCache
 from recollect.service.store.store import Store
+from recollect.service.telemetry.metrics import Metrics
 from tests import processes
 from tests.processes import until
 from tests.service.redis_server import (
@@ -177,3 +182,37 @@ def test_malformed_redis_url_is_refused_and_not_printed(
     error = capsys.readouterr().err
     assert "--redis-url: expected redis://" in error
     assert "secret" not in error
+
+
+def test_answers_above_256_kb_stay_in_the_process(redis_server: RedisServer) -> None:
+    small, large = b"x" * 256_000, b"x" * 256_001
+
+    async def cached() -> list[bytes | None]:
+        client = RedisClient(redis_server.url, "recollect")
+        cache = AnswerCache(1 << 20, 600, Metrics(with_redis=True), client)
+        cache.put({b"s": small, b"l": large})
+        while not redis_server.client().keys("recollect:answer:*"):
+            await asyncio.sleep(0.01)
+        found = await cache.get([b"s", b"l"])
+        await client.close()
+        return found
+
+    assert asyncio.run(cached()) == [small, large]
+    assert redis_server.client().keys("recollect:answer:*") == [f"recollect:answer:{b's'.hex()}"]
+
+
+def test_slow_cache_write_changes_no_other_use_of_redis(redis_server: RedisServer) -> None:
+    async def count_while_writes_hang() -> tuple[list[int], list[str]]:
+        client = RedisClient(redis_server.url, "recollect")
+        counted = []
+        for _ in range(3):
+            counted.append(await client.execute_async(lambda redis_client: redis_client.incr("used"), "rate_limits"))
+            with contextlib.suppress(RedisError):  # skipped after the first one
+                await client.execute_async(lambda redis_client: redis_client.blpop("nothing", 10), "cache_writes")
+        problems = client.problems
+        await client.close()
+        return counted, problems
+
+    counted, problems = asyncio.run(count_while_writes_hang())
+    assert counted == [1, 2, 3]
+    assert problems == ["cache_writes: Redis does not answer: it takes too long"]
