@@ -69,7 +69,7 @@ class FolderFiles:
                 may exist or not.
         """
         path = self._root / name
-        with file_errors(path, "written"), _temporary(path) as temporary:
+        with file_errors(path, "written"), temporary_path(path) as temporary:
             with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
@@ -86,7 +86,11 @@ class FolderFiles:
         """
         path = self._root / name
         try:
-            with file_errors(path, "read"), _open(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            with (
+                file_errors(path, "read"),
+                open_file(path) as descriptor,
+                open(descriptor, "rb", closefd=False) as file,
+            ):
                 content = file.read(min(max_bytes, os.fstat(descriptor).st_size) + 1)
         except FileNotFoundError:
             return None
@@ -162,7 +166,7 @@ class FolderFiles:
             StoreError: If they cannot.
         """
         path = self._root / "check"
-        with file_errors(self._root, "written"), _temporary(path) as temporary:
+        with file_errors(self._root, "written"), temporary_path(path) as temporary:
             temporary.touch()
 
     def upload(self, local: Path, name: str, keep: bool = True) -> None:
@@ -177,7 +181,7 @@ class FolderFiles:
             StoreError: If the file cannot be written.
         """
         path = self._root / name
-        with file_errors(path, "written"), _temporary(path) as temporary:
+        with file_errors(path, "written"), temporary_path(path) as temporary:
             if keep:
                 shutil.copyfile(local, temporary)
             else:
@@ -236,7 +240,7 @@ def folder_status(path: Path) -> FolderStatus:
 
 def flush(path: Path) -> None:
     """Flush a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)
     finally:
@@ -252,8 +256,8 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A name for a new file in the folder of a path, which is created. Nothing stays under this name afterwards."""
+def temporary_path(path: Path) -> Iterator[Path]:
+    """A new name that nobody can guess, in the folder of a path, which is created. Nothing stays under this name."""
     _make_folder(path.parent)
     temporary = path.with_name(f"{INCOMING}{secrets.token_hex(8)}")
     try:
@@ -264,7 +268,7 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[int]:
+def open_file(path: Path) -> Iterator[int]:
     """Open a file for reading. Another program may have put a link or a pipe there: follow no link, wait for no pipe.
 
     Raises:
@@ -286,9 +290,9 @@ def _open(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _open_existing(path: Path) -> Iterator[int]:
-    """As `_open`, for a file of a bundle; every error is a StoreError."""
+    """As `open_file`, for a file of a bundle; every error is a StoreError."""
     try:
-        with file_errors(path, "read"), _open(path) as descriptor:
+        with file_errors(path, "read"), open_file(path) as descriptor:
             yield descriptor
     except FileNotFoundError:
         raise StoreError(f"{path}: expected a file of the bundle, found none; build it again") from None

@@ -25,6 +25,7 @@ from recollect.service.console import printable
 from recollect.service.errors import NotServedError, RedisError, StoreError
 from recollect.service.redis_client import RedisClient
 from recollect.service.store.activations import ActivationRecord, Version
+from recollect.service.store.files import open_file, temporary_path
 from recollect.service.store.store import Store
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -69,10 +70,12 @@ class FolderReports:
         Raises:
             OSError, RedisError: If the report cannot be written.
         """
-        self._folder.mkdir(exist_ok=True)
-        temporary = self._folder / f".{report.replica}"
-        temporary.write_text(report.model_dump_json(), encoding="utf-8")
-        temporary.replace(self._path(report.replica))
+        self._folder.mkdir(exist_ok=True)  # fails if there is no store, which `temporary_path` would create
+        path = self._path(report.replica)
+        with temporary_path(path) as temporary:
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(report.model_dump_json())
+            temporary.replace(path)
 
     def remove(self) -> None:
         """Remove the report of this replica, because it stops."""
@@ -104,15 +107,15 @@ class FolderReports:
 
     def _read(self, path: Path, now: float, seconds: float) -> Report | None:
         try:
-            with path.open("rb") as file:
-                age, content = now - os.fstat(file.fileno()).st_mtime, file.read(_MAX_FILE_BYTES)
-        except FileNotFoundError:  # the replica stops at this moment
+            with open_file(path) as descriptor:
+                age, content = now - os.fstat(descriptor).st_mtime, os.read(descriptor, _MAX_FILE_BYTES)
+        except (FileNotFoundError, StoreError):  # the replica stops at this moment, or it is no file
             return None
-        if abs(age) > _KEPT_SECONDS:
+        report = _parsed(path.stem, content)
+        if report is not None and abs(age) > _KEPT_SECONDS:  # the folder may be a link to one with files of others
             with contextlib.suppress(OSError):
                 path.unlink()
-            return None
-        return _parsed(path.stem, content) if abs(age) <= seconds else None
+        return report if abs(age) <= seconds else None
 
 
 class RedisReports:

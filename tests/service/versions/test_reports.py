@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from recollect.service.versions.reports import (
     replica_name,
 )
 from tests import forked
-from tests.processes import PATIENCE_SECONDS, environment, serving
+from tests.processes import PATIENCE_SECONDS, environment, serving, until
 from tests.service.redis_server import RedisServer, metric, needs_redis, replica
 from tests.service.store.servers import WebServer
 from tests.service.stores import TOP_K, Activation, flip_bit
@@ -104,6 +105,32 @@ def test_store_is_served_even_if_reports_cannot_be_written_to_it(store: Path) ->
         assert "replicas" in server.wait_for("report_unwritable")["error"]
         Store(store).activate("v5")
         assert server.wait_for("bundle_swapped")["version"] == "v5"
+
+
+def test_reports_follow_no_link_and_wait_for_no_pipe(store: Path, tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", store / "replicas"
+    victim.write_text("precious")
+    with serving(store, *POLLS):
+        own = until(lambda: next(folder.glob("*.json"), None))
+        (folder / f".{own.stem}").symlink_to(victim)
+        (folder / "host-1-ab.json").symlink_to(victim)
+        os.mkfifo(folder / "host-2-cd.json")
+        activation = Activation(Store(store), None)
+        waited = activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+        assert [each.replica for each in waited] == [own.stem]
+        assert own.is_file()
+        assert not own.is_symlink()
+    assert victim.read_text() == "precious"
+
+
+def test_old_files_that_are_no_reports_are_not_removed(tmp_path: Path) -> None:
+    reports, (notes, stale) = FolderReports(tmp_path), (tmp_path / "notes.json", tmp_path / "host-1-ab.json")
+    notes.write_text("{}")
+    reports.write(report(name=stale.stem))
+    for path in (notes, stale):
+        os.utime(path, (0, 0))
+    assert reports.read() == []
+    assert (notes.exists(), stale.exists()) == (True, False)
 
 
 # Runs a verb on a host whose clock differs by the seconds of the first argument.
