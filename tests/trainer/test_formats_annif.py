@@ -119,6 +119,35 @@ def test_rdf_xml_in_one_language_needs_no_language(folder: Path, name: str) -> N
     assert open_dataset(folder).labels.texts.to_pylist() == ["cats", "dogs"]
 
 
+def rdf_xml_with(entities: str, name: str) -> str:
+    """A vocabulary that declares entities, with this name in the place of `dogs`."""
+    return RDF_XML.replace("<rdf:RDF", f"<!DOCTYPE r [{entities}]><rdf:RDF", 1).replace(">dogs<", f">{name}<")
+
+
+@pytest.mark.parametrize("name", ["vocab.rdf", "vocab.rdf.gz"])
+@pytest.mark.parametrize("depth", [1, 9])
+@pytest.mark.parametrize("reference", ["&a0;", "&#38;a0;"], ids=["plain", "escaped"])
+def test_xml_entities_that_refer_to_entities_are_refused_before_they_are_expanded(
+    folder: Path, name: str, depth: int, reference: str
+) -> None:
+    nested = "".join(
+        f'<!ENTITY a{number} "{reference.replace("0", str(number - 1)) * 10}">' for number in range(1, depth + 1)
+    )
+    entities = f'<!ENTITY a0 "aaaaaaaaaa">{nested}'
+    use_skos(folder, rdf_xml_with(entities, f"&a{depth};"), "vocab.rdf")
+    if name.endswith(".gz"):
+        (folder / name).write_bytes(gzip.compress((folder / "vocab.rdf").read_bytes()))
+        (folder / "vocab.rdf").unlink()
+    with pytest.raises(DatasetError, match=f"{name}: expected XML entities that refer to no entities, found 'a1'"):
+        open_dataset(folder)
+
+
+def test_xml_entities_for_namespaces_and_characters_are_read(folder: Path) -> None:
+    entities = '<!ENTITY base "https://example.org/"><!ENTITY both "&#38;lt;&#233;&amp;&gt;">'
+    use_skos(folder, rdf_xml_with(entities, "&both;&base;"), "vocab.rdf")
+    assert open_dataset(folder).labels.texts.to_pylist() == ["cats", "<é&>https://example.org/"]
+
+
 def test_turtle_may_begin_with_a_byte_order_mark_and_have_blank_nodes_and_wrong_dates(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

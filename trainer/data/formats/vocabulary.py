@@ -13,7 +13,9 @@ finds `en-GB`. If there is none either, names without a language match.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,9 @@ _XL = "http://www.w3.org/2008/05/skos-xl#"
 
 _PREFERRED = ("prefLabel", "label")  # rdfs:label stands in for skos:prefLabel
 _KINDS = (*_PREFERRED, "altLabel")
+
+# A reference to an entity that a file declares: not to a character, and not to one that XML itself declares.
+_ENTITY_REFERENCE = re.compile(r"&(?!#|(?:amp|lt|gt|quot|apos);)")
 
 # The language tag of a name in lower case, empty for a name without a language, and the name.
 _Tagged = tuple[str, str]
@@ -196,6 +201,8 @@ def _parse(path: Path, syntax: str) -> Any:
     expected = "RDF/XML" if syntax == "xml" else "Turtle"
     # rdflib logs a traceback for each value with a wrong datatype, such as a date. No such value is used here.
     logging.getLogger("rdflib.term").setLevel(logging.ERROR)
+    if syntax == "xml":
+        _refuse_nested_entities(path, content)
     try:
         return rdflib.Graph().parse(data=content, format=syntax, publicID=path.absolute().as_uri())
     except BadSyntax as error:
@@ -209,3 +216,28 @@ def _parse(path: Path, syntax: str) -> Any:
     except Exception as error:  # for other wrong content, rdflib raises errors of many types
         found = f"{type(error).__name__}: {error}"[:200]
         raise DatasetError(f"{path}: expected {expected}, found: {found}; correct the file") from None
+
+
+def _refuse_nested_entities(path: Path, content: str) -> None:
+    """Refuse XML with an entity that refers to entities: rdflib would expand a few of them to millions of texts.
+
+    Entities for namespaces, as editors of ontologies write them, refer to none.
+
+    Raises:
+        DatasetError: If there is such an entity.
+    """
+    from xml.parsers import expat
+
+    def declared(name: str, is_parameter: int, value: str | None, *_: str | None) -> None:
+        if is_parameter or _ENTITY_REFERENCE.search(value or ""):
+            raise DatasetError(
+                f"{path}: expected XML entities that refer to no entities, found {name!r}; write its text in its place"
+            )
+
+    def begun(*_: object) -> None:
+        raise StopIteration
+
+    parser = expat.ParserCreate()
+    parser.EntityDeclHandler, parser.StartElementHandler = declared, begun
+    with contextlib.suppress(StopIteration, expat.ExpatError):  # of other faults, rdflib tells the line
+        parser.Parse(content, True)
