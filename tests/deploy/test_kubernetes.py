@@ -104,3 +104,34 @@ def test_label_selectors_match_the_pods_of_the_replicas(pod: dict[str, Any]) -> 
     assert manifest("network-policy")["spec"]["podSelector"]["matchLabels"] == labels
     assert all(each["labelSelector"]["matchLabels"] == labels for each in pod["topologySpreadConstraints"])
     assert manifest("autoscaler")["spec"]["scaleTargetRef"]["name"] == manifest("deployment")["metadata"]["name"]
+
+
+def documents(name: str) -> dict[str, dict[str, Any]]:
+    """The resources of a manifest by kind and name."""
+    found = yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {f"{each['kind']} {each['metadata']['name']}": each for each in found}
+
+
+def test_only_compaction_mounts_the_signing_key(pod: dict[str, Any]) -> None:
+    secrets = documents("secret.example")
+    assert list(secrets["Secret recollect-signing"]["stringData"]) == ["private.pem"]
+    compaction = documents("compaction")["CronJob recollect-compaction"]["spec"]["jobTemplate"]["spec"]["template"]
+    volumes = {each["name"]: each.get("secret", {}).get("secretName") for each in compaction["spec"]["volumes"]}
+    mounts = {each["name"]: each["mountPath"] for each in compaction["spec"]["containers"][0]["volumeMounts"]}
+    assert (volumes["signing"], mounts["signing"]) == ("recollect-signing", "/etc/recollect-signing")
+    assert "/etc/recollect-signing/private.pem}" in (FOLDER / "compaction.yaml").read_text(encoding="utf-8")
+    of_replicas = [each.get("secret", {}).get("secretName") for each in pod["volumes"]]
+    assert "recollect-signing" not in of_replicas
+    assert "recollect-files" in of_replicas
+
+
+def test_compaction_pods_have_a_label_and_a_network_policy_of_their_own(pod: dict[str, Any]) -> None:
+    found = documents("compaction")
+    compaction = found["CronJob recollect-compaction"]["spec"]["jobTemplate"]["spec"]["template"]
+    policy = found["NetworkPolicy recollect-compaction"]["spec"]
+    labels = compaction["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert not manifest("service")["spec"]["selector"].items() <= labels.items()  # it gets no requests
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policy
+    assert policy["egress"] == manifest("network-policy")["spec"]["egress"]
