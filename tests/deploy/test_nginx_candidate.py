@@ -29,8 +29,18 @@ def block(name: str, place: str) -> str:
 
 
 @contextlib.contextmanager
-def nginx_with(name: str, folder: Path, server: Server, **replaced: str) -> Iterator[httpx.Client]:
-    """Run nginx with deploy/nginx.conf and the blocks with this name; `replaced` changes texts of the first block."""
+def nginx_with(
+    name: str, folder: Path, server: Server, clients_choose: bool = False, **replaced: str
+) -> Iterator[httpx.Client]:
+    """Run nginx with deploy/nginx.conf and the blocks with this name.
+
+    Args:
+        name: Name of the blocks in the runbook.
+        folder: Folder of the configuration and the logs of nginx.
+        server: The replica.
+        clients_choose: Whether clients may name a version, as the runbook says.
+        replaced: Texts of the first block that are replaced.
+    """
     listen, address = free_address(), server.url.removeprefix("http://")
     conf = write_nginx_conf(folder, listen, (address, address))
     in_http = block(name, "http")
@@ -40,6 +50,11 @@ def nginx_with(name: str, folder: Path, server: Server, **replaced: str) -> Iter
     text = conf.read_text(encoding="utf-8")
     text = text.replace("    upstream replicas {", f"{in_http}\n    upstream replicas {{", 1)
     text = text.replace("        location / {", f"{block(name, 'server')}\n        location / {{", 1)
+    if clients_choose:
+        (line,) = re.findall(r"`(proxy_set_header X-Index-Version \S+;)`", RUNBOOK)
+        removed = 'proxy_set_header X-Index-Version "";'
+        assert removed in text
+        text = text.replace(removed, line)
     conf.write_text(text, encoding="utf-8")
     with (
         run_nginx(folder, conf, listen),
@@ -90,7 +105,7 @@ def test_canary_answers_its_share_of_the_clients_and_a_request_may_name_a_versio
 ) -> None:
     # All clients of this test have one address, so the share is one of the requests.
     share = {"$remote_addr": "$request_id", "5%": "50%"}
-    with nginx_with("canary", tmp_path, server, **share) as client:
+    with nginx_with("canary", tmp_path, server, clients_choose=True, **share) as client:
         versions = Counter(ask(client, number) for number in range(100))
         assert min(versions[CURRENT], versions[CANDIDATE]) >= 25
         assert {ask(client, number, **{"X-Index-Version": CURRENT}) for number in range(20)} == {CURRENT}
@@ -104,6 +119,8 @@ def test_canary_answers_its_share_of_the_clients_and_a_request_may_name_a_versio
 def test_canary_stays_with_the_same_clients(server: Server, tmp_path: Path) -> None:
     with nginx_with("canary", tmp_path, server, **{"5%": "50%"}) as client:
         assert len({ask(client, number) for number in range(20)}) == 1
+        # Without the line of the runbook, clients do not choose the version.
+        assert {ask(client, number, **{"X-Index-Version": CANDIDATE}) for number in range(20)} == {CURRENT}
 
 
 def test_clients_get_the_answers_of_the_current_version_while_the_shadow_gets_copies(
