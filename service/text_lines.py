@@ -21,15 +21,21 @@ _MAX_VALUE_CHARACTERS = 64 << 20
 _UTF_16, _GZIP = (b"\xff\xfe", b"\xfe\xff"), b"\x1f\x8b"
 
 
-def read_lines(path: Path, error: type[RecollectError] = InputError) -> Iterator[tuple[int, str]]:
+def read_lines(
+    path: Path, error: type[RecollectError] = InputError, keep_ends: bool = False
+) -> Iterator[tuple[int, str]]:
     """Yield each line number of a file, from 1, with the line; see `read_stream`."""
     with io.FileIO(path) as file:
-        lines = (line for line in read_stream(file, str(path), path.suffix == ".gz", error) if line is not None)
-        yield from enumerate(lines, start=1)
+        lines = read_stream(file, str(path), path.suffix == ".gz", error, keep_ends)
+        yield from enumerate((line for line in lines if line is not None), start=1)
 
 
 def read_stream(
-    file: io.FileIO, name: str, is_gzip: bool, error: type[RecollectError] = InputError
+    file: io.FileIO,
+    name: str,
+    is_gzip: bool,
+    error: type[RecollectError] = InputError,
+    keep_ends: bool = False,
 ) -> Iterator[str | None]:
     r"""Yield the lines of an open file, and None after each read, because the next read of a pipe can wait.
 
@@ -41,12 +47,21 @@ def read_stream(
         name: Its name in messages.
         is_gzip: Whether it is a gzip file.
         error: Class of the errors.
+        keep_ends: Whether to keep the ends of lines, and all byte order marks but that of the file: they can be part of
+            a quoted value of CSV.
 
     Raises:
         RecollectError: If the file is not UTF-8, or its gzip stream breaks.
     """
     read = gzip.GzipFile(fileobj=file).read1 if is_gzip else file.read
     number, end, begun = 0, b"", list[bytes]()  # `begun` has the parts of a line whose end is not read yet
+
+    def decoded(line: bytes) -> str:
+        text = _decode(line, f"{name}:{number}", error)
+        if keep_ends:
+            return text.lstrip("\ufeff") if number == 1 else text
+        return text.rstrip("\r\n").lstrip("\ufeff")
+
     try:
         while chunk := read(_READ_BYTES):
             if not end:
@@ -59,12 +74,13 @@ def read_stream(
                 begun = [rest]
                 for line in lines:
                     number += 1
-                    yield _decode(line, f"{name}:{number}", error)
+                    yield decoded(line + end)
             yield None
     except (EOFError, gzip.BadGzipFile, zlib.error) as broken:
         raise error(f"{name}: the gzip stream breaks after line {number} ({broken}); copy the file again") from None
     if last := b"".join(begun):
-        yield _decode(last, f"{name}:{number + 1}", error)
+        number += 1
+        yield decoded(last)
 
 
 def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -76,19 +92,25 @@ def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterat
     try:
         for number, line in read_lines(path, error):
             if not is_blank(line):
-                yield number, parse_object(line, f"{path}:{number}", error)
+                yield number, parse_object(line)
+    except ValueError as wrong:
+        raise error(f"{path}:{number}: {wrong}") from None
     except OSError as failure:
         raise error(f"{path}: expected a file of JSON lines, found: {failure.strerror}") from None
 
 
-def parse_object(line: str, where: str, error: type[RecollectError] = InputError) -> dict[str, Any]:
-    """The JSON object of a line; `where` begins the message of an error."""
+def parse_object(line: str) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        ValueError: If the line is something else.
+    """
     try:
         found, problem = json.loads(line), ""
     except (ValueError, RecursionError) as broken:
         found, problem = None, f" ({broken})"
     if not isinstance(found, dict):
-        raise error(f"{where}: expected a JSON object, found {line[:40]!r}{problem}")
+        raise ValueError(f"expected a JSON object, found {line[:40]!r}{problem}")
     return found
 
 
@@ -98,7 +120,7 @@ def read_csv(
     """The columns of the header of CSV lines, and the rows after it. Blank lines are skipped.
 
     Args:
-        lines: The lines, without line ends.
+        lines: The lines, with their ends.
         name: Name of the file in messages.
         error: Class of the errors.
 
@@ -107,7 +129,7 @@ def read_csv(
             values.
     """
     csv.field_size_limit(_MAX_VALUE_CHARACTERS)
-    table = csv.reader((f"{line}\n" for line in lines), strict=True)
+    table = csv.reader(lines, strict=True)
     try:
         columns = next(itertools.filterfalse(_is_blank_line, table), [])
     except csv.Error as wrong:
@@ -146,7 +168,7 @@ def _other_encoding(head: bytes) -> str | None:
 
 def _decode(line: bytes, where: str, error: type[RecollectError]) -> str:
     try:
-        return line.decode().rstrip("\r\n").lstrip("\ufeff")
+        return line.decode()
     except UnicodeDecodeError as wrong:
         raise error(
             f"{where}: expected UTF-8, found byte 0x{line[wrong.start]:02x} at column {wrong.start + 1}; "

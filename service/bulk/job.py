@@ -8,6 +8,7 @@ main thread:    blocks in the order of the input -> output       (output)
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -34,7 +35,9 @@ from recollect.service.bulk.reading import (
 from recollect.service.command_settings import PredictSettings
 from recollect.service.console import print_status, progress_bar
 from recollect.service.errors import SettingsError
+from recollect.service.memory_log.log import MemoryLog
 from recollect.service.options import chosen_options
+from recollect.service.settings import default_live
 from recollect.service.store.store import Store
 from recollect.service.threads import threads_or_cores
 
@@ -65,10 +68,12 @@ def predict_file(settings: PredictSettings) -> int:
     if settings.ray is not None:
         check_address(settings.ray)
     store = Store(settings.store, settings.verify_key, settings.bundle_cache)
+    version, live = store.resolve(settings.version), settings.live or default_live(settings.verify_key)
     with local_input(source) as (path, name, input_facts), _open(path, read, name) as rows:
         task = Task(
             store=_absolute(settings.store),
-            version=store.resolve(settings.version),
+            version=version,
+            sequence=_last_live_entry(store, version) if live == "read" else 0,
             verify_key=None if settings.verify_key is None else _absolute(settings.verify_key),
             bundle_cache=None if settings.bundle_cache is None else _absolute(settings.bundle_cache),
             options=chosen_options(settings),
@@ -78,12 +83,13 @@ def predict_file(settings: PredictSettings) -> int:
             text_column=settings.text_column,
             columns=_kept_columns(settings, rows, written.name),
         )
-        facts = None if input_facts is None else task.facts() | input_facts
+        facts = None if input_facts is None else task.facts() | {"live": live} | input_facts
         output = (
-            Output(target)
+            Output(target, task.sequence)
             if target is None or (is_stream and isinstance(target, Path))
-            else FileOutput(target, facts, settings.overwrite, written.name == "parquet")
+            else FileOutput(target, facts, task.sequence, settings.overwrite, written.name == "parquet")
         )
+        task = dataclasses.replace(task, sequence=output.sequence)
         where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
         with output:
             blocks = read_blocks(rows, where, task.text_column, task.columns, settings.bad_rows == "mark")
@@ -96,6 +102,14 @@ def predict_file(settings: PredictSettings) -> int:
                     bar.update(answered.rows - bar.n)
             output.finish()
             return output.rows
+
+
+def _last_live_entry(store: Store, version: str) -> int:
+    """The sequence number of the last live entry of a version; that of the bundle if there is none."""
+    log = MemoryLog.of(store, store.manifest(version))
+    for _ in log.news():
+        pass
+    return log.sequence
 
 
 def _open(path: Path | None, read: Format, name: str) -> contextlib.AbstractContextManager[Input]:

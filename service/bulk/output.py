@@ -2,7 +2,7 @@
 
 A task writes to OUTPUT.partial, and about once a second the number of finished rows and bytes to OUTPUT.partial.json.
 At the end, OUTPUT.partial is renamed, or uploaded to the output's URL. A later run of the same task cuts OUTPUT.partial
-to the bytes of finished rows, and continues with the next row.
+to the bytes of finished rows, and continues with the next row, with the live entries of the first run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recollect.service.errors import OutputError
 from recollect.service.files import read_json, write_json
 from recollect.service.store.object_folder import ObjectFolder
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _SECONDS_BETWEEN_STATES = 1.0
 
 
@@ -31,10 +31,12 @@ class Output:
 
     Attributes:
         rows: Number of rows that are written.
+        sequence: Number of the last live entry with which all rows are answered.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.rows, self._bytes, self._name = 0, 0, "standard output" if path is None else str(path)
+    def __init__(self, path: Path | None, sequence: int) -> None:
+        self.rows, self.sequence = 0, sequence
+        self._bytes, self._name = 0, "standard output" if path is None else str(path)
         if path is None:  # unbuffered, so that no bytes are left for the exit of Python if the output is full
             sys.stdout.flush()
             self._file: Any = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
@@ -73,6 +75,7 @@ class FileOutput(Output):
         target: The file or the URL.
         facts: All that decides the content of the file, by name. A run with other facts does not continue this one.
             None: no run can be continued, because its input cannot be read again.
+        sequence: Number of the last live entry. A run that continues keeps the number of the first run.
         overwrite: Whether to replace an existing file, and to forget an unfinished run.
         parquet: Whether the output is a Parquet file, which is made from the finished partial file.
 
@@ -81,15 +84,18 @@ class FileOutput(Output):
         OSError: If the file cannot be written.
     """
 
-    def __init__(self, target: Path | str, facts: dict[str, Any] | None, overwrite: bool, parquet: bool) -> None:
+    def __init__(
+        self, target: Path | str, facts: dict[str, Any] | None, sequence: int, overwrite: bool, parquet: bool
+    ) -> None:
         self._folder: ObjectFolder | None
         self._folder, name = split_url(target, "--output") if isinstance(target, str) else (None, str(target))
         self._path, self._partial, self._state = Path(name), Path(f"{name}.partial"), Path(f"{name}.partial.json")
         self._facts, self._parquet, self._complete = json.loads(json.dumps(facts)), parquet, False
-        self.rows, self._bytes, self._name, self._recorded = 0, 0, str(self._partial), time.monotonic()
+        self.rows, self.sequence = 0, sequence
+        self._bytes, self._name, self._recorded = 0, str(self._partial), time.monotonic()
         state = None if overwrite or facts is None else self._read_state()
         if state is not None:
-            self.rows, self._bytes = state["rows"], state["bytes"]
+            self.rows, self.sequence, self._bytes = state["rows"], state["sequence"], state["bytes"]
         elif not overwrite and (self._folder.has(name) if self._folder else self._path.exists()):
             shown = f"{self._folder.name}/{name}" if self._folder else name
             raise OutputError(f"{shown}: expected no file, found one; choose another name, or use --overwrite")
@@ -139,7 +145,13 @@ class FileOutput(Output):
         self._recorded = time.monotonic()
         with _named(self._name):
             os.fsync(self._file.fileno())
-        state = {"format_version": _FORMAT_VERSION, "facts": self._facts, "rows": self.rows, "bytes": self._bytes}
+        state = {
+            "format_version": _FORMAT_VERSION,
+            "facts": self._facts,
+            "sequence": self.sequence,
+            "rows": self.rows,
+            "bytes": self._bytes,
+        }
         with _named(str(self._state)):
             write_json(self._state, state)
 

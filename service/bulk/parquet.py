@@ -47,7 +47,7 @@ def open_parquet(path: Path, name: str) -> Iterator[Input]:
         with _errors(name):
             for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
                 batch.validate(full=True)  # a string may be no UTF-8
-                yield Group(batch, range(rows + 1, rows + len(batch) + 1))
+                yield Group(batch, range(rows + 1, rows + len(batch) + 1), {})
                 rows += len(batch)
 
     path.open("rb").close()  # for a missing file: the system's error instead of Arrow's
@@ -101,12 +101,25 @@ def rows_of(batch: pa.RecordBatch, exact_decimals: bool) -> list[dict[str, Any]]
         exact_decimals: Whether all decimals become text. Otherwise, those that a 64-bit float represents exactly enough
             become numbers.
     """
-    columns = [column.cast(_plain_type(column.type, exact_decimals), safe=False) for column in batch.columns]
+    columns = [
+        _cast(name, column, _plain_type(column.type, exact_decimals))
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
     for place, column in enumerate(batch.columns):
         if pa.types.is_timestamp(column.type) or pa.types.is_time(column.type):
             columns[place] = pc.replace_substring_regex(columns[place], r"\.0+(Z|[+-][0-9]+)?$", r"\1")
     rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
     return rows
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind, safe=False)
+    except pa.ArrowException as error:  # for example, a time zone that this machine does not know
+        raise InputError(
+            f"--columns: expected a column {name} that can become text, found: {error}; name the columns to keep "
+            "without it, or write Parquet"
+        ) from None
 
 
 def _plain_type(kind: pa.DataType, exact_decimals: bool) -> pa.DataType:

@@ -26,6 +26,8 @@ from recollect.service.texts import is_blank
 BLOCK_ROWS = 1_024
 # A block ends when its texts have so many characters.
 _BLOCK_CHARACTERS = 1 << 20
+# A JSON line is nested at most so deep: the libraries that pass it to a worker and write it have limits just above.
+_MAX_DEPTH = 200
 # The fields of the answer in the output. No column that passes into the output may have one of these names.
 ANSWER_COLUMNS = ("labels", "truncated", "exhausted", "error")
 
@@ -64,14 +66,22 @@ class Group(NamedTuple):
     Attributes:
         rows: A list of dicts, or an Arrow record batch.
         numbers: The number of each row in the input, from 1. An input of lines has the numbers of lines.
+        problems: The reason why a line is no row, by its number. It has an empty dict in `rows`.
     """
 
     rows: Any
     numbers: Sequence[int]
+    problems: dict[int, str]
 
 
-# Numbers and rows; None where the next read can wait.
-_Rows = Iterator[tuple[int, dict[str, Any]] | None]
+class _Row(NamedTuple):
+    number: int
+    fields: dict[str, Any]
+    problem: str | None = None
+
+
+# None where the next read can wait.
+_Rows = Iterator[_Row | None]
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,8 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
     with io.FileIO(0 if path is None else path, closefd=path is not None) as file:
         size = os.fstat(file.fileno()).st_size
         waits = path is None or not path.is_file()
-        lines = (line for line in read_stream(file, name, format_.gzip) if waits or line is not None)
+        read = read_stream(file, name, format_.gzip, keep_ends=format_.name == "csv")
+        lines = (line for line in read if waits or line is not None)
 
         def share_read() -> float | None:
             return file.tell() / size if size else None
@@ -178,15 +189,15 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
         rows: _Rows
         if format_.name == "csv":
             columns, found = read_csv((line for line in lines if line is not None), name)
-            rows = enumerate(found, start=1)
+            rows = (_Row(number, fields) for number, fields in enumerate(found, start=1))
         elif format_.name == "jsonl":
-            columns, rows = None, _parsed(lines, lambda line, number: parse_object(line, f"{name}: line {number}"))
+            columns, rows = None, _parsed(lines, _json_row)
         else:
-            columns, rows = ["text"], _parsed(lines, lambda line, _: {"text": line})
+            columns, rows = ["text"], _parsed(lines, lambda line, number: _Row(number, {"text": line}))
         yield Input(columns, lambda _: _grouped(rows), share_read)
 
 
-def _parsed(lines: Iterator[str | None], parse: Callable[[str, int], dict[str, Any]]) -> _Rows:
+def _parsed(lines: Iterator[str | None], parse: Callable[[str, int], _Row]) -> _Rows:
     """The rows of the lines that are not blank."""
     number = 0
     for line in lines:
@@ -195,17 +206,35 @@ def _parsed(lines: Iterator[str | None], parse: Callable[[str, int], dict[str, A
             continue
         number += 1
         if not is_blank(line):
-            yield number, parse(line, number)
+            yield parse(line, number)
+
+
+def _json_row(line: str, number: int) -> _Row:
+    try:
+        fields = parse_object(line)
+    except ValueError as error:
+        return _Row(number, {}, str(error))
+    if line.count("[") + line.count("{") > _MAX_DEPTH and _is_deeper(fields, _MAX_DEPTH):
+        return _Row(number, {}, f"expected lists and objects of at most {_MAX_DEPTH} levels, found more")
+    return _Row(number, fields)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether a value of JSON has more levels of lists and objects than a number."""
+    if not isinstance(value, list | dict):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(child, levels - 1) for child in children)
 
 
 def _grouped(rows: _Rows) -> Iterator[Group]:
     """Groups of rows. A group ends where the next read can wait, so that its rows are answered at once."""
-    group, size, problem = list[tuple[int, dict[str, Any]]](), 0, None
+    group, size, problem = list[_Row](), 0, None
     try:
         for row in rows:
             if row is not None:
                 group.append(row)
-                size += sum(len(value) for value in row[1].values() if isinstance(value, str))
+                size += sum(len(value) for value in row.fields.values() if isinstance(value, str))
             if group and (row is None or len(group) == BLOCK_ROWS or size > _BLOCK_CHARACTERS):
                 yield _joined(group)
                 group, size = [], 0
@@ -217,8 +246,9 @@ def _grouped(rows: _Rows) -> Iterator[Group]:
         raise problem
 
 
-def _joined(group: list[tuple[int, dict[str, Any]]]) -> Group:
-    return Group([row for _, row in group], [number for number, _ in group])
+def _joined(group: list[_Row]) -> Group:
+    problems = {row.number: row.problem for row in group if row.problem}
+    return Group([row.fields for row in group], [row.number for row in group], problems)
 
 
 def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, mark_bad_rows: bool) -> Iterator[Block]:
@@ -229,19 +259,20 @@ def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, m
         where: Name of the input and of its rows, for error messages.
         text: The column with the texts.
         columns: The columns that pass into the output; None means all fields of each row.
-        mark_bad_rows: Whether a wrong text becomes an error of its row.
+        mark_bad_rows: Whether a wrong text, or a line that is no row, becomes an error of its row.
 
     Raises:
         InputError: After the rows before a wrong one.
     """
     first, absent = 0, set(columns or ())
-    for group, numbers in rows.groups([text, *(columns or ())]):
+    for group, numbers, problems in rows.groups([text, *(columns or ())]):
         records = group if isinstance(group, list) else [{text: value} for value in group.column(text).to_pylist()]
         errors, stop = list[str | None](), None
-        for record in records:
-            error = _text_problem(record, text)
+        for number, record in zip(numbers, records, strict=True):
+            problem = problems.get(number)
+            error = problem or _text_problem(record, text)
             if error and not mark_bad_rows:
-                stop = f"{error} (column {text})"
+                stop = problem or f"{error} (column {text})"
             elif columns is None and (taken := record.keys() & set(ANSWER_COLUMNS)):
                 stop = f"the answer has a field {taken.pop()} of its own; name the fields to keep with --columns"
             if stop:

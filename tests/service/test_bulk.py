@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,7 +53,7 @@ def write_jsonl(path: Path, rows: list[Any]) -> Path:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in content.decode().splitlines()]
+    return [json.loads(line) for line in io.BytesIO(content)]
 
 
 def uids(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -345,6 +347,176 @@ def test_broken_compression_is_named_and_a_long_text_is_cut_as_by_predict(
     (tmp_path / "in.jsonl.gz").write_bytes(packed[:-9])
     error = fails(capsys, "--input", tmp_path / "in.jsonl.gz", "--output", tmp_path / "new.jsonl")
     assert "in.jsonl.gz: the gzip stream breaks after line 0" in error
+
+
+def test_a_value_with_any_character_stays_in_its_row_of_csv_and_comes_back_from_it(tmp_path: Path) -> None:
+    notes = [
+        "a\rb",
+        "a\r\nb",
+        "a\nb",
+        "\ufeffa",
+        "a\r\n\ufeffb\r",
+        'a,"b"',
+        "a\vb",
+        "a\x85b",
+        "a\u2028b",
+        " a ",
+        "a\x1e",
+    ]
+    rows = [{"id": str(number), "text": "bread", "note": note} for number, note in enumerate(notes)]
+    source, table = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.csv"
+    flags = ("--columns", "id,text,note", "--top-k", 1)
+    assert run("--input", source, "--output", table, *flags) == 0
+    content = table.read_bytes().decode()
+    read = list(csv.DictReader(io.StringIO(content, newline="")))
+    assert [{name: row[name] for name in rows[0]} for row in read] == rows
+    assert [row["id"] for row in csv.DictReader(content.splitlines())] == [row["id"] for row in rows]
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes())
+    assert run("--input", table, "--output", tmp_path / "again.jsonl", *flags) == 0
+    assert [{name: row[name] for name in rows[0]} for row in read_jsonl(tmp_path / "again.jsonl")] == rows
+
+
+def test_a_quoted_value_of_a_file_with_windows_line_ends_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes('\ufeff"id",text\r\n"a\r\nb\n\ufeffc\r",bread\r\n'.encode())
+    assert run("--input", tmp_path / "in.csv", "--output", tmp_path / "out.jsonl", "--top-k", 1) == 0
+    (row,) = read_jsonl(tmp_path / "out.jsonl")
+    assert (row["id"], row["text"]) == ("a\r\nb\n\ufeffc\r", "bread")
+
+
+HALF, DEEP = "\ud800", "[" * 300 + "]" * 300
+# JSON of a column that is kept, and the column as JSON and as text in the output.
+VALUES = [
+    ('"\\ud800"', HALF, "?"),
+    ('["\\ud800", NaN]', [HALF, None], '["\\ud800", null]'),
+    ('{"\\ud800": 1}', {HALF: 1}, '{"\\ud800": 1}'),
+    ("9" * 400, int("9" * 400), "9" * 400),
+    ("NaN", None, None),
+    ("-Infinity", None, None),
+    ("1e999", None, None),
+    ('[1, "a", 1e999]', [1, "a", None], '[1,"a",null]'),
+    ("[" * 150 + "]" * 150, json.loads("[" * 150 + "]" * 150), "[" * 150 + "]" * 150),
+]
+# JSON of a column that makes its line wrong.
+WRONG_VALUES = [
+    (DEEP, "expected lists and objects of at most 200 levels, found more"),
+    ("9" * 5_000, "expected a JSON object, found "),
+    ('"a', "expected a JSON object, found "),
+]
+
+
+def write_values(path: Path, values: list[str]) -> Path:
+    path.write_text("".join(f'{{"id": {value}, "text": "bread"}}\n' for value in values))
+    return path
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
+def test_no_value_of_a_line_stops_a_task_that_marks_bad_rows(tmp_path: Path, name: str) -> None:
+    values = [*(value for value, *_ in VALUES), *(value for value, _ in WRONG_VALUES)]
+    source, target = write_values(tmp_path / "in.jsonl", values), tmp_path / name
+    with source.open("a") as file:
+        file.write('{"id": 1, "text": "\\ud800"}\n{"id": 2, "text": "bread"}\n{"\\ud800": 1}\n')
+    assert run("--input", source, "--output", target, "--columns", "id,text", "--top-k", 1, "--bad-rows", "mark") == 0
+    if name == "out.jsonl":
+        rows = [json.loads(line, parse_constant=pytest.fail) for line in target.read_text().splitlines()]
+    elif name == "out.csv":
+        rows = [
+            {column: value or None for column, value in row.items()}
+            for row in csv.DictReader(io.StringIO(target.read_bytes().decode(), newline=""))
+        ]
+    else:
+        rows = pq.read_table(target).to_pylist()
+    as_json = name == "out.jsonl"
+    assert [row["id"] for row in rows[: len(VALUES)]] == [value if as_json else text for _, value, text in VALUES]
+    assert not any(row.get("error") for row in rows[: len(VALUES)])
+    for row, (_, message) in zip(rows[len(VALUES) : -3], WRONG_VALUES, strict=True):
+        assert (row["id"], row["text"]) == (None, None)
+        assert row["error"].startswith(message)
+    first, second, third = rows[-3:]
+    assert first["text"] == (HALF if as_json else "?")
+    assert "half of a surrogate pair" in first["error"]
+    assert (str(second["id"]), second["text"], second.get("error")) == ("2", "bread", None)
+    assert third["error"] == f"expected the field text, found {'?'}; use --text-column"
+
+
+def test_a_line_that_is_nested_too_deep_stops_the_task_with_one_message(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = write_values(tmp_path / "in.jsonl", ["1", DEEP, "3"])
+    flags = ("--input", source, "--output", tmp_path / "out.jsonl", "--top-k", 1)
+    message = f"{source}: line 2: expected lists and objects of at most 200 levels, found more"
+    assert fails(capsys, *flags) == message
+    assert fails(capsys, *flags) == message
+    assert run(*flags, "--bad-rows", "mark") == 0
+    assert [row.get("id") for row in read_jsonl(tmp_path / "out.jsonl")] == [1, None, 3]
+
+
+def test_a_column_that_cannot_become_text_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    times = pa.array([1], pa.timestamp("us", "Mars/Olympus"))
+    pq.write_table(pa.table({"text": ["bread"], "time": times}), tmp_path / "in.parquet")
+    message = fails(capsys, "--input", tmp_path / "in.parquet", "--output", tmp_path / "out.jsonl")
+    assert "--columns: expected a column time that can become text, found: Cannot locate" in message
+
+
+# ---- Live entries ----
+
+
+@pytest.fixture
+def live_store(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with one live entry: a label that is the best one for the text "zebra crossing"."""
+    store = tmp_path / "store"
+    shutil.copytree(built.store, store)
+    monkeypatch.setenv("RECOLLECT_STORE", str(store))
+    recollect.open(store, live="write").add(labels=[{"uid": "zebra", "text": "zebra crossing"}])
+    return store
+
+
+def best(rows: list[dict[str, Any]]) -> set[str]:
+    return {row["labels"][0]["uid"] for row in rows}
+
+
+def test_a_task_that_continues_after_a_change_answers_with_the_memory_of_its_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, live_store: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"id": row["id"], "text": "zebra crossing"} for row in MANY])
+    target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    flags = ("--input", source, "--top-k", 1)
+    assert start(*flags, "--output", whole, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
+    assert best(read_jsonl(whole)) == {"zebra"}
+    process = running(*flags, target=target)
+    process.kill()
+    process.communicate()
+    recollect.open(live_store, live="write").remove(labels=["zebra"])
+    message = fails(capsys, *flags, "--output", target, "--live", "off")
+    assert f'{target}.partial: its task was started with live "read", found "off"' in message
+    (live_store / "memory").rename(live_store / "moved")
+    message = fails(capsys, *flags, "--output", target)
+    assert "expected the live entries up to 1, with which the task was started, found those up to 0" in message
+    (live_store / "moved").rename(live_store / "memory")
+    assert 0 < finished_rows(target) < len(MANY)
+    assert start(*flags, "--output", target, prelude=SMALL_BLOCKS).wait(PATIENCE_SECONDS) == 0
+    assert target.read_bytes() == whole.read_bytes()
+    assert run(*flags, "--output", target, "--overwrite") == 0
+    assert "zebra" not in best(read_jsonl(target))
+
+
+def test_workers_that_start_before_and_after_a_change_have_the_same_memory(live_store: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with start("-", "--top-k", 1, "--workers", 2, prelude=SMALL_BLOCKS, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"zebra crossing\n")
+        process.stdin.flush()
+        rows = [json.loads(process.stdout.readline())]
+        recollect.open(live_store, live="write").remove(labels=["zebra"])
+        output, _ = process.communicate(b"zebra crossing\n" * 100, timeout=PATIENCE_SECONDS)
+    rows += map(json.loads, output.splitlines())
+    assert (len(rows), best(rows)) == (101, {"zebra"})
+
+
+def test_live_off_answers_with_the_memory_of_the_bundle(tmp_path: Path, live_store: Path) -> None:
+    source, target = write_jsonl(tmp_path / "in.jsonl", [{"text": "zebra crossing"}]), tmp_path / "out.jsonl"
+    assert run("--input", source, "--output", target, "--live", "off") == 0
+    assert "zebra" not in best(read_jsonl(target))
 
 
 # ---- Kill, overwrite, full disk ----

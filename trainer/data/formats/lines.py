@@ -50,7 +50,8 @@ def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dic
     Raises:
         DatasetError: If a column is missing, or a row has another number of values than the header.
     """
-    columns, rows = text_lines.read_csv((line for _, line in read_lines(path)), str(path), DatasetError)
+    lines = text_lines.read_lines(path, DatasetError, keep_ends=True)
+    columns, rows = text_lines.read_csv((line for _, line in lines), str(path), DatasetError)
     if not set(required) <= set(columns):
         raise DatasetError(f"{path}: expected a header with {', '.join(required)}, found {', '.join(columns)}")
     yield from enumerate(rows, start=1)
