@@ -234,7 +234,7 @@ class Model:
             The id for `forget`.
 
         Raises:
-            ChangeError: If the label is unknown.
+            ChangeError: If the query is too long, or the label is unknown.
             QueryError: If the query is empty.
         """
         (label,) = checked(UIDS, [label], "label")

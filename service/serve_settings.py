@@ -127,6 +127,12 @@ class ServeSettings(RedisSettings, EngineSettings):
     delta_keys: int = Field(
         50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
     )
+    delta_mb: int = Field(
+        256,
+        ge=1,
+        description="Maximum memory of the live entries in megabytes, in each worker, for each open version; further "
+        "changes that add keys get status 507",
+    )
     annif: CliImplicitFlag[bool] = Field(
         False,
         description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn",

@@ -25,6 +25,10 @@ class Matrix:
         """Number of rows."""
         return len(self.indptr) - 1
 
+    @property
+    def size_bytes(self) -> int:
+        return self.indptr[1:].nbytes + self.indices.nbytes
+
     def gather(
         self, rows: Int[np.ndarray, " row"], live: Matrix | None = None
     ) -> tuple[Int[np.ndarray, " entry"], Shaped[np.ndarray, " entry"]]:

@@ -23,9 +23,9 @@ from recollect.service.http.json_route import invalid, parse_body
 from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
 from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.problems import ProblemError
+from recollect.service.lexical.terms import MAX_CHARACTERS
 from recollect.service.memory.changes import (
     MAX_INSTANCE_LABELS,
-    MAX_TEXT_BYTES,
     Encode,
     NewInstance,
     NewLabel,
@@ -175,8 +175,8 @@ class AnnifRoutes:
         return suggestions
 
     def _shorten(self, text: str) -> str:
-        most = min(self.max_query_bytes, MAX_TEXT_BYTES)
-        return text.encode(errors="replace")[:most].decode(errors="ignore")
+        text = text[:MAX_CHARACTERS]
+        return text.encode(errors="replace")[: self.max_query_bytes].decode(errors="ignore")
 
     def _project(self) -> dict[str, Any]:
         current = self.versions.require_current()

@@ -115,9 +115,10 @@ class ChangedFeedback(Changed):
 class MemoryStatus(Changed):
     """The size of the memory, and of its live entries.
 
-    `live_keys` are those of instances, labels and corrections, also the keys that were replaced or removed. `skipped`
-    entries name a label that the version does not have. `oldest` is the time of the oldest entry that the bundle does
-    not contain.
+    `live_keys` are those of instances, labels and corrections, also the keys that were replaced or removed;
+    `live_bytes` is the memory that they take with their texts, in each worker, for each open version. `skipped` entries
+    name a label that the version does not have. `oldest` is the time of the oldest entry that the bundle does not
+    contain.
     """
 
     instances: int
@@ -125,6 +126,8 @@ class MemoryStatus(Changed):
     corrections: int
     live_keys: int
     max_live_keys: int
+    live_bytes: int
+    max_live_bytes: int
     skipped: int
     log_bytes: int
     oldest: datetime | None
@@ -150,6 +153,7 @@ class MemoryRoutes:
         rate_limits: Counts the cost of the changes of each API key.
         writable: Whether changes are allowed.
         max_live_keys: Number of live keys from which on changes that add keys are refused.
+        max_live_bytes: Memory of the live entries from which on changes that add keys are refused.
         max_seconds: Maximum time until a change is written.
     """
 
@@ -157,6 +161,7 @@ class MemoryRoutes:
     rate_limits: RateLimits
     writable: bool
     max_live_keys: int
+    max_live_bytes: int
     max_seconds: float
 
     def register(self, router: APIRouter) -> None:
@@ -244,6 +249,8 @@ class MemoryRoutes:
                 corrections=memory.corrections.rows.present,
                 live_keys=memory.live_keys,
                 max_live_keys=self.max_live_keys,
+                live_bytes=memory.live_bytes,
+                max_live_bytes=self.max_live_bytes,
                 skipped=memory.skipped,
                 log_bytes=0 if predictor.log is None else predictor.log.log.size_bytes,
                 oldest=None if oldest is None else datetime.fromtimestamp(oldest, UTC),
@@ -337,7 +344,7 @@ class MemoryRoutes:
         return {**(answer if key is None else written.answer), "sequence": written.sequence}
 
     def _require_room(self, memory: Snapshot, keys: int) -> None:
-        """Refuse a change with too many new keys, before their texts are encoded."""
+        """Refuse new keys that are too many, or for which there is no room, before their texts are encoded."""
         if keys > _MAX_KEYS:
             raise ChangeError(
                 f"labels: expected at most {_MAX_KEYS:,} new instances and labels in a call, found {keys:,}; add the "
@@ -348,6 +355,13 @@ class MemoryRoutes:
                 507,
                 f"the memory has {live:,} live keys, {keys:,} more are needed, and --delta-keys allows "
                 f"{self.max_live_keys:,}; run `recollect compact`",
+                "memory_full",
+            )
+        if (size := memory.live_bytes) >= self.max_live_bytes:
+            raise ProblemError(
+                507,
+                f"the live entries take {size / (1 << 20):,.1f} MB of memory, and --delta-mb allows "
+                f"{self.max_live_bytes >> 20:,}; run `recollect compact`",
                 "memory_full",
             )
 

@@ -44,6 +44,10 @@ class Postings:
     weights: Float16[np.ndarray, " posting"]
     parts: Int[np.ndarray, " part_offset"]
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.nbytes for each in (self.terms, self.offsets, self.rows, self.weights))
+
     @classmethod
     def of(
         cls,

@@ -87,6 +87,11 @@ class WordIndex:
         """Number of rows, with those of removed texts."""
         return self._rows
 
+    @property
+    def live_bytes(self) -> int:
+        """Memory of the texts that were added or removed: their parts, and the copy of the parts for searches."""
+        return 2 * sum(each.size_bytes for each in (*self._added, *self._removed))
+
     @functools.cached_property
     def _live(self) -> tuple[Postings, Postings]:
         """The postings of texts that were added, and those of texts that were removed."""

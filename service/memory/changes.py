@@ -17,6 +17,7 @@ from jaxtyping import Float
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from recollect.service.errors import ChangeError, RecollectError, UnknownUidError
+from recollect.service.lexical.terms import MAX_CHARACTERS
 from recollect.service.memory.entries import (
     Entry,
     PutCorrection,
@@ -28,7 +29,7 @@ from recollect.service.memory.snapshot import Snapshot
 from recollect.service.options import UidText, check_query, first_problem
 from recollect.service.texts import CONTROL_CHARACTERS, require_words
 
-MAX_TEXT_BYTES, MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000_000, 1_000, 10_000, 1e9
+MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000, 10_000, 1e9
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.
 FEEDBACK = "feedback-"
 # Number of uids that an error message names.
@@ -38,20 +39,24 @@ _NAMED = 5
 Encode = Callable[[Sequence[str], Sequence[str]], Float[np.ndarray, "text dim"]]
 
 
-def _limit(kind: str, most: int) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        require_words(text, kind)
-        if (size := len(text.encode())) > most:
-            raise ValueError(f"the {kind} has {size:,} bytes of UTF-8; send at most {most:,}")
-        if kind == "uid" and (found := re.search(CONTROL_CHARACTERS, text)):
-            raise ValueError(f"the uid contains the control character {found[0]!r}; send a uid without it")
-        return text
-
-    return check
+def _check_uid(uid: str) -> str:
+    require_words(uid, "uid")
+    if (size := len(uid.encode())) > MAX_UID_BYTES:
+        raise ValueError(f"the uid has {size:,} bytes of UTF-8; send at most {MAX_UID_BYTES:,}")
+    if found := re.search(CONTROL_CHARACTERS, uid):
+        raise ValueError(f"the uid contains the control character {found[0]!r}; send a uid without it")
+    return uid
 
 
-Uid = Annotated[UidText, AfterValidator(_limit("uid", MAX_UID_BYTES)), Field(min_length=1)]
-Text = Annotated[str, AfterValidator(_limit("text", MAX_TEXT_BYTES)), Field(min_length=1)]
+def _check_text(text: str) -> str:
+    """Refuse a text of which nothing reads the end: each replica keeps the whole text in memory."""
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"the text has {len(text):,} characters; send at most its first {MAX_CHARACTERS:,}")
+    return require_words(text, "text")
+
+
+Uid = Annotated[UidText, AfterValidator(_check_uid), Field(min_length=1)]
+Text = Annotated[str, AfterValidator(_check_text), Field(min_length=1)]
 
 
 class _Row(BaseModel):
@@ -193,10 +198,12 @@ def learned(memory: Snapshot, encode: Encode, uid: str, query: str, label: str, 
         relevant: Whether the label is relevant to the query.
 
     Raises:
-        ChangeError: If the label is unknown.
+        ChangeError: If the query is too long, or the label is unknown.
         QueryError: If the query is empty.
     """
     text = check_query(query)
+    if len(text) > MAX_CHARACTERS:
+        raise ChangeError(f"query: expected at most {MAX_CHARACTERS:,} characters, found {len(text):,}; shorten it")
     if memory.labels.position(label) is None:
         raise ChangeError(f"label: expected a label of the memory, found {label[:80]!r}; add the label first")
     (vector,) = encode([text], [])

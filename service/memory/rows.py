@@ -7,6 +7,7 @@ and an array is copied before its values change. A row that is replaced or remov
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -142,6 +143,7 @@ class Rows:
         vectors: The unit vectors of the live rows.
         numbers: The number that each live row has in the memory: an instance, or the position of a label.
         codes: The codes of the vectors.
+        string_bytes: Size of the uids and texts of the live rows in memory.
     """
 
     uids: Strings
@@ -150,7 +152,13 @@ class Rows:
     vectors: Float[np.ndarray, "live dim"]
     numbers: Int[np.ndarray, " live"]
     codes: Codes
+    string_bytes: int
     _table: RowTable
+
+    @property
+    def live_bytes(self) -> int:
+        """Memory of the live rows."""
+        return self.string_bytes + sum(each.nbytes for each in (self.vectors, self.numbers, *self.codes))
 
     @property
     def mapped(self) -> int:
@@ -204,6 +212,7 @@ class RowTable:
         self.numbers = Column(np.empty(0, dtype=np.int64))
         self._vectors = Column(np.empty((0, dim), dtype=np.float32))
         self._codes = [Column(each) for each in Codes.of(self._vectors.now)]
+        self._string_bytes = 0
         # The last live row of each uid, and the row before each live row with the same uid.
         self._newest: dict[str, int] = {}
         self._before: list[int | None] = []
@@ -217,6 +226,7 @@ class RowTable:
         row = len(self)
         self._uids.live.append(uid)
         self.texts.live.append(text)
+        self._string_bytes += sys.getsizeof(uid) + sys.getsizeof(text)
         self._vectors.append(vector)
         self.numbers.append(number)
         self.removed.append(False)
@@ -253,5 +263,6 @@ class RowTable:
             vectors=self._vectors.snapshot(),
             numbers=self.numbers.snapshot(),
             codes=Codes(*(each.snapshot() for each in self._codes)),
+            string_bytes=self._string_bytes,
             _table=self,
         )

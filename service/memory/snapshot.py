@@ -72,6 +72,15 @@ class Snapshot:
         return sum(len(each.vectors) for each in (self.instances, self.labels.rows, self.corrections.rows))
 
     @property
+    def live_bytes(self) -> int:
+        """Memory of the live entries, with those that were replaced or removed."""
+        size = self.values.live.size_bytes
+        size += sum(each.live_bytes for each in (self.instances, self.labels.rows, self.corrections.rows))
+        if self.words is not None:
+            size += self.words.instances.live_bytes + self.words.labels.live_bytes
+        return size if self.names is None else size + self.names.live.size_bytes
+
+    @property
     def compaction_pays(self) -> bool:
         """Whether a compaction makes queries clearly cheaper.
 

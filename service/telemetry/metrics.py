@@ -124,6 +124,11 @@ class Metrics:
         self.memory_live_keys = gauge(
             "memory_live_keys", "Number of live keys of the current version, which --delta-keys limits.", "livemax"
         )
+        self.memory_live_bytes = gauge(
+            "memory_live_bytes",
+            "Memory of the live entries of the current version in a worker, which --delta-mb limits.",
+            "livemax",
+        )
         self.log_lines_dropped = counter(
             "log_lines_dropped_total", "Number of log lines that could not be written, or not fast enough."
         )

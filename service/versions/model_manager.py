@@ -336,6 +336,7 @@ class ModelManager:
         memory = current.memory
         self._metrics.memory_sequence.set(memory.sequence)
         self._metrics.memory_live_keys.set(memory.snapshot.live_keys)
+        self._metrics.memory_live_bytes.set(memory.snapshot.live_bytes)
         if (pays := memory.snapshot.compaction_pays) and not self._recommended:
             log.warning(
                 "compaction_recommended",

@@ -191,7 +191,7 @@ def test_full_disk_refuses_writes_while_answers_continue(golden_store: Path, sma
     with serving(store) as server:
         written: list[httpx.Response] = []
         while not written or written[-1].status_code == 200:
-            written.append(server.put_label(f"label-{len(written)}", "long text " * 10_000))
+            written.append(server.put_label(f"label-{len(written)}", "long text " * 2_000))
         assert (written[-1].status_code, written[-1].json()["code"]) == (503, "log_unwritable")
         lost = f"label-{len(written) - 1}"
         assert not server.has_label(lost)

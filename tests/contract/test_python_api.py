@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import recollect
+from recollect.service.memory.entries import PutLabel
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.matching import differences
@@ -93,6 +94,21 @@ def test_change_that_names_the_change_of_another_process_is_accepted_at_once(sto
     with pytest.raises(recollect.ERRORS, match="hammock"):
         one.learn("canvas", "hammock")  # the other process has just removed it
     assert one.sequence == other.sequence
+
+
+def test_log_with_longer_texts_than_a_change_may_have_still_opens(store: Path) -> None:
+    model = recollect.open(store, live="write")
+    for change in (
+        lambda text: model.add(labels=[{"uid": "long", "text": text}]),
+        lambda text: model.learn(text, "pasta"),
+        lambda text: model.learn(text, "pasta", relevant=False),
+    ):
+        with pytest.raises(recollect.ERRORS, match="20,001"):
+            change("long " * 4_000 + "x")
+    assert model.sequence == 0
+    vector = model.predictor.encode([], ["long"])[0]
+    model.predictor.log.write(lambda _: [PutLabel("long", "long " * 10_000, vector)])
+    assert recollect.open(store).predict("long", lambda_=0, top_k=1)[0].uid == "long"
 
 
 @pytest.mark.parametrize(

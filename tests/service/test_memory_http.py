@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.conftest import TOPICS
@@ -221,12 +222,50 @@ def test_labels_that_a_change_creates_and_corrections_are_live_keys(light_versio
             found = (line.split() for line in lines if line.startswith("recollect_memory"))
             return {name: float(value) for name, value in found}
 
-        until(lambda: gauges() == {"recollect_memory_sequence": 40, "recollect_memory_live_keys": 40})
+        size = client.get("/memory").json()["live_bytes"]
+        assert size > 40 * 4 * 384
+        names = ("sequence", "live_keys", "live_bytes")
+        until(lambda: gauges() == {f"recollect_memory_{n}": x for n, x in zip(names, (40, 40, size), strict=True)})
         assert client.get("/version").json()["compaction_recommended"] is False
         for label in [*TOPICS][:5]:  # more than half of the instances
             assert client.delete(f"/memory/labels/{label}").status_code == 200
         assert client.get("/version").json()["compaction_recommended"] is True
         until(lambda: len(server.events("compaction_recommended")) == 1)
+
+
+def test_long_texts_are_refused_before_they_take_more_memory_than_the_limit(
+    light_versions: Path, tmp_path: Path
+) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    with serving(
+        store, "--writable", "--delta-mb", "1", "--annif", "--max-query-bytes", "40000", keys=KEYS, key=WRITER
+    ) as server:
+        client = server.client
+
+        def put(uid: int, characters: int) -> httpx.Response:
+            text = f"{uid} \N{ELECTRIC PLUG} ".ljust(characters, "a")  # 4 bytes for each character in memory
+            return client.post("/memory/instances", json={"instances": [{"uid": uid, "text": text, "labels": ["Law"]}]})
+
+        label = {"uid": "long", "text": "a" * 20_001}
+        feedback = {"query": "a" * 20_001, "label": "Law", "relevant": False}
+        for refused in (
+            put(0, 20_001),
+            client.post("/memory/labels", json={"labels": [label]}),
+            client.post("/feedback", json=feedback),
+            client.post("/feedback", json=feedback | {"relevant": True}),
+        ):
+            assert "20,001" in is_problem(refused, 422, "invalid_request")["detail"]
+        sizes = [client.get("/memory").json()["live_bytes"]]
+        while (response := put(len(sizes), 20_000)).status_code == 200:
+            sizes.append(client.get("/memory").json()["live_bytes"])
+        assert "--delta-mb allows 1" in is_problem(response, 507, "memory_full")["detail"]
+        assert sizes[0] == 0
+        document = {"text": "b" * 30_000, "subjects": [{"uri": "Law"}]}  # Annif's clients send whole documents
+        assert client.post("/v1/projects/recollect/learn", json=[document]).status_code == 204
+        assert sizes[-2] < client.get("/memory").json()["max_live_bytes"] == 1 << 20 <= sizes[-1]
+        assert min(np.diff(sizes)) >= 80_000
+        is_problem(client.post("/feedback", json=feedback | {"query": TEXT}), 507, "memory_full")
+        assert client.delete("/memory/instances/1").status_code == 200
 
 
 def test_explanation_of_a_long_text_with_many_labels_is_short_and_paid_for(
@@ -235,7 +274,7 @@ def test_explanation_of_a_long_text_with_many_labels_is_short_and_paid_for(
     store, keys = copy_store(light_versions, tmp_path / "store"), f"writer {WRITER} write\nreader {READER} 1\n"
     with serving(store, "--writable", "--max-batch", "4", keys=keys, key=WRITER) as server:
         labels = [f"label {nth}" for nth in range(900)]
-        row = {"uid": "long", "text": "zebra pancake " * 10_000, "labels": labels, "weight": 1e6}
+        row = {"uid": "long", "text": "zebra pancake " * 1_400, "labels": labels, "weight": 1e6}
         body = {"instances": [row], "create_labels": True}
         server.client.post("/memory/instances", json=body).raise_for_status()
         query = {"query": "zebra pancake", "top_b": 5, "top_k": 1_000, "explain": True}

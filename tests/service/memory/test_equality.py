@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,32 @@ def test_label_that_is_inserted_again_has_no_votes_of_its_earlier_instances(open
     assert "label 3" not in {label.uid for label in answer.labels}
     (answer,) = live.answer(vector[None], OPTIONS)
     assert (answer.labels[0].uid, answer.labels[0].text) == ("label 3", "again")
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_memory_of_live_entries_is_counted(open_tables: Open, words: bool) -> None:
+    rng = np.random.default_rng(17)
+    live = open_tables(random_tables(rng), words=words)
+    plug = "\N{ELECTRIC PLUG}"  # a text with it has 4 bytes for each character in memory
+    texts = [f"{plug} {nth} " + " ".join(map(str, rng.integers(10_000, size=1_000))) for nth in range(120)]
+    vectors = random_vectors(rng, len(texts))
+    texts_bytes = sum(map(sys.getsizeof, texts))
+
+    def entries(kind: type) -> list:
+        rows = enumerate(zip(texts, vectors, strict=True))
+        if kind is PutLabel:
+            return [PutLabel(f"new {nth}", text, vector) for nth, (text, vector) in rows]
+        return [kind(f"new {nth}", text, ["label 1"], vector) for nth, (text, vector) in rows]
+
+    for kind in (PutInstance, PutLabel):
+        after = live.memory.snapshot.live_bytes
+        logged_entries = logged(entries(kind), after=live.memory.sequence)
+        tracemalloc.start()
+        live.apply(logged_entries)
+        live.answer(vectors[:1], OPTIONS, texts[:1])  # a search copies the words
+        allocated = texts_bytes + tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert 0.5 < (live.memory.snapshot.live_bytes - after) / allocated < 1.1
 
 
 def test_entries_with_unknown_labels_are_skipped_and_counted(open_tables: Open) -> None:

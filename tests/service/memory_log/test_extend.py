@@ -65,7 +65,7 @@ def log_of(store: Path) -> MemoryLog:
         ('{"uid": "x", "text": "  "}', "text: the text is empty; send some words"),
         (
             json.dumps({"uid": "x", "text": "a " * 600_000}),
-            "text: the text has 1,200,000 bytes of UTF-8; send at most 1,000,000",
+            "text: the text has 1,200,000 characters; send at most its first 20,000",
         ),
         ('{"uid": "x", "text": "a", "labels": []}', "labels: expected at least one"),
         ('{"uid": "x", "text": "a", "labels": ["Lwa"]}', "labels: expected labels of the memory or of this file, "),
