@@ -10,7 +10,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 JOBS ?= 4
 BIN := .venv/bin
 
-.PHONY: demo test lint docs rules schema lock clean
+.PHONY: demo test random lint docs rules schema lock clean
 
 demo: .venv/demo.stamp
 	$(BIN)/recollect demo
@@ -25,6 +25,11 @@ IN_MEMORY = $(shell [ "$(FREE_MB)" -gt 8000 ] 2> /dev/null && echo PYTEST_DEBUG_
 
 test: .venv/dev.stamp
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(IN_MEMORY) $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
+
+# Random checks with new seeds, for a quarter of an hour each. A failure prints its seed.
+random: .venv/dev.stamp
+	RECOLLECT_RANDOM_SEED=$${RECOLLECT_RANDOM_SEED:-$$(date +%s)} RECOLLECT_RANDOM_SECONDS=$${RECOLLECT_RANDOM_SECONDS:-900} \
+		$(BIN)/pytest -q tests/contract/test_random.py
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
