@@ -35,7 +35,7 @@ PAGES = [
     *sorted(DOCS.glob("*.md")),
 ]
 # Files with settings and secrets, which no repository contains.
-CREATED_BY_USERS = ("deploy/service.env", "deploy/.env", "deploy/keys/")
+CREATED_BY_USERS = ("deploy/service.env", "deploy/.env", "deploy/keys/", "deploy/alertmanager/webhook.yml")
 BLOCK = re.compile(r"^(<!-- tested -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
