@@ -124,6 +124,8 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
+    from recollect.service.settings import as_flag
+
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -136,7 +138,7 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
         raise
     except ValidationError as error:
         see_help = f"; see `recollect {name} --help`" if error.errors()[0]["type"] == "missing" else ""
-        raise UsageError(describe(error, _as_flag) + see_help) from None
+        raise UsageError(describe(error, as_flag) + see_help) from None
     except SettingsError as error:
         message = str(error).removeprefix("error parsing CLI: ")
         raise UsageError(f"{message}; {_nearest_flag(name, message)}see `recollect {name} --help`") from None
@@ -168,16 +170,14 @@ def _nearest_flag(name: str, message: str) -> str:
     unknown = re.search(r"unrecognized arguments:.*?(--[\w-]+)", message)
     if unknown is None:
         return ""
+    from recollect.service.settings import as_flag
+
     fields = settings_class(name).model_fields
-    known = {_as_flag(str(field.alias or each)): field for each, field in fields.items()}
+    known = {as_flag(str(field.alias or each)): field for each, field in fields.items()}
     if unknown[1] in known:  # a value that is named by its place
         return f"give the value without {unknown[1]}; "
     nearest = difflib.get_close_matches(unknown[1], known, n=1)
     return f"did you mean {nearest[0]}? " if nearest else ""
-
-
-def _as_flag(name: str) -> str:
-    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def _overview() -> str:

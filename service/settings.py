@@ -243,7 +243,7 @@ def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> lis
     given = {argument.partition("=")[0] for argument in arguments}
     found = []
     for name in type(settings).model_fields:
-        flag, value = f"--{name.replace('_', '-')}", getattr(settings, name)
+        flag, value = as_flag(name), getattr(settings, name)
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         has_password = "://" in text and "@" in text
         if flag in given and (has_password or name == "engine_token"):
