@@ -44,7 +44,7 @@ rules: .venv/dev.stamp
 	$(BIN)/python deploy/prometheus/write_manifest.py
 
 # Write the JSON Schema of a bundle's manifest.
-PRINT_SCHEMA = import json; from recollect.service.bundle.manifest import Manifest; print(json.dumps(Manifest.model_json_schema(), indent=2))
+PRINT_SCHEMA = import json; from recollect.core.bundle.manifest import Manifest; print(json.dumps(Manifest.model_json_schema(), indent=2))
 schema: .venv/dev.stamp
 	$(BIN)/python -c "$(PRINT_SCHEMA)" > docs/manifest.schema.json
 

@@ -27,20 +27,20 @@ from pydantic import ValidationError
 from transformers import BertConfig, BertModel
 
 from benchmarks.synthetic_memory import SyntheticMemory
+from recollect.core.bundle.bundle import open_bundle
+from recollect.core.bundle.manifest import IndexInfo, Manifest
+from recollect.core.bundle.values import Values
+from recollect.core.predictor import Predictor
+from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.search.searcher import Neighbours
+from recollect.core.system.console import print_status, progress_bar
+from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.build import usable_device, write_bundle
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import check_factory, factory_string
 from recollect.index_builder.onnx_export import Sample
 from recollect.index_builder.recall import exact_neighbours, recall, search_milliseconds
 from recollect.index_builder.settings import BuildSettings
-from recollect.service.bundle.bundle import open_bundle
-from recollect.service.bundle.manifest import IndexInfo, Manifest
-from recollect.service.bundle.values import Values
-from recollect.service.console import print_status, progress_bar
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours
-from recollect.service.threads import threads_or_cores
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
 from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.pretrained import PACKAGED, load_pretrained

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.service.files import save_array, write_lines
+from recollect.core.system.files import save_array, write_lines
 from recollect.trainer.data.split import no_pairs
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, write_defaults
 

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recollect.core.system.console import print_status
+from recollect.core.system.files import clear_folder, find_files, write_json, write_text
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.gains import METRICS
 from recollect.index_builder.ranking.rank import LEAST_QUERIES, Ranking, rank_run
 from recollect.index_builder.settings import RankSettings
-from recollect.service.console import print_status
-from recollect.service.files import clear_folder, find_files, write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import Split
 from recollect.trainer.distributed import require_single_process

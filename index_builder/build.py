@@ -18,22 +18,10 @@ import faiss
 import numpy as np
 import torch
 
-from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
-from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
-from recollect.index_builder.errors import BuildError, CheckFailed
-from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
-from recollect.index_builder.hub import local_run
-from recollect.index_builder.lexical import write_lexical
-from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
-from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from recollect.index_builder.ranking.artefact import choose_ranker, lexical_for, write_bundle_ranker
-from recollect.index_builder.ranking.calibrate import fit_vote_probabilities
-from recollect.index_builder.settings import BuildSettings, PublishSettings
-from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
-from recollect.service.bundle.bundle import open_bundle
-from recollect.service.bundle.files import MANIFEST
-from recollect.service.bundle.integrity import describe_files
-from recollect.service.bundle.manifest import (
+from recollect.core.bundle.bundle import open_bundle
+from recollect.core.bundle.files import MANIFEST
+from recollect.core.bundle.integrity import describe_files
+from recollect.core.bundle.manifest import (
     FORMAT_VERSION,
     Check,
     Counts,
@@ -48,14 +36,26 @@ from recollect.service.bundle.manifest import (
     Point,
     Probabilities,
 )
-from recollect.service.bundle.signing import SigningKey, read_signing_key, sign_manifest
-from recollect.service.console import print_status, progress_bar
-from recollect.service.memory_log.log import extent
-from recollect.service.predictor.golden import write_golden
-from recollect.service.predictor.gpu import NoGpuError, gpu_resources
-from recollect.service.settings import Device
-from recollect.service.store.store import Store
-from recollect.service.threads import threads_or_cores
+from recollect.core.bundle.signing import SigningKey, read_signing_key, sign_manifest
+from recollect.core.golden import write_golden
+from recollect.core.search.gpu import NoGpuError, gpu_resources
+from recollect.core.settings import Device
+from recollect.core.system.console import print_status, progress_bar
+from recollect.core.system.threads import threads_or_cores
+from recollect.edits.log import extent
+from recollect.extras.hub.runs import local_run
+from recollect.extras.milvus.index import BUILD_SECONDS, NewCollections
+from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
+from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
+from recollect.index_builder.errors import BuildError, CheckFailed
+from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
+from recollect.index_builder.lexical import write_lexical
+from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
+from recollect.index_builder.ranking.artefact import choose_ranker, lexical_for, write_bundle_ranker
+from recollect.index_builder.ranking.calibrate import fit_vote_probabilities
+from recollect.index_builder.settings import BuildSettings, PublishSettings
+from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
+from recollect.store.store import Store
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.label_texts import describe_unclear_labels

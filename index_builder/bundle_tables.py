@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from recollect.core.bundle.strings import StringTable, write_table
+from recollect.core.system.files import save_array
 from recollect.index_builder.errors import BuildError
-from recollect.service.bundle.strings import StringTable, write_table
-from recollect.service.files import save_array
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import Memory
 

@@ -23,6 +23,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.core.bundle.manifest import IndexInfo, Point
+from recollect.core.search.searcher import KeyIndex, Neighbours, OpenIndex
+from recollect.core.settings import Device
+from recollect.extras.milvus.collection import KeyCollection
 from recollect.index_builder.faiss_index import (
     Keys,
     add_left_out,
@@ -35,10 +39,6 @@ from recollect.index_builder.faiss_index import (
 )
 from recollect.index_builder.left_out_votes import leave_out
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours, reachable_share, recall, search_milliseconds
-from recollect.service.bundle.manifest import IndexInfo, Point
-from recollect.service.milvus.collection import KeyCollection
-from recollect.service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
-from recollect.service.settings import Device
 
 # Number of keys in the sample, and number of queries in every measurement.
 _SAMPLE_KEYS, QUERIES = 50_000, 256

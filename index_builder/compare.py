@@ -35,11 +35,11 @@ import torch
 from pydantic import ValidationError
 from scipy.stats import ttest_1samp
 
+from recollect.core.system.console import aligned, print_status
+from recollect.core.system.files import find_files, read_json, write_json, write_text
 from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.run_quality import Quality, Queries, measure
 from recollect.index_builder.settings import CompareSettings
-from recollect.service.console import aligned, print_status
-from recollect.service.files import find_files, read_json, write_json, write_text
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process

@@ -6,13 +6,13 @@ import os
 import sys
 import webbrowser
 
+from recollect.core.system.console import print_status
+from recollect.core.system.files import find_files
 from recollect.index_builder.build import build
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.evaluation.table import format_table
 from recollect.index_builder.settings import BuildSettings, DemoSettings, EvaluateSettings
-from recollect.service.console import print_status
-from recollect.service.files import find_files
-from recollect.service.model import open_model
+from recollect.model import open_model
 from recollect.trainer.data.sample import write_sample
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.run import write_run

@@ -6,7 +6,7 @@ BuildError          a run, an index or a comparison is invalid
 └── ContestantError a contestant of a comparison could not be trained or tuned
 """
 
-from recollect.service.errors import RecollectError
+from recollect.core.errors import RecollectError
 
 
 class BuildError(RecollectError):

@@ -15,12 +15,12 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.core.bundle.manifest import IndexInfo
+from recollect.core.search.gpu import NoGpuError, gpu_resources, reason
+from recollect.core.search.searcher import refines, unwrapped
+from recollect.core.settings import Device
+from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
-from recollect.service.bundle.manifest import IndexInfo
-from recollect.service.console import print_status
-from recollect.service.predictor.gpu import NoGpuError, gpu_resources, reason
-from recollect.service.predictor.searcher import refines, unwrapped
-from recollect.service.settings import Device
 from recollect.trainer.memory.label_keys import LabelKeys
 
 # An array of keys in rows: mapped from a file, or label keys that are computed from texts and instances when read.

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
+from recollect.core.scoring import Ranking
+from recollect.core.search.searcher import Neighbours, join_parts
+from recollect.core.words.index import TOP_WORDS, LexicalIndex
 from recollect.index_builder.bundle_tables import read_field
-from recollect.service.lexical.index import TOP_WORDS, LexicalIndex
-from recollect.service.predictor.scoring import Ranking
-from recollect.service.predictor.searcher import Neighbours, join_parts
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.left_out import instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import Memory

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.core.bundle.files import LEXICAL_FILES
+from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.system.console import print_status
+from recollect.core.words.index import LexicalIndex, write_lexical_index
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
 from recollect.index_builder.settings import Lexical
-from recollect.service.bundle.files import LEXICAL_FILES
-from recollect.service.console import print_status
-from recollect.service.lexical.index import LexicalIndex, write_lexical_index
-from recollect.service.predictor.scoring import score_labels, weigh_keys
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import Memory

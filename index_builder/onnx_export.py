@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from recollect.core.bundle.manifest import EncoderInfo, Precision
+from recollect.core.encoder import QueryEncoder
 from recollect.index_builder.errors import BuildError
-from recollect.service.bundle.manifest import EncoderInfo, Precision
-from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
 from recollect.trainer.static.model import StaticModel, TextVectors, at_positions
 

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
+from recollect.core.search.searcher import Neighbours
+from recollect.core.system.console import progress_bar, with_progress
 from recollect.index_builder.evaluation.measured import report
-from recollect.service.console import progress_bar, with_progress
-from recollect.service.predictor.searcher import Neighbours
 from recollect.trainer.data.split import Split
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder

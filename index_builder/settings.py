@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from recollect.service.bundle.manifest import Precision
-from recollect.service.options import Share, Temperature, TopB
-from recollect.service.settings import (
+from recollect.core.bundle.manifest import Precision
+from recollect.core.options import Share, Temperature, TopB
+from recollect.core.settings import (
     Device,
     EngineSettings,
     Location,

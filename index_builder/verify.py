@@ -9,6 +9,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.core.bundle.bundle import open_bundle
+from recollect.core.bundle.manifest import Check, Manifest, Point, Precision
+from recollect.core.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from recollect.core.predictor import Predictor
+from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.search.searcher import join_parts
+from recollect.core.settings import Device
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
@@ -17,15 +24,8 @@ from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
-from recollect.service.bundle.bundle import open_bundle
-from recollect.service.bundle.manifest import Check, Manifest, Point, Precision
-from recollect.service.model import open_model
-from recollect.service.predictor.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.predictor.searcher import join_parts
-from recollect.service.settings import Device
-from recollect.service.store.store import Store
+from recollect.model import open_model
+from recollect.store.store import Store
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory
 

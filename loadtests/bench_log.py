@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from loadtests.processes import cpu_model
-from recollect.service.errors import StoreError
-from recollect.service.memory.entries import LoggedEntry, PutInstance
-from recollect.service.memory_log.commits import EncoderOfCommit, encode_commit, new_commit, number
-from recollect.service.memory_log.log import MEMORY, MemoryLog, path_of
-from recollect.service.memory_log.writer import MemoryWriter
-from recollect.service.store.files import MAX_SMALL_BYTES
-from recollect.service.store.object_folder import StoreFiles
-from recollect.service.store.store import Store
+from recollect.core.errors import StoreError
+from recollect.edits.commits import EncoderOfCommit, encode_commit, new_commit, number
+from recollect.edits.entries import LoggedEntry, PutInstance
+from recollect.edits.log import MEMORY, MemoryLog, path_of
+from recollect.edits.writer import MemoryWriter
+from recollect.store.files import MAX_SMALL_BYTES
+from recollect.store.object_folder import StoreFiles
+from recollect.store.store import Store
 
 _DIM = 384
 _ENCODER = EncoderOfCommit("0" * 64, _DIM)

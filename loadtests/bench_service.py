@@ -42,12 +42,12 @@ from loadtests.processes import cpu_model, cpu_seconds, main_thread_seconds
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_storm
 from loadtests.texts import sample_texts
-from recollect.service.errors import ServiceError
-from recollect.service.model import open_model
-from recollect.service.options import resolve_options
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.store.store import Store
-from recollect.service.threads import ThreadBudget
+from recollect.core.errors import ServiceError
+from recollect.core.options import resolve_options
+from recollect.core.predictor import Predictor
+from recollect.core.system.threads import ThreadBudget
+from recollect.model import open_model
+from recollect.store.store import Store
 
 _QUERIES, _BATCH, _CLIENTS, _CONNECTIONS = 512, 32, 64, 64
 _WARM_SECONDS = 2.0

@@ -23,8 +23,8 @@ from loadtests.processes import cpu_model
 from loadtests.replica import ReplicaError, replica
 from loadtests.swaps import copied_versions
 from loadtests.texts import sample_texts
-from recollect.service.errors import ServiceError
-from recollect.service.threads import ThreadBudget
+from recollect.core.errors import ServiceError
+from recollect.core.system.threads import ThreadBudget
 
 _TEXTS, _CONNECTIONS, _TURNS = 512, 16, 3
 _KEY = "load-test-0123456789abcdef"

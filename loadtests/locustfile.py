@@ -23,8 +23,8 @@ from locust.env import Environment
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loadtests.texts import sample_texts, zipf_ranks
-from recollect.service.errors import ServiceError
-from recollect.service.store.store import Store
+from recollect.core.errors import ServiceError
+from recollect.store.store import Store
 
 # Numbers of texts, and of queries that are drawn from them.
 _TEXTS, _DRAWS, _SEED = 2_000, 100_000, 7

@@ -23,8 +23,8 @@ from loadtests.processes import Memory, memory
 from loadtests.replica import Replica, ReplicaError, replica
 from loadtests.swaps import copied_versions, swap_to
 from loadtests.texts import sample_texts, zipf_ranks
-from recollect.service.errors import ServiceError
-from recollect.service.store.store import Store
+from recollect.core.errors import ServiceError
+from recollect.store.store import Store
 
 _QUERIES, _DRAWS, _CLIENTS = 5_000, 100_000, 16
 # Number of requests after each swap, so that the new version is used, and number of requests before the first sample.

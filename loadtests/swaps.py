@@ -15,9 +15,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from loadtests.load import Address
-from recollect.service.bundle.files import MANIFEST, SIGNATURE
-from recollect.service.bundle.integrity import describe_files
-from recollect.service.store.store import Store
+from recollect.core.bundle.files import MANIFEST, SIGNATURE
+from recollect.core.bundle.integrity import describe_files
+from recollect.store.store import Store
 
 _TIMEOUT_SECONDS, _POLL_SECONDS, _PAUSE_SECONDS = 60.0, 0.02, 0.1
 

@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recollect.command_line import main
-from recollect.service.errors import RecollectError
-from recollect.verbs import UsageError, describe, require_extra, settings_class
+from recollect.cli.command_line import main
+from recollect.cli.verbs import UsageError, describe, require_extra, settings_class
+from recollect.core.errors import RecollectError
 
 if TYPE_CHECKING:
-    from recollect.service.model import Model
+    from recollect.model import Model
 
 __all__ = [
     "ERRORS",
@@ -82,8 +82,8 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
     """
     given = {"store": store, "verify_key": verify_key, "bundle_cache": bundle_cache}
     with require_extra("serve"):
-        from recollect.service.model import open_model
-        from recollect.service.settings import ServiceSettings
+        from recollect.core.settings import ServiceSettings
+        from recollect.model import open_model
 
         read = _from_keywords(
             "open", {name: value for name, value in given.items() if value is not None}, ServiceSettings
@@ -99,7 +99,7 @@ def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **
     """
     with require_extra("serve"):
         settings = _from_keywords("predict", {"input": input, "output": output, "store": store, **flags})
-        from recollect.service.bulk.job import predict_file as predict_rows
+        from recollect.bulk.job import predict_file as predict_rows
 
         return predict_rows(settings)
 
@@ -170,7 +170,7 @@ def push(run: str | Path, *, to: str, **flags: Any) -> str:
     """
     with require_extra("build"):
         settings = _from_keywords("push", {"run": run, "to": to, **flags})
-        from recollect.index_builder.hub import push as push_run
+        from recollect.extras.hub.runs import push as push_run
 
         return push_run(settings)
 
@@ -198,7 +198,7 @@ def export(store: str | Path, *, out: str | Path, **flags: Any) -> Path:
     """
     with require_extra("serve"):
         settings = _from_keywords("export", {"store": store, "out": out, **flags})
-        from recollect.service.export import export_version
+        from recollect.edits.export import export_version
 
         export_version(settings)
     return Path(out)

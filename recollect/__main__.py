@@ -2,7 +2,7 @@
 
 import sys
 
-from recollect.command_line import main
+from recollect.cli.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

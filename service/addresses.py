@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 
-from recollect.service.errors import AddressError
+from recollect.core.errors import AddressError
 
 # Number of connections that may wait until the server accepts them.
 _BACKLOG = 2048

@@ -29,8 +29,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from recollect.service.errors import RedisError, SettingsError
-from recollect.service.settings import RedisSettings
+from recollect.core.errors import RedisError, SettingsError
+from recollect.core.settings import RedisSettings
 from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)

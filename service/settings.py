@@ -1,257 +1,211 @@
-"""Settings of a store and of a shared Redis, and how each setting gets its environment variable, flag and help text."""
+"""Settings of `recollect serve`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, Field
+from pydantic_settings import CliImplicitFlag
 
-from recollect.service.errors import SettingsError
+from recollect.core.errors import SettingsError
+from recollect.core.settings import LIVE_HELP, Device, EngineSettings, LiveEntries, RedisSettings, default_live
+from recollect.service.addresses import is_loopback
 
-ENV_PREFIX = "RECOLLECT_"
+Access = Literal["public", "key", "off"]
 
-Device = Literal["auto", "cpu", "cuda"]
+# Largest value of --max-batch.
+MAX_BATCH = 4096
 
-# Formats of the queries of `recollect predict --input`. `text`: each line is a text. `jsonl`: each line is an object.
-InputFormat = Literal["text", "jsonl", "csv", "parquet"]
-
-# The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
-# the URL.
-Location = Annotated[
-    Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
-]
-# The path or the URL of a file; None means standard input or output.
-FileLocation = Annotated[
-    Path | str | None,
-    AfterValidator(lambda given: given if given is None or "://" in str(given) else Path(given)),
-    Field(repr=False),
-]
-
-# The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
-# file with the name `null`.
-NO_WORD = "\0"
-
-# The folder in which workers share their metrics. prometheus_client reads this variable at import time.
-SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
-
-# Settings of keys and certificates.
-_KEYS = frozenset({"api_keys", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"})
-# Secrets with fewer characters can be guessed.
-_MIN_SECRET_CHARACTERS = 16
+_ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 
 
-def require_strong(secret: str, expected: str) -> None:
-    """Refuse a secret that can be guessed or cannot be sent in a header.
+class ServeSettings(RedisSettings, EngineSettings):
+    """Answer queries over HTTP with the current version of the store."""
 
-    Args:
-        secret: The secret. No error message contains the secret.
-        expected: The beginning of the error message.
-
-    Raises:
-        SettingsError: If the secret is too short or not ASCII.
-    """
-    if len(secret) < _MIN_SECRET_CHARACTERS:
-        raise SettingsError(
-            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
-            "create a secret with `openssl rand -hex 24`"
-        )
-    if not secret.isascii():
-        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
-
-
-def _check_engine_uri(uri: SecretStr) -> SecretStr:
-    given = uri.get_secret_value()
-    try:
-        parts = urlsplit(given)
-        is_server = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        )
-    except ValueError:  # for example, a port that is not a number
-        is_server = False
-    if not is_server and ("://" in given or not given.endswith(".db")):
-        raise SettingsError("--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file that ends in .db")
-    return uri
-
-
-class ReadIf(NamedTuple):
-    """Flags that have an effect only under a condition. Without it, a flag that the user gives is refused.
-
-    Attributes:
-        flags: Names of the fields.
-        expected: What fulfils the condition.
-        found: Returns what the settings have instead; None if they fulfil the condition.
-    """
-
-    flags: tuple[str, ...]
-    expected: str
-    found: Callable[[Any], str | None]
-
-
-class Settings(BaseSettings):
-    """Base of all settings. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`.
-
-    An empty variable means the default, except for keys and certificates: without them, the service could be open.
-
-    Raises:
-        SettingsError: If the variable of a key or a certificate is empty.
-    """
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_prefix_target="all",
-        frozen=True,
-        allow_inf_nan=False,
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_parse_none_str=NO_WORD,
+    host: Annotated[str, AfterValidator(lambda host: host.strip("[]"))] = Field(
+        "127.0.0.1", description="Address to listen on (0.0.0.0 for all interfaces, :: for all with IPv6)"
     )
-
-    read_if: ClassVar[tuple[ReadIf, ...]] = ()
-
-    def unread_flags(self) -> Iterator[str]:
-        """Yield a message for each given flag that has no effect beside the others.
-
-        An environment variable is for several verbs, so it may have no effect.
-        """
-        for name in sorted(self.model_fields_set):
-            message = None if f"{ENV_PREFIX}{name.rstrip('_')}".upper() in os.environ else self.unread(name)
-            if message is not None:
-                yield message
-
-    def unread(self, name: str) -> str | None:
-        """Say why a flag has no effect beside the others; None if it has one."""
-        for each in self.read_if:
-            if name in each.flags and (found := each.found(self)) is not None:
-                return f"{as_flag(name)}: expected {each.expected}, found {found}; omit the flag"
-        return None
-
-    @classmethod
-    def read_of(cls, given: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
-        """The given flags that have an effect beside others, which override them."""
-        settings = cls.model_construct(**{**given, **beside})
-        return {name: value for name, value in given.items() if settings.unread(name) is None}
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *_: PydanticBaseSettingsSource,
-        **__: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)  # an empty flag is not ignored
-
-    @model_validator(mode="after")
-    def _refuse_empty_keys(self) -> Self:
-        for name in _KEYS & type(self).model_fields.keys():
-            variable = f"{ENV_PREFIX}{name.upper()}"
-            if getattr(self, name) is None and os.environ.get(variable) == "":
-                raise SettingsError(f"{variable}: expected a value, found an empty one; set it, or remove the variable")
-        return self
-
-
-def refuse_unread(settings: _Settings) -> _Settings:
-    """Refuse given flags that have no effect: a validator of settings with `read_if`.
-
-    Raises:
-        SettingsError: With the first of these flags.
-    """
-    for message in settings.unread_flags():
-        raise SettingsError(message)
-    return settings
-
-
-def as_flag(name: str) -> str:
-    """The flag of a field."""
-    return "--" + name.rstrip("_").replace("_", "-")
-
-
-_Settings = TypeVar("_Settings", bound=Settings)
-
-
-class EngineSettings(Settings):
-    """Settings of the connection to Milvus, for bundles whose keys are in Milvus."""
-
-    engine_uri: Annotated[SecretStr, AfterValidator(_check_engine_uri)] | None = Field(
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
+    tls_cert: Path | None = Field(
         None,
-        description="Milvus server of bundles whose keys are in Milvus: http://HOST:PORT, https://HOST:PORT for TLS, "
-        "each also with /DATABASE, or a file .db of milvus-lite (default: none)",
+        description="File with the TLS certificate and its chain in PEM format; needs --tls-key (default: no TLS)",
     )
-    engine_token: SecretStr | None = Field(
-        None, description="Token of Milvus: USER:PASSWORD or an API key (default: Milvus needs none)"
+    tls_key: Path | None = Field(
+        None, description="File with the private key of --tls-cert in PEM format, without a password"
     )
-    engine_ca: Path | None = Field(
-        None,
-        description="File with the CA certificates in PEM format that verify the server of --engine-uri (default: "
-        "those of gRPC)",
+    workers: int = Field(1, ge=1, le=256, description="Number of worker processes; a worker that dies is replaced")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="Number of threads of each worker; "
+        "each thread computes one batch of queries at a time (0 for the number of cores divided by --workers)",
     )
-    engine_seconds: float = Field(
-        5.0,
+    device: Device = Field(
+        "cpu",
+        description="Device for encoding and searching: cpu; "
+        "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
+    )
+    poll_seconds: float = Field(
+        0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
+    )
+    keep_alive_seconds: int = Field(
+        75,
+        ge=1,
+        le=3600,
+        description="Seconds until an idle connection is closed; longer than the proxy or balancer keeps it, which "
+        "otherwise sends a request on a closed connection",
+    )
+    drain_seconds: float = Field(
+        20.0, ge=0, le=3600, description="Maximum seconds to finish the requests in progress at shutdown"
+    )
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
+    max_query_bytes: int = Field(
+        8192, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
+    )
+    max_batch: int = Field(64, ge=1, le=MAX_BATCH, description="Maximum number of queries in one request")
+    max_queue: int = Field(
+        256,
+        ge=1,
+        description="Maximum number of queries that wait for a thread, where an expensive query counts as several; "
+        "requests beyond this limit get status 503 at once",
+    )
+    max_seconds: float = Field(
+        30.0,
         gt=0,
         le=600,
-        description="Maximum seconds for one call of Milvus; a query that needs longer gets status 503",
+        description="Maximum seconds for the answer to a request, also if the request asks for a later deadline; "
+        "a request that takes longer gets status 504",
     )
-
-
-class ServiceSettings(Settings):
-    """Settings of a bundle store."""
-
-    store: Location = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
-    bundle_cache: Path | None = Field(
+    hang_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which one block of a batch counts as hung: the process reports that it is not "
+        "ready, and is replaced 30 seconds later; more than --max-seconds",
+    )
+    encode_together: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="Maximum number of queries that are encoded together, from one or several requests",
+    )
+    cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
+    cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")
+    api_keys: Path | None = Field(
         None,
-        description="Folder for bundles downloaded from a store at a URL, and with --verify-key for the private copies "
-        "of bundles; only this user may write to it (default: ~/.cache/recollect)",
+        description="File of API keys, one key a line: NAME KEY [QUERIES_PER_SECOND] [write] [operate]; read again on "
+        "changes (default: requests need no API key)",
     )
-    verify_key: Path | None = Field(
-        None,
-        description="File with one or several Ed25519 public keys in PEM format; only bundles signed by one of their "
-        "private keys are opened (default: bundles need no signature)",
+    rate_limit: float = Field(
+        0.0,
+        ge=0,
+        description="Maximum queries a second of an API key for which the file of API keys sets no limit, where an "
+        "expensive query counts as several; "
+        "all replicas together enforce it with --redis-url, otherwise each replica enforces it alone (0 for no limit)",
     )
-
-
-# The use of the live entries of a store by a program that does not write them.
-LiveEntries = Literal["off", "read"]
-LIVE_HELP = (
-    "Live entries of the store: read, or off for the memory of the bundle alone (default: read; with --verify-key off, "
-    "because no signature covers live entries)"
-)
-
-
-def default_live(verify_key: Path | None) -> LiveEntries:
-    """The use of live entries that nobody chose: a program that asks for signatures uses nothing unsigned."""
-    return "read" if verify_key is None else "off"
-
-
-class RedisSettings(ServiceSettings):
-    """Settings of a bundle store, and of the Redis server that its replicas share."""
-
-    redis_url: SecretStr | None = Field(
-        None,
-        description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share their "
-        "reports, cached answers and rate limits (default: replicas share nothing)",
+    cors_origins: str = Field(
+        "", description="Web origins whose pages may send requests, such as https://a.example,https://b.example"
     )
-    redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
+    allowed_hosts: str = Field(
+        "",
+        description="Host names in the URLs of clients, such as search.example,localhost; requests with other names "
+        "get status 421, and * allows all names (default: localhost if --host is a loopback address and there are no "
+        "--api-keys, otherwise all)",
+    )
+    docs: Access = Field(
+        "public", description="Access to /docs, /redoc and /openapi.json: public, key (only with an API key) or off"
+    )
+    playground: CliImplicitFlag[bool] = Field(
+        True, description="Serve the playground, a web page to try queries and options, at /"
+    )
+    writable: CliImplicitFlag[bool] = Field(
+        False, description="Let API keys with the scope write change the memory; needs --api-keys"
+    )
+    live: LiveEntries | None = Field(None, description=f"{LIVE_HELP}; --writable reads them")
+    delta_keys: int = Field(
+        50_000, ge=1, description="Maximum number of live keys; further changes that add keys get status 507"
+    )
+    delta_mb: int = Field(
+        256,
+        ge=1,
+        description="Maximum memory of the live entries in megabytes, in each worker, for each open version; further "
+        "changes that add keys get status 507",
+    )
+    annif: CliImplicitFlag[bool] = Field(
+        False,
+        description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn",
+    )
+    metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
+    log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")
+    assign_threshold: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description='Minimum probability of a label in the answer to a request with "assign": true and without '
+        "min_probability",
+    )
+    access_log: CliImplicitFlag[bool] = Field(False, description="Log every request")
+
+    @property
+    def reads_live_entries(self) -> bool:
+        """Whether the answers use the live entries of the store."""
+        return self.writable or (self.live or default_live(self.verify_key)) == "read"
+
+    @property
+    def host_names(self) -> frozenset[str] | None:
+        """The host names that requests may name, in lower case; None for all.
+
+        The default protects a service that trusts all programs of its machine: a page of another site can make a
+        browser of this machine ask the service under the name of that site (DNS rebinding).
+        """
+        given = frozenset(name.strip().strip("[]").lower() for name in self.allowed_hosts.split(",") if name.strip())
+        if given:
+            return None if "*" in given else given
+        if self.api_keys is None and is_loopback(self.host):
+            return frozenset({"localhost", "127.0.0.1", "::1", self.host.lower()})
+        return None
+
+    @property
+    def origins(self) -> list[str]:
+        """The web origins whose pages may send requests."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
 
-def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> list[str]:
-    """The flags of a command line whose values contain a token, or a URL with a password."""
-    given = {argument.partition("=")[0] for argument in arguments}
-    found = []
-    for name in type(settings).model_fields:
-        flag, value = as_flag(name), getattr(settings, name)
-        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-        has_password = "://" in text and "@" in text
-        if flag in given and (has_password or name == "engine_token"):
-            found.append(flag)
-    return found
+def require_consistent(settings: ServeSettings) -> None:
+    """Refuse settings that contradict each other.
 
-
-def unknown_variables(settings: ServiceSettings) -> list[str]:
-    """Environment variables that begin with `RECOLLECT_` but match no setting, probably because they are misspelled."""
-    known = {f"{ENV_PREFIX}{name.rstrip('_')}".upper() for name in type(settings).model_fields}
-    return sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)
+    Raises:
+        SettingsError: With the names of the settings, without secrets.
+    """
+    for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
+        if access == "key" and settings.api_keys is None:
+            raise SettingsError(f"{flag} key: needs --api-keys, which is not set")
+    if settings.writable and settings.api_keys is None:
+        raise SettingsError(
+            "--writable: needs --api-keys, which is not set, because a change needs a key with `write`; write a file "
+            "with the line `NAME KEY write`, with a KEY from `openssl rand -hex 24`, and name the file with --api-keys"
+        )
+    if settings.writable and settings.live == "off":
+        raise SettingsError("--live off: expected --live read with --writable, because a change is a live entry")
+    if settings.hang_seconds <= settings.max_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than --max-seconds ({settings.max_seconds:g}), because a request may "
+            f"wait so long for one block of its batch; found {settings.hang_seconds:g}"
+        )
+    if settings.engine_uri is not None and settings.hang_seconds <= 4 * settings.engine_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than four times --engine-seconds ({settings.engine_seconds:g}), because "
+            f"a block of a batch may wait for several calls of Milvus; found {settings.hang_seconds:g}"
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
+        raise SettingsError(f"{given}: needs {missing}, which is not set")
+    for origin in settings.origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise SettingsError(f"--cors-origins: expected origins such as https://shop.example, found {origin!r}")
+    if settings.rate_limit and settings.api_keys is None:
+        raise SettingsError(
+            "--rate-limit: needs --api-keys, which is not set, because the limit applies to each API key"
+        )

@@ -1,7 +1,7 @@
 """Fixtures of all tests: a small dataset of topics, and a store with a bundle that is built from it.
 
-While tests run, the shapes and types in the signatures of the trainer, `service.bundle` and `service.predictor` are
-checked. The checks begin here because they apply only to modules that are imported later.
+While tests run, the shapes and types in the signatures of the trainer and of the core are checked.
+The checks begin here because they apply only to modules that are imported later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from jaxtyping import install_import_hook
 import recollect.trainer
 from tests import type_checks
 
+pytest_plugins = ["tests.fixtures", "tests.tiny_runs"]
+
 # Functions of these modules are called for each row or each query. Checks would take most of the time of a test. The
 # methods cannot be checked, except for their losses: they import torch's types for mypy only.
 _UNCHECKED = (
@@ -37,9 +39,10 @@ _TRAINER = [
     if module.name == _LOSSES
     or not (module.ispkg or module.name.startswith((*_UNCHECKED, "recollect.trainer.methods")))
 ]
-install_import_hook(
-    [*_TRAINER, "recollect.service.bundle", "recollect.service.predictor"], f"{type_checks.__name__}.checked"
-)
+_CORE = [
+    f"recollect.core.{name}" for name in ("bundle", "encoder", "memory", "predictor", "scoring", "search", "steps")
+]
+install_import_hook([*_TRAINER, *_CORE], f"{type_checks.__name__}.checked")
 
 # A shell ignores Ctrl-C in the programs that it runs in the background, and their children inherit this. Tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -136,7 +136,7 @@ def before_each_batch(code: str) -> str:
     return f"""
 import os, threading, time
 from pathlib import Path
-from recollect.service.predictor.predictor import Predictor
+from recollect.core.predictor import Predictor
 answer = Predictor.predict_together
 def predict_together(self, requests, *rest):
     queries = [query for group, _ in requests for query in group]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 REPOSITORY = Path(__file__).parents[1]
 # Each package may import itself and the packages before it.

@@ -23,8 +23,8 @@ import pytest
 
 import recollect
 from recollect.trainer.methods import METHODS
-from tests.index_builder.conftest import write_tiny_encoder
 from tests.processes import serving
+from tests.tiny_runs import write_tiny_encoder
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -167,7 +167,7 @@ def help_of(verb: str) -> str:
 @pytest.fixture(scope="module")
 def flags() -> dict[str, set[str]]:
     """The flags of each verb."""
-    return {verb: set(re.findall(r"--[a-z][a-z-]*", help_of(verb))) for verb in recollect.verbs.VERBS}
+    return {verb: set(re.findall(r"--[a-z][a-z-]*", help_of(verb))) for verb in recollect.cli.verbs.VERBS}
 
 
 def commands(page: Path) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.conftest import write_topics
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))

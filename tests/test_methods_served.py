@@ -15,8 +15,8 @@ import pytest
 import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from tests.conftest import TOPICS, write_topics
-from tests.index_builder.conftest import write_tiny_encoder
 from tests.processes import serving
+from tests.tiny_runs import write_tiny_encoder
 
 TAU, TOP_B = 0.05, 12
 # A plain memory, one whose encoder has a classifier, one with smaller keys, and one whose label keys are a classifier's

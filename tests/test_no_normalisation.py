@@ -19,7 +19,7 @@ from recollect.trainer.memory.left_out import instance_neighbours, label_neighbo
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import TOPICS, write_topics
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 TAU, TOP_B = 1.0, 12
 QUERIES = [*(sentences[-1] for sentences in TOPICS.values() if sentences), "Never seen", "x", "garlic " * 9]

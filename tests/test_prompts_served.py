@@ -19,8 +19,8 @@ import recollect
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import TOPICS, write_topics
-from tests.index_builder.conftest import write_tiny_encoder
 from tests.processes import serving
+from tests.tiny_runs import write_tiny_encoder
 
 PROMPTS = {"query": "find: ", "document": "a label named "}
 QUERIES = ["Who must pay", "a mass in an old church", "x", "A vaccine against malaria is tried in three countries"]

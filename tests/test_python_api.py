@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.service.errors import KeyFileError, SettingsError, StoreError
+from recollect.core.errors import KeyFileError, SettingsError, StoreError
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import recollect
 from tests.conftest import TOPICS
-from tests.index_builder.conftest import write_tiny_encoder
 from tests.test_docs import DOCS, blocks
+from tests.tiny_runs import write_tiny_encoder
 
 LENGTH = 32
 # The datasets of the page, and whether the checkpoint ends with a layer that makes unit vectors.

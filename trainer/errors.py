@@ -7,7 +7,7 @@ TrainerError
 └── MemoryFolderError a run folder contains unexpected files, or lacks expected files
 """
 
-from recollect.service.errors import RecollectError
+from recollect.core.errors import RecollectError
 
 
 class TrainerError(RecollectError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recollect.service.settings import ReadIf, as_flag
+from recollect.core.settings import ReadIf, as_flag
 from recollect.trainer.methods import METHODS, Method
 from recollect.trainer.settings import STATIC, TrainingInputs
 

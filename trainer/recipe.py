@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from recollect.service.settings import as_flag
+from recollect.core.settings import as_flag
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods import METHODS, Method, MethodOptions
 from recollect.trainer.metrics import PROPENSITY

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recollect.service.console import print_status
+from recollect.core.system.console import print_status
 from recollect.trainer.data.dataset import Dataset, open_named
 from recollect.trainer.data.split import Split, fingerprint
 from recollect.trainer.distributed import (

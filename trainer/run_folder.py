@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recollect.service.files import read_json, write_json
+from recollect.core.system.files import read_json, write_json
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from recollect.trainer.errors import EncoderError, MemoryFolderError, TrainingError
 from recollect.trainer.held_out import HeldOutTexts

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.service.console import print_status
-from recollect.service.files import save_array
+from recollect.core.system.console import print_status
+from recollect.core.system.files import save_array
 from recollect.trainer.data.dataset import Dataset
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg, NoDecode
 
-from recollect.service.settings import ReadIf, Settings, refuse_unread
+from recollect.core.settings import ReadIf, Settings, refuse_unread
 
 
 def _split(value: object) -> object:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from recollect.service.files import read_json
-from recollect.service.settings import as_flag
+from recollect.core.settings import as_flag
+from recollect.core.system.files import read_json
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods.prime import PrimeOptions
 from recollect.trainer.methods.table import OvaOptions, SoftTopKOptions, UnidecOptions

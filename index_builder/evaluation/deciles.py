@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 from scipy import sparse
 
-from recollect.service.bundle.values import Values
-from recollect.service.predictor.scoring import WeightedKeys
+from recollect.core.bundle.values import Values
+from recollect.core.scoring import WeightedKeys
 
 _GROUPS = 10
 _DEPTHS_OF_RECALL = (10, 100)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from recollect.core.predictor import Predictor
+from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure, report
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
-from recollect.service.console import print_status
-from recollect.service.model import open_model
-from recollect.service.predictor.predictor import Predictor
+from recollect.model import open_model
 from recollect.trainer.data.dataset import open_dataset, open_named
 
 # Lambdas of the chart, with more values near 0, where the quality of most memories changes fastest.

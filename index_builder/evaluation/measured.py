@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
+from recollect.core.predictor import Predictor
 from recollect.index_builder.evaluation.bootstrap import Sampled, Statistics, bootstrap, means, ratios
 from recollect.index_builder.evaluation.deciles import by_frequency
 from recollect.index_builder.evaluation.predictions import GroundTruth, Predictions, Setting, predict_top
 from recollect.index_builder.evaluation.probabilities import BINS, DEPTHS, JudgedProbabilities, bin_of
-from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import (
     METRICS,

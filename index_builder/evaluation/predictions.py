@@ -13,20 +13,20 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy import sparse
 
+from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.manifest import Order
+from recollect.core.bundle.values import Values
+from recollect.core.options import AnswerOptions
+from recollect.core.predictor import Predictor
+from recollect.core.reranker.candidates import Found
+from recollect.core.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
+from recollect.core.search.searcher import Neighbours, Searcher, join_parts
+from recollect.core.system.console import print_status, progress_bar
+from recollect.core.words.terms import Words
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.deciles import DECILES, count_sources
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
 from recollect.index_builder.left_out_votes import remove_filtered
-from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.manifest import Order
-from recollect.service.bundle.values import Values
-from recollect.service.console import print_status, progress_bar
-from recollect.service.lexical.terms import Words
-from recollect.service.options import AnswerOptions
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours, Searcher, join_parts
-from recollect.service.ranking.candidates import Found
 from recollect.trainer.data.dataset import Dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import hits

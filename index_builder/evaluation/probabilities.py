@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from recollect.service.bundle.manifest import Coverage
-from recollect.service.ranking.assign import best_set_sizes
+from recollect.core.bundle.manifest import Coverage
+from recollect.core.reranker.assign import best_set_sizes
 
 DEPTHS = (1, 5)
 # Number of equal bins of the calibration error (Guo et al., ICML 2017).

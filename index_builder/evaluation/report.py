@@ -17,11 +17,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from recollect.core.predictor import Predictor
+from recollect.core.system.files import write_text
 from recollect.index_builder.evaluation.measured import Comparison, Measured
 from recollect.index_builder.evaluation.predictions import GroundTruth
 from recollect.index_builder.evaluation.probabilities import DEPTHS, reliability
-from recollect.service.files import write_text
-from recollect.service.predictor.predictor import Predictor
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import ndcg_at, recall_at
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from recollect.core.system.console import aligned
 from recollect.index_builder.evaluation.evaluate import Evaluation
-from recollect.service.console import aligned
 
 # Metrics of a comparison with another version.
 _COMPARED = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")

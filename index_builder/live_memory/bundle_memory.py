@@ -17,17 +17,17 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.manifest import Precision
+from recollect.core.bundle.strings import StringTable
+from recollect.core.encoder import QueryEncoder
+from recollect.core.search.searcher import KeyIndex, Keys, Searcher
+from recollect.core.system.console import print_status, progress_bar
+from recollect.core.system.files import save_rows
+from recollect.extras.milvus.collection import KeyCollection, open_searcher
+from recollect.extras.milvus.connection import Connection
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
-from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.manifest import Precision
-from recollect.service.bundle.strings import StringTable
-from recollect.service.console import print_status, progress_bar
-from recollect.service.files import save_rows
-from recollect.service.milvus.collection import KeyCollection, open_searcher
-from recollect.service.milvus.connection import Connection
-from recollect.service.predictor.encoder import QueryEncoder
-from recollect.service.predictor.searcher import KeyIndex, Keys, Searcher
 from recollect.trainer.data.split import no_pairs
 from recollect.trainer.memory.memory import Memory, MemoryPlan
 

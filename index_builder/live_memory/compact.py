@@ -15,6 +15,22 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.manifest import Manifest, Point
+from recollect.core.bundle.signing import read_signing_key
+from recollect.core.encoder import QueryEncoder
+from recollect.core.errors import ActivationConflictError
+from recollect.core.golden import write_golden
+from recollect.core.settings import Device
+from recollect.core.system.console import print_status
+from recollect.core.system.threads import threads_or_cores
+from recollect.core.tables.snapshot import Snapshot
+from recollect.core.words.index import write_lexical_index
+from recollect.core.words.names import Names
+from recollect.edits.log import MemoryLog
+from recollect.edits.writer import follow
+from recollect.extras.milvus.index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.build import (
     describe_bundle,
     publish,
@@ -29,27 +45,11 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.live_memory.bundle_memory import read_bundle_memory
 from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
-from recollect.index_builder.milvus_index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import current_metrics, golden_queries, verify
-from recollect.service.bundle.bundle import Bundle
-from recollect.service.bundle.files import RANKER
-from recollect.service.bundle.manifest import Manifest, Point
-from recollect.service.bundle.signing import read_signing_key
-from recollect.service.console import print_status
-from recollect.service.errors import ActivationConflictError
-from recollect.service.lexical.index import write_lexical_index
-from recollect.service.memory.snapshot import Snapshot
-from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_log.writer import follow
-from recollect.service.predictor.encoder import QueryEncoder
-from recollect.service.predictor.golden import write_golden
-from recollect.service.ranking.names import Names
-from recollect.service.settings import Device
-from recollect.service.store.activations import ActivationRecord
-from recollect.service.store.store import Store
-from recollect.service.threads import threads_or_cores
+from recollect.store.activations import ActivationRecord
+from recollect.store.store import Store
 from recollect.trainer.memory.memory import Memory, open_memory
 
 _SAMPLE_TEXTS = 256

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.settings import RankSettings
-from recollect.service.console import print_status
 from recollect.trainer.settings import Metric, RankChoice, SharedTrainSettings, TuneSettings
 from recollect.trainer.train_settings import TrainSettings
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.manifest import Probabilities
+from recollect.core.reranker.candidates import WORD_FEATURES
+from recollect.core.reranker.model import RankerFile
+from recollect.core.system.console import print_status
+from recollect.core.system.files import read_json, write_json, write_text
+from recollect.core.words.names import Names
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.calibrate import HeldOut, reliable_probabilities
 from recollect.index_builder.settings import BuildSettings, Lexical
-from recollect.service.bundle.files import RANKER
-from recollect.service.bundle.manifest import Probabilities
-from recollect.service.console import print_status
-from recollect.service.files import read_json, write_json, write_text
-from recollect.service.ranking.candidates import WORD_FEATURES
-from recollect.service.ranking.model import RankerFile
-from recollect.service.ranking.names import Names
 from recollect.trainer.memory.memory import Memory
 
 _FOLDER, _HELD_OUT, _REPORT = "ranker", "held_out.npz", "report.json"

@@ -19,14 +19,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
+from recollect.core.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
+from recollect.core.reranker.calibration import calibrate_answers, log_odds
+from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.system.console import print_status
+from recollect.core.words.index import LexicalIndex
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.evaluation.probabilities import brier, reliability
 from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
-from recollect.service.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
-from recollect.service.console import print_status
-from recollect.service.lexical.index import LexicalIndex
-from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.ranking.calibration import calibrate_answers, log_odds
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.metrics import hits

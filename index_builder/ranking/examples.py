@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.core.reranker.candidates import ALL_FEATURES, FEATURES, Found, LabelFacts, find_candidates
+from recollect.core.scoring import weigh_keys
+from recollect.core.search.searcher import Neighbours, join_parts
+from recollect.core.system.console import progress_bar
+from recollect.core.words.index import LexicalIndex
+from recollect.core.words.names import Names
+from recollect.core.words.postings import invert
+from recollect.core.words.terms import Words
+from recollect.core.words.word_index import WordIndex
 from recollect.index_builder.bundle_tables import read_field
-from recollect.service.console import progress_bar
-from recollect.service.lexical.index import LexicalIndex
-from recollect.service.lexical.postings import invert
-from recollect.service.lexical.terms import Words
-from recollect.service.lexical.word_index import WordIndex
-from recollect.service.predictor.scoring import weigh_keys
-from recollect.service.predictor.searcher import Neighbours, join_parts
-from recollect.service.ranking.candidates import ALL_FEATURES, FEATURES, Found, LabelFacts, find_candidates
-from recollect.service.ranking.names import Names
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.search import nearest, nearest_among

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from recollect.core.system.console import print_status
+from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.ranking.artefact import write_ranker
@@ -20,8 +22,6 @@ from recollect.index_builder.ranking.examples import ExampleSource
 from recollect.index_builder.ranking.fit import cross_fitted_logits, fit_ranker
 from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
-from recollect.service.console import print_status
-from recollect.service.threads import threads_or_cores
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import open_memory

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recollect.service.errors import SettingsError
+from recollect.core.errors import SettingsError
+from recollect.core.settings import require_strong
 from recollect.service.serving.rate_limit import Quota
-from recollect.service.settings import require_strong
 
 # The beginning of the keys in example files.
 _PLACEHOLDER = "REPLACE"

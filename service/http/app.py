@@ -10,8 +10,10 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from recollect.core.options import answer_cost, max_request_cost
+from recollect.core.system.reloaded_file import ReloadedFile
+from recollect.extras.annif.routes import AnnifRoutes
 from recollect.service.http import problems
-from recollect.service.http.annif import AnnifRoutes
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
 from recollect.service.http.memory_routes import MemoryRoutes
@@ -20,14 +22,12 @@ from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.schemas import Problem
 from recollect.service.http.status_routes import StatusRoutes
 from recollect.service.http.version_routes import VersionRoutes
-from recollect.service.options import answer_cost, max_request_cost
 from recollect.service.playground.pages import FactsRoute, add_docs, add_playground
 from recollect.service.redis_client import RedisClient
-from recollect.service.reloaded_file import ReloadedFile
-from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.answer_cache import AnswerCache
 from recollect.service.serving.batcher import MAX_ANSWER_BYTES, Batcher
 from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.settings import ServeSettings
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import open_tracer
 from recollect.service.versions.model_manager import ModelManager

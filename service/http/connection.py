@@ -16,7 +16,7 @@ import select
 from starlette.requests import Request
 from starlette.types import Scope
 
-from recollect.service.errors import ClientGoneError
+from recollect.core.errors import ClientGoneError
 
 # Extension of an ASGI scope that contains the transport of the client's connection.
 _EXTENSION = "recollect.connection"

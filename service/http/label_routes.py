@@ -10,13 +10,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
+from recollect.core.tables.tables import Labels
+from recollect.core.texts import require_words
+from recollect.core.words.text_search import MAX_CHARACTERS
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import KnownLabel, LabelResponse, LabelsResponse
-from recollect.service.lexical.text_search import MAX_CHARACTERS
-from recollect.service.memory.tables import Labels
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.serving.waiters import Waiters
-from recollect.service.texts import require_words
 from recollect.service.versions.open_versions import OpenVersions
 
 _MAX_FOUND = 100

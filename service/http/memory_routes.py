@@ -20,11 +20,10 @@ from fastapi.responses import JSONResponse
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 
-from recollect.service.errors import ChangeError, StoreError
-from recollect.service.http.connection import require_waiting
-from recollect.service.http.json_route import JsonRoute
-from recollect.service.http.problems import ProblemError, documented
-from recollect.service.memory.changes import (
+from recollect.core.errors import ChangeError, StoreError
+from recollect.core.options import BYTES_PER_UNIT, Query
+from recollect.core.tables.snapshot import Snapshot
+from recollect.edits.changes import (
     FEEDBACK,
     Encode,
     NewInstance,
@@ -36,12 +35,13 @@ from recollect.service.memory.changes import (
     new_feedback,
     removed,
 )
-from recollect.service.memory.entries import Entry, Remove
-from recollect.service.memory.snapshot import Snapshot
-from recollect.service.memory_log.log import boot_seconds
-from recollect.service.memory_log.writer import Request as KeyedRequest
-from recollect.service.options import BYTES_PER_UNIT, Query
-from recollect.service.predictor.changing import Change, change
+from recollect.edits.changing import Change, change
+from recollect.edits.entries import Entry, Remove
+from recollect.edits.log import boot_seconds
+from recollect.edits.writer import Request as KeyedRequest
+from recollect.service.http.connection import require_waiting
+from recollect.service.http.json_route import JsonRoute
+from recollect.service.http.problems import ProblemError, documented
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.serving.waiters import Waiters
 from recollect.service.versions.open_versions import OpenVersions

@@ -12,17 +12,17 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from recollect.service.errors import DrainingError
+from recollect.core.errors import DrainingError
+from recollect.core.options import BYTES_PER_UNIT
+from recollect.core.system.reloaded_file import ReloadedFile
+from recollect.core.texts import CONTROL_CHARACTERS
 from recollect.service.http.api_keys import ApiKey, ApiKeys
 from recollect.service.http.json_route import JsonRoute, header
 from recollect.service.http.predict_routes import VERSION_HEADER
 from recollect.service.http.problems import ProblemError, expected_problem, failure, problem_response
-from recollect.service.options import BYTES_PER_UNIT
-from recollect.service.reloaded_file import ReloadedFile
-from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.rate_limit import RateLimits
+from recollect.service.settings import ServeSettings
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.texts import CONTROL_CHARACTERS
 from recollect.service.versions.open_versions import OpenVersions
 
 log = structlog.get_logger(__name__)

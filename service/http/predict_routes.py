@@ -18,7 +18,17 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from recollect.service.errors import ServiceError
+from recollect.core.answers import Answer
+from recollect.core.errors import ServiceError
+from recollect.core.options import (
+    AnswerOptions,
+    answer_cost,
+    checked_options,
+    chosen_options,
+    request_cost,
+    require_explainable,
+)
+from recollect.core.predictor import Predictor
 from recollect.service.http.json_route import JsonRoute, header
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import (
@@ -28,21 +38,11 @@ from recollect.service.http.schemas import (
     PredictRequest,
     PredictResponse,
 )
-from recollect.service.options import (
-    AnswerOptions,
-    answer_cost,
-    checked_options,
-    chosen_options,
-    request_cost,
-    require_explainable,
-)
-from recollect.service.predictor.answers import Answer
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.answer_cache import AnswerCache, answer_keys
 from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.serving.waiters import Waiters
+from recollect.service.settings import ServeSettings
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.telemetry.tracing import Tracer
 from recollect.service.versions.open_versions import Lease, OpenVersions

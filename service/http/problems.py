@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from recollect.service.errors import RateLimitError, ServiceError, VersionNotOpenError
+from recollect.core.errors import RateLimitError, ServiceError, VersionNotOpenError
 from recollect.service.http.schemas import Problem
 
 # The default code and the title of each status.

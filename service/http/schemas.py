@@ -6,9 +6,9 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from recollect.service.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Probabilities
-from recollect.service.options import ChosenOptions, Query
-from recollect.service.serve_settings import MAX_BATCH
+from recollect.core.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Probabilities
+from recollect.core.options import ChosenOptions, Query
+from recollect.service.settings import MAX_BATCH
 
 
 class AnswerBody(ChosenOptions):

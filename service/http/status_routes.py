@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
 
-from recollect.service.errors import DrainingError, EngineError
+from recollect.core.errors import DrainingError, EngineError
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import Health, VersionResponse
 from recollect.service.redis_client import RedisClient

@@ -12,13 +12,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from recollect.service.errors import BundleError, RedisError, StoreError
+from recollect.core.errors import BundleError, RedisError, StoreError
 from recollect.service.http.api_keys import ApiKey
 from recollect.service.http.connection import require_waiting
 from recollect.service.http.problems import ProblemError, documented
-from recollect.service.store.activations import ActivationRecord
-from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, Reports
+from recollect.store.activations import ActivationRecord
+from recollect.store.store import Store
 
 Why = Annotated[str, Query(max_length=1000, description="reason, for the log")]
 

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
 
-from recollect.service.bundle.manifest import Check, Point
-from recollect.service.bundle.strings import StringTable
-from recollect.service.texts import is_blank
+from recollect.core.bundle.manifest import Check, Point
+from recollect.core.bundle.strings import StringTable
+from recollect.core.texts import is_blank
 from recollect.service.versions.open_versions import OpenVersions
 
 _STATIC = Path(__file__).with_name("static")

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 from cryptography import x509
 
-from recollect.service.background import BackgroundThread
+from recollect.core.system.background import BackgroundThread
 from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)

@@ -29,14 +29,14 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
+from recollect.core.errors import ServiceError, SettingsError
+from recollect.core.settings import SHARED_METRICS, secrets_in_command_line, unknown_variables
+from recollect.core.system.threads import ThreadBudget
 from recollect.service.addresses import bind, is_loopback
-from recollect.service.errors import ServiceError, SettingsError
 from recollect.service.http.connection import add_connection
 from recollect.service.process.drain import exiting_on_stop_signals, ignore_other_signals
-from recollect.service.serve_settings import ServeSettings, require_consistent
-from recollect.service.settings import SHARED_METRICS, secrets_in_command_line, unknown_variables
+from recollect.service.settings import ServeSettings, require_consistent
 from recollect.service.telemetry.logs import configure_logs, flush_logs
-from recollect.service.threads import ThreadBudget
 
 log = structlog.get_logger(__name__)
 

@@ -13,6 +13,8 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
+from recollect.core.system.reloaded_file import ReloadedFile, reloading
+from recollect.core.system.threads import ThreadBudget
 from recollect.service.addresses import start_listening, url
 from recollect.service.http.api_keys import read_api_keys
 from recollect.service.http.app import create_app
@@ -21,16 +23,14 @@ from recollect.service.process.certificate import watching_certificate
 from recollect.service.process.drain import Drain, exit_at_once
 from recollect.service.process.liveness import watching
 from recollect.service.redis_client import RedisClient
-from recollect.service.reloaded_file import ReloadedFile, reloading
-from recollect.service.serve_settings import ServeSettings
 from recollect.service.serving.batcher import Batcher
-from recollect.service.store.store import Store
+from recollect.service.settings import ServeSettings
 from recollect.service.telemetry.logs import count_dropped_lines
 from recollect.service.telemetry.metrics import Metrics
-from recollect.service.threads import ThreadBudget
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import reports_of
+from recollect.store.store import Store
 
 log = structlog.get_logger(__name__)
 

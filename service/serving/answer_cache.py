@@ -18,8 +18,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from recollect.service.errors import RedisError
-from recollect.service.options import AnswerOptions
+from recollect.core.errors import RedisError
+from recollect.core.options import AnswerOptions
 from recollect.service.redis_client import RedisClient
 from recollect.service.telemetry.metrics import Metrics
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
-from recollect.service.errors import OverloadError, QueryError
-from recollect.service.options import AnswerOptions
-from recollect.service.predictor.answers import Answer
+from recollect.core.answers import Answer
+from recollect.core.errors import OverloadError, QueryError
+from recollect.core.options import AnswerOptions
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import Lease
 

@@ -14,7 +14,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from recollect.service.errors import RateLimitError, RedisError
+from recollect.core.errors import RateLimitError, RedisError
 from recollect.service.redis_client import RedisClient
 from recollect.service.telemetry.metrics import Metrics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from recollect.service.errors import OverloadError
+from recollect.core.errors import OverloadError
 
 
 class Waiters:

@@ -18,8 +18,8 @@ from typing import Literal, TypeVar, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.metrics import MetricWrapperBase
 
-from recollect.service.memory_use import process_memory
-from recollect.service.settings import SHARED_METRICS
+from recollect.core.settings import SHARED_METRICS
+from recollect.core.system.ram import process_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -23,14 +23,14 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from recollect.service.background import BackgroundThread
-from recollect.service.errors import InsufficientMemoryError, StoreError
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.store.activations import ActivationRecord
+from recollect.core.errors import InsufficientMemoryError, StoreError
+from recollect.core.predictor import Predictor
+from recollect.core.system.background import BackgroundThread
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 from recollect.service.versions.opening import CancelledWorkError, Opener, Throttle, require_memory
 from recollect.service.versions.reports import Reporter, Reports
+from recollect.store.activations import ActivationRecord
 
 log = structlog.get_logger(__name__)
 

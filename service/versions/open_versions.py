@@ -17,8 +17,8 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from recollect.service.errors import NotReadyError, VersionNotOpenError
-from recollect.service.predictor.predictor import Predictor
+from recollect.core.errors import NotReadyError, VersionNotOpenError
+from recollect.core.predictor import Predictor
 
 
 @dataclass(eq=False)

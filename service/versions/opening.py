@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import structlog
 
-from recollect.service import loops
-from recollect.service.bundle.manifest import Manifest
-from recollect.service.errors import InsufficientMemoryError
-from recollect.service.memory_log.log import MemoryLog
-from recollect.service.memory_use import free_bytes
-from recollect.service.milvus.connection import Observer
-from recollect.service.predictor.golden import check_golden
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.settings import Device, EngineSettings
-from recollect.service.store.store import Store
+from recollect.core import kernels
+from recollect.core.bundle.manifest import Manifest
+from recollect.core.errors import InsufficientMemoryError
+from recollect.core.golden import check_golden
+from recollect.core.predictor import Predictor
+from recollect.core.settings import Device, EngineSettings
+from recollect.core.system.ram import free_bytes
+from recollect.edits.log import MemoryLog
+from recollect.extras.milvus.connection import Observer
+from recollect.store.store import Store
 
 log = structlog.get_logger(__name__)
 
@@ -141,7 +141,7 @@ class Opener:
         except BaseException:
             predictor.close()
             raise
-        if throttle is None and loops.compiled_without_cache:
+        if throttle is None and kernels.compiled_without_cache:
             log.warning("loops_compiled", why="no folder for numba's cache can be written; set NUMBA_CACHE_DIR")
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)

@@ -20,14 +20,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from recollect.service.background import BackgroundThread
-from recollect.service.console import printable
-from recollect.service.errors import NotServedError, RedisError, StoreError
+from recollect.core.errors import NotServedError, RedisError, StoreError
+from recollect.core.system.background import BackgroundThread
+from recollect.core.system.console import printable
 from recollect.service.redis_client import RedisClient
-from recollect.service.store.activations import ActivationRecord, Version
-from recollect.service.store.files import open_file, temporary_path
-from recollect.service.store.store import Store
 from recollect.service.versions.open_versions import OpenVersions
+from recollect.store.activations import ActivationRecord, Version
+from recollect.store.files import open_file, temporary_path
+from recollect.store.store import Store
 
 # Maximum time between two reports of a replica.
 _REPORT_SECONDS = 1.0

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.papers.claims import PAGE, RESULTS, judge, page, read_figures
 from benchmarks.papers.rows import PAPERS
 from tests import forked
-from tests.index_builder.conftest import write_tiny_encoder
 from tests.test_architecture import REPOSITORY
+from tests.tiny_runs import write_tiny_encoder
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.service.memory.rebuilt import Tables
+from tests.edits.rebuilt import Tables
 
 # Largest error of a similarity in float32.
 SIMILARITY_ERROR = 1e-6

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from recollect.core.settings import ENV_PREFIX
 from recollect.index_builder.settings import CompactSettings
-from recollect.service.serve_settings import ServeSettings
-from recollect.service.settings import ENV_PREFIX
+from recollect.service.settings import ServeSettings
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())

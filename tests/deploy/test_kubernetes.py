@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recollect.service.serve_settings import ServeSettings
+from recollect.service.settings import ServeSettings
 from tests.deploy.helpers import DEPLOY, run_tool
 
 FOLDER = DEPLOY / "kubernetes"

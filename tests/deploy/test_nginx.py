@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from recollect.service.serve_settings import ServeSettings
+from recollect.service.settings import ServeSettings
 from tests.deploy.helpers import (
     DEPLOY,
     FINE,

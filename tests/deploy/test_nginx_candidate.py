@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recollect.service.store.store import Store
+from recollect.store.store import Store
 from tests.deploy.helpers import DEPLOY, free_address, run_nginx, write_nginx_conf
 from tests.processes import PATIENCE_SECONDS, Server, copy_store, serving, until
 from tests.service.stores import Activation, light_store, until_serves

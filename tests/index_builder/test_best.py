@@ -12,13 +12,13 @@ import recollect
 from recollect.index_builder import best
 from recollect.index_builder.best import choose_contestants, training_seconds
 from recollect.index_builder.errors import BuildError
-from recollect.service.model import open_model
+from recollect.model import open_model
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries, held_out_of
 from recollect.trainer.memory.memory import open_memory, read_texts
-from tests.index_builder.conftest import write_tiny_encoder
 from tests.index_builder.ranking.conftest import write_names
+from tests.tiny_runs import write_tiny_encoder
 
 
 def train(tmp_path: Path, texts: int = 520, **flags: Any) -> Path:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from recollect.core.reranker.assign import best_set_sizes
 from recollect.index_builder.evaluation.bootstrap import Statistics, bootstrap, means
 from recollect.index_builder.evaluation.measured import probability_statistics, ranking_statistics, report
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities, brier, example_f1, reliability
-from recollect.service.ranking.assign import best_set_sizes
 from recollect.trainer.metrics import hits
 
 QUERIES, LABELS, DEPTH, INSTANCES, PROPENSITY = 60, 40, 20, 900, (0.55, 1.5)

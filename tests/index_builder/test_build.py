@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 import recollect
+from recollect.core.bundle.bundle import open_bundle
+from recollect.core.options import resolve_options
+from recollect.core.predictor import Predictor
+from recollect.core.search.searcher import unwrapped
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.settings import BuildSettings
-from recollect.service.bundle.bundle import open_bundle
-from recollect.service.model import open_model
-from recollect.service.options import resolve_options
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.searcher import unwrapped
-from recollect.service.store.store import Store
+from recollect.model import open_model
+from recollect.store.store import Store
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.memory.memory import open_memory, write_defaults
 from tests import forked
 from tests.conftest import TOPICS
-from tests.service.store.servers import create_bucket, s3_server
+from tests.store.servers import create_bucket, s3_server
 
 ChangeArray = Callable[[str, Callable[[np.ndarray], Any]], None]
 QUERY = "Who must pay tax on the sale of a house"
@@ -213,9 +213,9 @@ def test_memory_with_damaged_texts_is_rejected(run: Path, quick_export: None, tm
 CRASHES = """
 import os, resource, shutil, signal, sys
 import recollect, recollect.index_builder.build as builder, recollect.index_builder.choose_index as choose_index
-from recollect.service.predictor.predictor import Predictor
-from recollect.service.predictor.searcher import unwrapped
-from recollect.service.store.store import Store
+from recollect.core.predictor import Predictor
+from recollect.core.search.searcher import unwrapped
+from recollect.store.store import Store
 from pathlib import Path
 run, store, exported = sys.argv[1:4]
 

@@ -11,6 +11,8 @@ import faiss
 import numpy as np
 import pytest
 
+from recollect.core.bundle.manifest import IndexInfo, Point
+from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.index_builder import choose_index
 from recollect.index_builder.choose_index import (
     Queries,
@@ -24,8 +26,6 @@ from recollect.index_builder.choose_index import (
 )
 from recollect.index_builder.faiss_index import build_index, write_index
 from recollect.index_builder.recall import exact_neighbours
-from recollect.service.bundle.manifest import IndexInfo, Point
-from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, near, random_keys, recall_of
 
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.index_builder.errors import CheckFailed
-from recollect.index_builder.live_memory import compact as compact_module
-from recollect.service.memory.entries import (
+from recollect.edits.entries import (
     Entry,
     PutCorrection,
     PutInstance,
@@ -20,11 +18,13 @@ from recollect.service.memory.entries import (
     Remove,
     subject_of,
 )
-from recollect.service.memory_log.log import MemoryLog, extent, path_of
-from recollect.service.model import Model, open_model
-from recollect.service.store.store import Store
+from recollect.edits.log import MemoryLog, extent, path_of
+from recollect.index_builder.errors import CheckFailed
+from recollect.index_builder.live_memory import compact as compact_module
+from recollect.model import Model, open_model
+from recollect.store.store import Store
 from tests.conftest import TOPICS, Built
-from tests.service.memory_log.logs import append
+from tests.edits.logs import append
 
 QUERIES = [sentences[-1] for sentences in TOPICS.values() if sentences] + ["A dog in the garden", "wild animals"]
 

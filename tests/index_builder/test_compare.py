@@ -24,7 +24,7 @@ from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
 from tests import forked
 from tests.conftest import made_once, write_topics
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 # Filtered pairs of query and label. The first pair filters label 0 (Taxation), the true label of query 0.
 FILTER = "0 0\n0 1\n3 2\n6 4\n"

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from recollect.core.bundle.values import Matrix, Values
+from recollect.core.scoring import WeightedKeys
 from recollect.index_builder.evaluation.deciles import (
     by_frequency,
     count_sources,
@@ -16,8 +18,6 @@ from recollect.index_builder.evaluation.deciles import (
 )
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
-from recollect.service.bundle.values import Matrix, Values
-from recollect.service.predictor.scoring import WeightedKeys
 from recollect.trainer.metrics import hits
 
 QUERIES, LABELS, INSTANCES = 12, 37, 50

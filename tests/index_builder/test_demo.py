@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.service.store.store import Store
+from recollect.store.store import Store
 
 
 def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(

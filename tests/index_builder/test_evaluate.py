@@ -12,10 +12,10 @@ import pytest
 from scipy import sparse
 
 import recollect
+from recollect.core.options import resolve_options
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import EvaluateSettings
-from recollect.service.model import open_model
-from recollect.service.options import resolve_options
+from recollect.model import open_model
 from tests.conftest import TOPICS
 
 NAMES = sorted(TOPICS)

@@ -8,6 +8,8 @@ import faiss
 import numpy as np
 import pytest
 
+from recollect.core.bundle.manifest import IndexInfo
+from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import (
     HNSW_EFFORT,
@@ -19,8 +21,6 @@ from recollect.index_builder.faiss_index import (
     write_index,
 )
 from recollect.index_builder.recall import exact_neighbours, reachable_share
-from recollect.service.bundle.manifest import IndexInfo
-from recollect.service.predictor.searcher import KeyIndex, OpenIndex
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
 
 

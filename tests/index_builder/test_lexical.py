@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recollect.core.bundle.manifest import Manifest
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.lexical import measure_gain, write_lexical
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
-from recollect.service.bundle.manifest import Manifest
-from recollect.service.model import open_model
-from recollect.service.store.store import Store
+from recollect.model import open_model
+from recollect.store.store import Store
 from recollect.trainer.memory.memory import open_memory
 from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings

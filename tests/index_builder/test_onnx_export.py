@@ -12,18 +12,18 @@ import onnxruntime
 import pytest
 import torch
 
+from recollect.core.bundle.manifest import EncoderInfo, Precision
+from recollect.core.encoder import QueryEncoder
 from recollect.index_builder import onnx_export
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines, describe_encoder, export_encoder
-from recollect.service.bundle.manifest import EncoderInfo, Precision
-from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import load_pretrained
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.settings import POOLINGS
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽 👩‍👩‍👧", "two  spaces\tand\nlines", "word " * 40]
 

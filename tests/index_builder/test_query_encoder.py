@@ -13,7 +13,7 @@ from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.ranking.artefact import fitted_for
 from recollect.index_builder.settings import BuildSettings
-from recollect.service.model import open_model
+from recollect.model import open_model
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.memory.memory import QUERY_VECTORS, open_memory

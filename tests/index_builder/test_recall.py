@@ -9,9 +9,9 @@ import faiss
 import numpy as np
 import pytest
 
+from recollect.core.search.searcher import unwrapped
 from recollect.index_builder.faiss_index import build_index
 from recollect.index_builder.recall import exact_neighbours, reachable_share
-from recollect.service.predictor.searcher import unwrapped
 from tests.index_builder.vectors import opened, random_keys, recall_of
 
 

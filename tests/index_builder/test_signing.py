@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import recollect
-from recollect.service.bundle.files import MANIFEST, SIGNATURE
-from recollect.service.errors import BundleError
-from recollect.service.store.store import Store
+from recollect.core.bundle.files import MANIFEST, SIGNATURE
+from recollect.core.errors import BundleError
+from recollect.store.store import Store
 from tests.keys import NO_PRIVATE_KEY, Pair, secrets, write_every_sort, write_pair
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from recollect.core.bundle.manifest import Precision
+from recollect.core.encoder import QueryEncoder
 from recollect.index_builder.onnx_export import (
     WORST_COSINE,
     Sample,
@@ -17,14 +19,12 @@ from recollect.index_builder.onnx_export import (
     export_encoder,
     with_table,
 )
-from recollect.service.bundle.manifest import Precision
-from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import load_pretrained
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.static.pretrained import make_static
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 TEXTS = ["a", "", "the tax on bread", "x" * 500, "é 音楽", "two  spaces\tand\nlines", "word " * 40] * 6
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recollect.core.bundle.manifest import Check
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import CheckFailed
 from recollect.index_builder.evaluation.evaluate import evaluate
 from recollect.index_builder.settings import BuildSettings, EvaluateSettings
 from recollect.index_builder.verify import check
-from recollect.service.bundle.manifest import Check
-from recollect.service.store.store import Store
+from recollect.store.store import Store
 from tests.processes import copy_store
 
 GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@5", "R@100")]

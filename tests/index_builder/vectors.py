@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.core.search.searcher import KeyIndex, Neighbours, OpenIndex
 from recollect.index_builder.faiss_index import Keys, build_index, write_index
 from recollect.index_builder.recall import recall
-from recollect.service.predictor.searcher import KeyIndex, Neighbours, OpenIndex
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.label_keys import LabelKeys
 

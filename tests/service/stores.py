@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from recollect.service.bundle.integrity import describe_files
-from recollect.service.bundle.strings import write_table
+from recollect.core.bundle.integrity import describe_files
+from recollect.core.bundle.strings import write_table
 from recollect.service.redis_client import RedisClient
-from recollect.service.store.activations import ActivationRecord
-from recollect.service.store.store import Store
 from recollect.service.versions.reports import Report, reports_of, wait_for_replicas
+from recollect.store.activations import ActivationRecord
+from recollect.store.store import Store
 from tests.processes import copy_store, until
 
 # For each small version, the number of labels in an answer.

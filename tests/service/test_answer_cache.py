@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from recollect.service.options import AnswerOptions
+from recollect.core.options import AnswerOptions
 from recollect.service.serving.answer_cache import answer_keys
-from recollect.service.store.store import Store
+from recollect.store.store import Store
 from tests.processes import serving
 from tests.service.redis_server import RedisServer, needs_redis, replica
 from tests.service.stores import TOP_K, until_serves

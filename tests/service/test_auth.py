@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.errors import SettingsError
+from recollect.core.errors import SettingsError
 from recollect.service.http.api_keys import ApiKey, ApiKeys, read_api_keys
 from recollect.service.serving import rate_limit
 from recollect.service.serving.rate_limit import Quota, RateLimits

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from recollect.service.options import AnswerOptions, resolve_options
-from recollect.service.predictor.answers import Answer, Answers, ScoredLabel
-from recollect.service.predictor.predictor import Predictor
+from recollect.core.answers import Answer, Answers, ScoredLabel
+from recollect.core.options import AnswerOptions, resolve_options
+from recollect.core.predictor import Predictor
 from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import Lease, OpenVersion, OpenVersions

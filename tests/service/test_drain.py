@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
+from recollect.store.store import Store
 from tests.processes import PATIENCE_SECONDS, before_each_batch, serving, until
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from recollect.service.bundle.integrity import describe_files
-from recollect.service.store.store import Store
+from recollect.core.bundle.integrity import describe_files
 from recollect.service.versions.reports import Report, reports_of
+from recollect.store.store import Store
 from tests.processes import PATIENCE_SECONDS, Server, serving, until
-from tests.service.store.servers import WebServer
 from tests.service.stores import add_version, flip_bit, with_changed_files
 from tests.service.test_drain import LONG_DRAIN
+from tests.store.servers import WebServer
 
 HALF_REQUEST = (
     b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"

@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 FAILING_STEPS = """
 import threading
 from recollect.service.telemetry.logs import configure_logs
-from recollect.service.background import BackgroundThread
+from recollect.core.system.background import BackgroundThread
 
 configure_logs()
 steps, third = [], threading.Event()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from recollect.service.errors import InsufficientMemoryError
-from recollect.service.memory_use import free_bytes
-from recollect.service.store.store import Store
+from recollect.core.errors import InsufficientMemoryError
+from recollect.core.system.ram import free_bytes
 from recollect.service.versions import opening
 from recollect.service.versions.opening import private_bytes, require_memory
+from recollect.store.store import Store
 
 MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemAvailable:    1000 kB\n"}  # 1,024,000 bytes
 STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file 100000\ninactive_file 200000\n"

@@ -340,7 +340,7 @@ def test_change_is_not_written_after_its_client_has_disconnected(light_versions:
     waits = f"""
 import time
 from pathlib import Path
-from recollect.service.predictor.predictor import Predictor
+from recollect.core.predictor import Predictor
 encode = Predictor.encode
 def waiting(self, queries, labels):
     if "an older text" in queries:
@@ -365,7 +365,7 @@ def test_change_that_is_not_written_in_time_is_refused(light_versions: Path, tmp
     store = copy_store(light_versions, tmp_path / "store")
     waits = """
 import time
-from recollect.service.predictor.predictor import Predictor
+from recollect.core.predictor import Predictor
 encode = Predictor.encode
 Predictor.encode = lambda self, queries, labels: time.sleep(0.6 * len(queries)) or encode(self, queries, labels)
 """

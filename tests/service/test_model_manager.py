@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.store.store import Store
+from recollect.store.store import Store
 from tests.processes import PATIENCE_SECONDS, Server, before_each_batch, serving, until
 from tests.service.stores import TOP_K, add_version, answers_with, until_serves
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from recollect.service.bundle.strings import StringTable, write_table
+from recollect.core.bundle.strings import StringTable, write_table
 from tests import web
 from tests.conftest import TOPICS
 from tests.processes import copy_store, serving

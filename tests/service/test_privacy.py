@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.index_builder.conftest import write_tiny_encoder
+from tests.tiny_runs import write_tiny_encoder
 
 REPOSITORY = Path(__file__).parents[2]
 

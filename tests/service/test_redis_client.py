@@ -11,11 +11,11 @@ import httpx
 import pytest
 import redis
 
-from recollect.service.errors import RedisError
+from recollect.core.errors import RedisError
 from recollect.service.redis_client import RedisClient
 from recollect.service.serving.answer_cache import AnswerCache
-from recollect.service.store.store import Store
 from recollect.service.telemetry.metrics import Metrics
+from recollect.store.store import Store
 from tests import processes
 from tests.processes import until
 from tests.service.redis_server import (

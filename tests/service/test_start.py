@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.store.store import Store
 from recollect.service.versions.reports import reports_of
+from recollect.store.store import Store
 from tests import forked
 from tests.processes import PATIENCE_SECONDS, free_port, run, serving, until
-from tests.service.store.servers import WebServer
 from tests.service.stores import flip_bit
+from tests.store.servers import WebServer
 
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = pytest.mark.parametrize("workers", [1, 2], ids=["1 process", "2 workers"])

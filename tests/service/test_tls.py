@@ -12,7 +12,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from recollect.service.errors import RedisError
+from recollect.core.errors import RedisError
 from recollect.service.redis_client import RedisClient
 from tests.processes import PATIENCE_SECONDS, Server, run, serving, until
 from tests.service.certificates import Certificate, write_certificate

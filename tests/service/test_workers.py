@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.store.store import Store
+from recollect.store.store import Store
 from tests.processes import PATIENCE_SECONDS, Server, serving, until
 from tests.service.stores import TOP_K, Activation
 from tests.service.test_model_manager import Load

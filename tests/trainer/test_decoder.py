@@ -8,8 +8,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel
 
+from recollect.core.encoder import QueryEncoder
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from recollect.service.predictor.encoder import QueryEncoder
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.pretrained import load_pretrained

@@ -154,7 +154,7 @@ def test_details_show_each_value_with_its_source_and_the_commands(run: Callable[
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("recollect ") and "--" in line]
     assert [command[0] for command in commands] == ["train", "build", "evaluate"]
     for name, *arguments in commands:
-        recollect.command_line._from_arguments(name, arguments)  # the command is valid
+        recollect.cli.command_line._from_arguments(name, arguments)  # the command is valid
 
 
 def test_json_has_all_presets_or_one(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import models
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, T5Config, T5Model
 
-from recollect.service.errors import BundleError
-from recollect.service.predictor.tokenizer import open_tokenizer
+from recollect.core.errors import BundleError
+from recollect.core.tokenizer import open_tokenizer
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, load_encoder, save_checkpoint
 from recollect.trainer.encoding.pretrained import load_pretrained, packaged_folder
 from recollect.trainer.errors import EncoderError

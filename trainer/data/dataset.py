@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
-from recollect.service.console import print_status
-from recollect.service.files import find_files
-from recollect.service.texts import CONTROL_CHARACTERS
+from recollect.core.system.console import print_status
+from recollect.core.system.files import find_files
+from recollect.core.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.service.files import filled_folder, write_lines
+from recollect.core.system.files import filled_folder, write_lines
 from recollect.trainer.errors import DatasetError
 
 # A line for each sentence: its text, its labels and its split, train or test. The first sentence of a docstring is

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int
 from scipy import sparse
 
-from recollect.service.texts import is_blank
+from recollect.core.texts import is_blank
 
 SplitName = Literal["train", "test"]
 

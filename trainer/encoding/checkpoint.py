@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from recollect.service.files import flush_files, read_json
-from recollect.service.predictor.tokenizer import check_reads_every_text
+from recollect.core.system.files import flush_files, read_json
+from recollect.core.tokenizer import check_reads_every_text
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.lora import merged_weights
 from recollect.trainer.encoding.pooling import Pooler

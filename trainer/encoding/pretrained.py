@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from recollect.service.predictor.tokenizer import check_reads_every_text
+from recollect.core.tokenizer import check_reads_every_text
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.sentence_transformers import Declared, read_declared

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from transformers.utils.hub import cached_file
 
-from recollect.service.files import read_json
+from recollect.core.system.files import read_json
 from recollect.trainer.encoding.pooling import ACTIVATIONS, Layer, Pooler
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.settings import POOLINGS

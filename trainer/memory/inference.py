@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Int
 from scipy import sparse
 
-from recollect.service.bundle.values import Matrix, Values
-from recollect.service.predictor.scoring import score_labels, weigh_keys
-from recollect.service.predictor.searcher import Neighbours, join_parts
+from recollect.core.bundle.values import Matrix, Values
+from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.search.searcher import Neighbours, join_parts
 from recollect.trainer.data.split import LabelSets
 
 

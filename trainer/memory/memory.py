@@ -31,8 +31,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from recollect.service.bundle.values import Matrix, Values
-from recollect.service.files import read_json, write_json
+from recollect.core.bundle.values import Matrix, Values
+from recollect.core.system.files import read_json, write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.errors import MemoryFolderError

@@ -11,8 +11,8 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from recollect.service.console import progress_bar
-from recollect.service.files import flush, save_array, write_json, write_lines
+from recollect.core.system.console import progress_bar
+from recollect.core.system.files import flush, save_array, write_json, write_lines
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.keys import KeySource

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from recollect.service.console import with_progress
-from recollect.service.files import read_json, write_json
+from recollect.core.system.console import with_progress
+from recollect.core.system.files import read_json, write_json
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.held_out import HeldOutTexts

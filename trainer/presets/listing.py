@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recollect.service.console import aligned
+from recollect.core.system.console import aligned
 from recollect.trainer.presets.preset import Preset, Sourced
 
 _COLUMNS = ("preset", "dataset", "method", "encoder", "batch", "epochs or steps", "learning rate")

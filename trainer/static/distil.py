@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
-from recollect.service.console import with_progress
+from recollect.core.system.console import with_progress
 from recollect.trainer.encoding.encoder import UnitVectorModel
 from recollect.trainer.encoding.tokens import Inputs
 from recollect.trainer.errors import TrainingError

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from recollect.service.files import save_array
+from recollect.core.system.files import save_array
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.encoding.checkpoint import load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, embed

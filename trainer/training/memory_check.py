@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from recollect.service.memory_use import free_bytes
+from recollect.core.system.ram import free_bytes
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.randomness import random_state, restore_random_state
 from recollect.trainer.training.gradient_cache import Embedder, Part

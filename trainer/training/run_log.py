@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from recollect.service.console import progress_bar
-from recollect.service.memory_use import process_memory
+from recollect.core.system.console import progress_bar
+from recollect.core.system.ram import process_memory
 from recollect.trainer.training.training_state import Progress
 
 _SECONDS_BETWEEN_LINES = 10

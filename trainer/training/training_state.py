@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recollect.service.files import flush_files, read_json, save_array, save_rows
+from recollect.core.system.files import flush_files, read_json, save_array, save_rows
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import DualEncoder

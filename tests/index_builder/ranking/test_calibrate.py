@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recollect.core.bundle.manifest import Isotonic, Platt
+from recollect.core.reranker.calibration import calibrate
 from recollect.index_builder.ranking.calibrate import (
     LEAST_TEXTS,
     Fit,
@@ -19,8 +21,6 @@ from recollect.index_builder.ranking.calibrate import (
     fit_vote_probabilities,
     reliable_probabilities,
 )
-from recollect.service.bundle.manifest import Isotonic, Platt
-from recollect.service.ranking.calibration import calibrate
 from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan
 from tests.index_builder.vectors import unit
 

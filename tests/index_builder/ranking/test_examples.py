@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recollect.core.words.index import LexicalIndex
 from recollect.index_builder.ranking.examples import Examples, ExampleSource
-from recollect.service.lexical.index import LexicalIndex
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory, open_memory, write_defaults
 from tests.trainer.helpers import random_sets, random_units

@@ -6,8 +6,8 @@ import lightgbm
 import numpy as np
 import pytest
 
+from recollect.core.reranker.model import RankerFile, RankerModel
 from recollect.index_builder.ranking.fit import Examples, cross_fitted_logits, export_tree, fit_ranker
-from recollect.service.ranking.model import RankerFile, RankerModel
 
 NAMES = ("a", "b", "c", "d")
 

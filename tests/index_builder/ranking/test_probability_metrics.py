@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recollect.core.bundle.manifest import Coverage
 from recollect.index_builder.evaluation.probabilities import (
     JudgedProbabilities,
     best_fixed_size,
@@ -12,7 +13,6 @@ from recollect.index_builder.evaluation.probabilities import (
     example_f1,
     reliability,
 )
-from recollect.service.bundle.manifest import Coverage
 
 # Two queries with three predictions each; the second one lacks the third prediction.
 PROBABILITIES = np.array([[0.94, 0.5, 0.1], [0.95, 0.2, 0.0]])

@@ -14,7 +14,7 @@ from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.ranking.artefact import read_held_out
 from recollect.index_builder.settings import BuildSettings
-from recollect.service.model import open_model
+from recollect.model import open_model
 from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import open_memory, read_texts, write_defaults

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recollect.service.errors import BundleError
-from recollect.service.model import Model, open_model
-from recollect.service.ranking.calibration import calibrate
-from recollect.service.ranking.candidates import ALL_FEATURES
-from recollect.service.ranking.model import RankerModel
+from recollect.core.errors import BundleError
+from recollect.core.reranker.calibration import calibrate
+from recollect.core.reranker.candidates import ALL_FEATURES
+from recollect.core.reranker.model import RankerModel
+from recollect.model import Model, open_model
 from tests.index_builder.ranking.conftest import NAMES, RankedRun
 
 QUERIES = ["amber instead of basil", "lemon unlike kelp", "something else", "jade and also ivory"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recollect.service.errors import NotServedError
-from recollect.service.store.store import Store
+from recollect.core.errors import NotServedError
+from recollect.store.store import Store
 from tests.processes import PATIENCE_SECONDS, Server, serving, until
 from tests.service.stores import TOP_K, Activation, add_version, answers_with, flip_bit
 from tests.service.stores import with_changed_files as changed_files

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from recollect.service.errors import InsufficientMemoryError
-from recollect.service.memory.changes import NewLabel, added
-from recollect.service.predictor.changing import change
-from recollect.service.store.store import Store
+from recollect.core.errors import InsufficientMemoryError
+from recollect.edits.changes import NewLabel, added
+from recollect.edits.changing import change
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
 from recollect.service.versions.reports import reports_of
+from recollect.store.store import Store
 from tests.processes import PATIENCE_SECONDS, Server, serving, until
-from tests.service.store.servers import WebServer
 from tests.service.stores import Activation, add_version, answers_with, until_serves
 from tests.service.test_model_manager import Load
+from tests.store.servers import WebServer
 
 POLLS = ("--poll-seconds", "0.05")
 

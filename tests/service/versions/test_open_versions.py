@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from recollect.service.predictor.predictor import Predictor
+from recollect.core.predictor import Predictor
 from recollect.service.versions.open_versions import OpenVersions
 
 

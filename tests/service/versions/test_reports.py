@@ -11,20 +11,20 @@ import httpx
 import pytest
 
 import recollect
-from recollect.service.errors import NotServedError
+from recollect.core.errors import NotServedError
 from recollect.service.redis_client import RedisClient
-from recollect.service.store.store import Store
 from recollect.service.versions.reports import (
     FolderReports,
     RedisReports,
     Report,
     replica_name,
 )
+from recollect.store.store import Store
 from tests import forked
 from tests.processes import PATIENCE_SECONDS, environment, serving, until
 from tests.service.redis_server import RedisServer, metric, needs_redis, replica
-from tests.service.store.servers import WebServer
 from tests.service.stores import TOP_K, Activation, flip_bit
+from tests.store.servers import WebServer
 
 POLLS = ("--poll-seconds", "0.05")
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from recollect.service.files import find_files
-from recollect.service.texts import is_blank
+from recollect.core.system.files import find_files
+from recollect.core.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.data.formats.references import LabelReferences

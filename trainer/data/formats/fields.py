@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recollect.service.console import print_status
-from recollect.service.options import integer_as_uid
-from recollect.service.texts import is_blank
+from recollect.core.options import integer_as_uid
+from recollect.core.system.console import print_status
+from recollect.core.texts import is_blank
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import UnknownLabels
 

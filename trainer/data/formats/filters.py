@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from recollect.service.files import find_files
+from recollect.core.system.files import find_files
 from recollect.trainer.data.formats.lines import find_file, read_lines
 from recollect.trainer.data.split import SplitName
 from recollect.trainer.errors import DatasetError

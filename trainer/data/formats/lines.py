@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recollect.service import text_lines
+from recollect.core import text_lines
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.errors import DatasetError
 
@@ -36,7 +36,7 @@ def read_texts(path: Path, rule: TextRule) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line number, from 1, with the line; see `recollect.service.text_lines`."""
+    """Yield each line number, from 1, with the line; see `recollect.core.text_lines`."""
     return text_lines.read_lines(path, DatasetError)
 
 

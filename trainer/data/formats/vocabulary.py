@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.service.files import find_files
-from recollect.service.texts import is_blank
+from recollect.core.system.files import find_files
+from recollect.core.texts import is_blank
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.errors import DatasetError
 

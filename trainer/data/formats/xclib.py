@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recollect.service.texts import is_blank
+from recollect.core.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import find_file, read_lines, read_texts, require_file
 from recollect.trainer.data.formats.matrices import check_shape, read_matrix, read_relevance

@@ -1,0 +1,205 @@
+"""The work on a block in a worker process or a task of Ray: answer its texts, and make the bytes of the output.
+
+The modules of the model are imported after the libraries' threads are limited.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from recollect.bulk.reading import ANSWER_COLUMNS, Block
+from recollect.core.errors import MemoryLogError
+from recollect.core.system.threads import ThreadBudget
+
+if TYPE_CHECKING:
+    from recollect.edits.log import MemoryLog
+    from recollect.model import Model
+
+# Keys that are searched and ranked together. With the 16,384 of the service, which must not block for long, the
+# multiplications are smaller, and the search of a flat index takes a third longer.
+_BLOCK_KEYS = 65_536
+# Characters at which a reader of CSV ends a value or a row (RFC 4180 and the ends of lines of Unicode), and the quote.
+_QUOTED_IN_CSV = re.compile('[,"\r\n\v\f\x1c-\x1e\x85\u2028\u2029]')
+# Compression of gzip: twice as fast as the default, and a few percent larger.
+_GZIP_LEVEL = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a worker must know to turn blocks of rows into output.
+
+    `options` are the keywords of `Model.answer`, without those that nobody chose: a job that is not finished goes on
+    after an update that adds an option. `columns` are the columns that pass into the output; None means all fields of
+    each JSON line. `sequence` is the number of the last live entry with which all workers answer; 0 means the memory of
+    the bundle alone.
+    """
+
+    store: str
+    version: str
+    sequence: int
+    verify_key: str | None
+    bundle_cache: str | None
+    options: dict[str, Any]
+    input_format: str
+    output_format: str
+    output_gzip: bool
+    text_column: str
+    columns: list[str] | None
+
+    def to_json(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    def facts(self) -> dict[str, Any]:
+        """All that decides the content of the output, by the name of its flag, except the live entries."""
+        names = ("version", "input_format", "output_format", "output_gzip", "text_column", "columns")
+        return {name: getattr(self, name) for name in names} | self.options
+
+
+class Answered(NamedTuple):
+    """The output of a block: its bytes, and the number of input rows up to its end."""
+
+    content: bytes
+    rows: int
+
+
+def open_version(task: bytes) -> list[str]:
+    """Open the version of a task, given as JSON, and check its options. The version stays open for `answer`.
+
+    Returns:
+        Messages for the user.
+
+    Raises:
+        ServiceError: If the version does not open, or an option needs probabilities that it does not give, or the log
+            lacks live entries of the task.
+    """
+    from recollect.core.search.filters import describe_unknown
+
+    read, model = _opened(task)
+    return list(describe_unknown(model.resolve(**read.options), model.predictor.memory.labels))
+
+
+def answer(task: bytes, block: Block) -> Answered:
+    """Answer a block of a task."""
+    read, model = _opened(task)
+    texts = [text for text, error in zip(block.texts, block.errors, strict=True) if error is None]
+    found = iter(model.predictor.predict(texts, model.resolve(**read.options)).answers if texts else ())
+    answers = [
+        next(found).to_dict() if error is None else {"labels": [], "error": _as_text(error)} for error in block.errors
+    ]
+    return Answered(encode(block.kept, answers, read), block.first + len(block.texts))
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(task: bytes) -> tuple[Task, Model]:
+    ThreadBudget.of(workers=1, threads=1).apply()
+    from recollect.edits.log import MemoryLog
+    from recollect.model import open_model
+    from recollect.store.store import Store
+
+    read = Task(**json.loads(task))
+    verify_key, bundle_cache = (Path(path) if path else None for path in (read.verify_key, read.bundle_cache))
+    model = open_model(read.store, read.version, verify_key, bundle_cache, live="off")
+    model.resolve(**read.options)
+    model.predictor.block_keys = _BLOCK_KEYS
+    if read.sequence > model.sequence:
+        log = MemoryLog.of(Store(read.store), model.manifest, model.predictor.encode)
+        _apply_live_entries(model, log, read.sequence)
+    return read, model
+
+
+def _apply_live_entries(model: Model, log: MemoryLog, last: int) -> None:
+    """Give a model the live entries up to a number, and no later ones."""
+    for commits in log.news():
+        model.predictor.apply([each for commit in commits for each in commit.entries if each.sequence <= last])
+        if model.sequence == last:
+            return
+    raise MemoryLogError(
+        f"{log.name}: expected the live entries up to {last:,}, with which the task was started, found those up to "
+        f"{log.sequence:,}; restore the log, or start again with --overwrite"
+    )
+
+
+def header(task: Task, empty: Any) -> bytes:
+    """The bytes before the first block; `empty` is the input's attribute of this name."""
+    if task.output_format == "parquet":
+        return encode([] if empty is None else empty.select(task.columns or []), [], task)
+    names = map(_as_text, [*(task.columns or []), *ANSWER_COLUMNS])
+    return _compressed(_csv([names]), task) if task.output_format == "csv" else b""
+
+
+def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
+    """The bytes of rows in the format of the output.
+
+    Args:
+        kept: The columns of the input that pass into the output: a dict for each row, or an Arrow record batch.
+        answers: The fields of the answer to each row.
+        task: Formats and columns.
+    """
+    if task.output_format == "parquet":
+        from recollect.bulk.parquet import encode_batch
+
+        if isinstance(kept, list):
+            kept = {name: [_as_text(row[name]) for row in kept] for name in task.columns or ()}
+        return encode_batch(kept, answers, "explain" in task.options)
+    if not isinstance(kept, list):
+        from recollect.bulk.parquet import rows_of
+
+        kept = rows_of(kept, exact_decimals=task.output_format == "csv")
+    rows = zip(kept, answers, strict=True)
+    content = _csv(map(_csv_row, rows)) if task.output_format == "csv" else b"".join(map(_json_line, rows))
+    return _compressed(content, task)
+
+
+def _json_line(row: tuple[dict[str, Any], dict[str, Any]]) -> bytes:
+    kept, answer = row
+    return _json(kept | answer) + b"\n"
+
+
+def _csv_row(row: tuple[dict[str, Any], dict[str, Any]]) -> list[str | None]:
+    kept, answer = row
+    fields = {"truncated": False, "exhausted": False, "error": None} | answer
+    return [*map(_as_text, kept.values()), *(_as_text(fields[name]) for name in ANSWER_COLUMNS)]
+
+
+def _csv(rows: Iterable[Iterable[str | None]]) -> bytes:
+    return "".join(",".join(map(_csv_value, row)) + "\n" for row in rows).encode()
+
+
+def _csv_value(text: str | None) -> str:
+    if text is None:
+        return ""
+    return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
+
+
+def _as_text(value: Any) -> str | None:
+    """A value of a column as text: its JSON, if it is no text yet. JSON that is a string is the text in it, and
+    null is None.
+
+    Half of a surrogate pair, which no encoding of text has, becomes a question mark.
+    """
+    text = value if isinstance(value, str) else _json(value).decode()
+    if text is not value and (text == "null" or text.startswith('"')):
+        text = json.loads(text)
+    return None if text is None else text.encode(errors="replace").decode()
+
+
+def _json(value: Any) -> bytes:
+    """A value as JSON in UTF-8. Numbers that JSON has not (NaN and the infinite ones) become null."""
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:  # half of a surrogate pair in the input, which only an escape can express
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None)).encode()
+
+
+def _compressed(content: bytes, task: Task) -> bytes:
+    """Content as a part of a gzip file, if the output is one. Such parts can be joined and decompressed together."""
+    return gzip.compress(content, _GZIP_LEVEL, mtime=0) if task.output_gzip else content

@@ -1,0 +1,227 @@
+"""Bulk answers: answers all rows of a file or a stream, with one process for each core, or with tasks of Ray.
+
+reader thread:  input -> blocks of rows -> idle worker process   (reading, pool or ray_tasks)
+worker process: texts -> answers -> bytes of the output          (answering)
+main thread:    blocks in the order of the input -> output       (output)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from recollect.bulk.answering import Answered, Task, answer, header, open_version
+from recollect.bulk.output import FileOutput, Output
+from recollect.bulk.pool import WorkerPool
+from recollect.bulk.reading import (
+    ANSWER_COLUMNS,
+    Block,
+    Format,
+    Input,
+    local_input,
+    open_input,
+    read_blocks,
+    recognise,
+)
+from recollect.core.command_settings import PredictSettings
+from recollect.core.errors import SettingsError
+from recollect.core.options import chosen_options
+from recollect.core.settings import default_live
+from recollect.core.system.console import print_status, progress_bar
+from recollect.core.system.threads import threads_or_cores
+from recollect.edits.log import MemoryLog
+from recollect.extras.ray.tasks import RayTasks, check_address, cluster_cores, connected
+from recollect.store.store import Store
+
+# Number of blocks for each worker that are read, or answered but not written yet.
+_BLOCKS_PER_WORKER = 4
+
+_Item = TypeVar("_Item")
+_Call = TypeVar("_Call")
+_Result = TypeVar("_Result")
+
+
+def predict_file(settings: PredictSettings) -> int:
+    """Answer all rows of an input. Return their number.
+
+    Raises:
+        ServiceError: If the settings contradict each other, the input is wrong, or the output belongs to another task.
+        OSError: If a file cannot be read or written, for example because the disk is full.
+    """
+    if settings.input is not None and settings.text is not None:
+        raise SettingsError(f"--input: expected no other query, found {settings.text!r}; leave out one of them")
+    source = None if settings.input is None or str(settings.input) == "-" else settings.input
+    target = None if settings.output is None or str(settings.output) == "-" else settings.output
+    read = recognise("--input", source, settings.input_format or ("text" if source is None else None))
+    is_stream = target is None or (isinstance(target, Path) and target.exists() and not target.is_file())
+    written = Format("jsonl", False) if is_stream else recognise("--output", target, None)
+    if "parquet" in (read.name, written.name) and importlib.util.find_spec("pyarrow") is None:
+        raise SettingsError("Parquet files need pyarrow; pip install 'recollect-xmc[parquet]'")
+    if settings.ray is not None:
+        check_address(settings.ray)
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
+    version, live = store.resolve(settings.version), settings.live or default_live(settings.verify_key)
+    with local_input(source) as (path, name, input_facts), _open(path, read, name) as rows:
+        task = Task(
+            store=_absolute(settings.store),
+            version=version,
+            sequence=_last_live_entry(store, version) if live == "read" else 0,
+            verify_key=None if settings.verify_key is None else _absolute(settings.verify_key),
+            bundle_cache=None if settings.bundle_cache is None else _absolute(settings.bundle_cache),
+            options=chosen_options(settings),
+            input_format=read.name,
+            output_format=written.name,
+            output_gzip=written.gzip,
+            text_column=settings.text_column,
+            columns=_kept_columns(settings, rows, written.name),
+        )
+        facts = None if input_facts is None else task.facts() | {"live": live} | input_facts
+        output = (
+            Output(target, task.sequence)
+            if target is None or (is_stream and isinstance(target, Path))
+            else FileOutput(target, facts, task.sequence, settings.overwrite, written.name == "parquet")
+        )
+        task = dataclasses.replace(task, sequence=output.sequence)
+        where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
+        with output:
+            blocks = read_blocks(rows, where, task.text_column, task.columns, settings.bad_rows == "mark")
+            with _workers(task, settings) as answers, progress_bar(None, "query", "predict", done=output.rows) as bar:
+                output.write_header(header(task, rows.empty))
+                for answered in answers(_after(output.rows, blocks)):
+                    output.write(answered.content, answered.rows)
+                    share = rows.share_read()
+                    bar.total = round(output.rows / share) if share else None  # an estimate until all is read
+                    bar.update(answered.rows - bar.n)
+            output.finish()
+            return output.rows
+
+
+def _last_live_entry(store: Store, version: str) -> int:
+    """The sequence number of the last live entry of a version; that of the bundle if there is none."""
+    log = MemoryLog.of(store, store.manifest(version))
+    for _ in log.news():
+        pass
+    return log.sequence
+
+
+def _open(path: Path | None, read: Format, name: str) -> contextlib.AbstractContextManager[Input]:
+    if path is None or read.name != "parquet":
+        return open_input(path, read, name)
+    from recollect.bulk.parquet import open_parquet
+
+    return open_parquet(path, name)
+
+
+_Answers = Callable[[Iterator[Block]], Iterator[Answered]]
+
+
+@contextlib.contextmanager
+def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
+    """Start processes, and open the version in one of them. Yield a function that answers blocks with all processes."""
+    count, content = threads_or_cores(settings.workers), task.to_json()
+    with contextlib.ExitStack() as stack:
+        calls: WorkerPool | RayTasks
+        if settings.ray is None:
+            calls = stack.enter_context(WorkerPool(count))
+        else:
+            stack.enter_context(connected(settings.ray))
+            count = settings.workers or cluster_cores()
+            calls = stack.enter_context(RayTasks(count))
+        for message in calls.result(calls.submit(open_version, content)):
+            print_status(message)
+        submit = functools.partial(calls.submit, answer, content)
+        yield lambda blocks: _in_order(blocks, submit, calls.result, count * _BLOCKS_PER_WORKER)
+
+
+def _in_order(
+    items: Iterable[_Item], submit: Callable[[_Item], _Call], result: Callable[[_Call], _Result], most: int
+) -> Iterator[_Result]:
+    """The results of calls, in the order of their items.
+
+    A thread reads the items, because the results of the first lines of a pipe must not wait for the next line.
+
+    Args:
+        items: Arguments of the calls.
+        submit: Starts a call.
+        result: Waits for its result.
+        most: Number of calls that are started, and whose results are not used yet.
+    """
+    waiting = queue.SimpleQueue[_Call | BaseException | None]()
+    free, ended = threading.Semaphore(most), False
+
+    def read() -> None:
+        try:
+            for item in items:
+                free.acquire()
+                if ended:
+                    return
+                waiting.put(submit(item))
+            waiting.put(None)
+        except BaseException as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while (found := waiting.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield result(found)
+            free.release()
+    finally:
+        ended = True
+        free.release()
+
+
+def _after(rows: int, blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks after the first rows. They are those of a run from the beginning, so their answers are the same."""
+    for block in blocks:
+        if (rest := block.after(rows)).texts:
+            yield rest
+
+
+def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[str] | None:
+    """The names of the columns that pass into the output; None means all fields of each JSON line.
+
+    Raises:
+        SettingsError: If a column is missing, has the name of a column of the answers, or holds bytes, which the format
+            of the output has not.
+    """
+    kept = settings.columns if settings.columns is not None else rows.columns
+    if rows.columns is None:
+        if kept is None and output != "jsonl":
+            raise SettingsError(f"--columns: a JSON line has no fixed fields; name the fields to keep in {output}")
+    else:
+        for flag, names in (("--text-column", [settings.text_column]), ("--columns", kept or [])):
+            for name in names:
+                if name not in rows.columns:
+                    raise SettingsError(f"{flag}: expected one of {', '.join(rows.columns)}, found {name}")
+    for name in kept or ():
+        if name in ANSWER_COLUMNS:
+            raise SettingsError(
+                f"--columns: the output has a column {name} of its own; leave {name} out, or rename it in the input"
+            )
+    if rows.empty is not None:
+        from recollect.bulk.parquet import columns_of_bytes, holds_texts
+
+        kind = rows.empty.schema.field(settings.text_column).type
+        if not holds_texts(kind):
+            raise SettingsError(f"--text-column: expected texts in {settings.text_column}, found the type {kind}")
+        if output != "parquet" and (of_bytes := columns_of_bytes(rows.empty.select(kept or []))):
+            raise SettingsError(
+                f"--columns: the column {of_bytes[0]} holds bytes, which {output} has not; name the columns to keep "
+                "without it, or write Parquet"
+            )
+    return None if kept is None else list(dict.fromkeys(kept))
+
+
+def _absolute(location: Path | str) -> str:
+    """A location that is the same in every current folder."""
+    return str(location) if "://" in str(location) else os.path.abspath(location)

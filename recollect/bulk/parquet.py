@@ -1,0 +1,182 @@
+"""Parquet files as input and output of bulk answers. Only a task with such a file imports this module, and pyarrow.
+
+A worker writes a block as an Arrow stream. The streams of all blocks are appended to one file, which becomes a Parquet
+file at the end: a Parquet file without its end cannot be continued after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recollect.bulk.reading import BLOCK_ROWS, Group, Input
+from recollect.core.errors import InputError
+
+# A row group of the output has at least so many rows or bytes, except the last one.
+_GROUP_ROWS, _GROUP_BYTES = 65_536, 64 << 20
+
+# Decimals with at most so many digits are equal after a conversion to a 64-bit float and back.
+_FLOAT_DIGITS = 15
+
+_TEXTS = [("uid", pa.string()), ("text", pa.string())]
+_LABEL = [*_TEXTS, ("score", pa.float64()), ("probability", pa.float64())]
+_REASON = [("kind", pa.string()), *_TEXTS, ("share", pa.float64()), ("by", pa.string())]
+_LOGIT_TERM = [("feature", pa.string()), ("value", pa.float64()), ("log_odds", pa.float64())]
+_EXPLAINED = [("because", pa.list_(pa.struct(_REASON))), ("ranked_by", pa.list_(pa.struct(_LOGIT_TERM)))]
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path, name: str) -> Iterator[Input]:
+    """Open a Parquet file as an input.
+
+    Raises:
+        InputError: If the file is not a Parquet file.
+        OSError: If the file does not open.
+    """
+    rows = 0
+
+    def groups(columns: list[str]) -> Iterator[Group]:
+        nonlocal rows
+        with _errors(name):
+            for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
+                batch.validate(full=True)  # a string may be no UTF-8
+                yield Group(batch, range(rows + 1, rows + len(batch) + 1), {})
+                rows += len(batch)
+
+    path.open("rb").close()  # for a missing file: the system's error instead of Arrow's
+    with _errors(name):
+        file = pq.ParquetFile(path)
+    with file:
+        empty = pa.RecordBatch.from_pylist([], file.schema_arrow)
+        yield Input(empty.schema.names, groups, lambda: rows / max(1, file.metadata.num_rows), empty)
+
+
+@contextlib.contextmanager
+def _errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
+            raise
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{name}: expected a Parquet file that can be read, found: {reason}") from None
+
+
+def holds_texts(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's types of strings, or that of a column of nulls."""
+    if pa.types.is_dictionary(kind):  # pandas stores categories so
+        kind = kind.value_type
+    tests = pa.types.is_null, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
+    return any(test(kind) for test in tests)
+
+
+def columns_of_bytes(empty: pa.RecordBatch) -> list[str]:
+    """The names of the columns that hold bytes, for which neither JSON nor CSV has a type."""
+    return [field.name for field in empty.schema if _holds_bytes(field.type)]
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return not isinstance(kind, pa.UuidType) and _holds_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    tests = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary
+    return any(test(kind) for test in tests) or any(_holds_bytes(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def rows_of(batch: pa.RecordBatch, exact_decimals: bool) -> list[dict[str, Any]]:
+    """The rows of a batch as Python objects that JSON has.
+
+    Dates and times become text such as `2026-01-31` and `2026-01-31 12:00:00`.
+
+    Args:
+        batch: The batch.
+        exact_decimals: Whether all decimals become text. Otherwise, those that a 64-bit float represents exactly enough
+            become numbers.
+    """
+    columns = [
+        _cast(name, column, _plain_type(column.type, exact_decimals))
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    for place, column in enumerate(batch.columns):
+        if pa.types.is_timestamp(column.type) or pa.types.is_time(column.type):
+            columns[place] = pc.replace_substring_regex(columns[place], r"\.0+(Z|[+-][0-9]+)?$", r"\1")
+    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+    return rows
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind, safe=False)
+    except pa.ArrowException as error:  # for example, a time zone that this machine does not know
+        raise InputError(
+            f"--columns: expected a column {name} that can become text, found: {error}; name the columns to keep "
+            "without it, or write Parquet"
+        ) from None
+
+
+def _plain_type(kind: pa.DataType, exact_decimals: bool) -> pa.DataType:
+    """The type to which a column is cast before it becomes Python objects."""
+    types = pa.types
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()  # Python has no nanoseconds and no year 10,000
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_decimal(kind):
+        return pa.float64() if kind.precision <= _FLOAT_DIGITS and not exact_decimals else pa.string()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type, exact_decimals)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type, exact_decimals), _plain_type(kind.item_type, exact_decimals))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain_type(kind.value_type, exact_decimals)))
+    return kind
+
+
+def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool) -> bytes:
+    """Rows and their answers as an Arrow stream.
+
+    Args:
+        kept: The columns that pass into the output: a record batch, or a dict of texts for each column.
+        answers: The fields of the answer to each row.
+        explain: Whether the labels have the terms of their scores.
+    """
+    columns = (
+        {name: pa.array(texts, pa.string()) for name, texts in kept.items()}
+        if isinstance(kept, dict)
+        else dict(zip(kept.schema.names, kept.columns, strict=True))
+    )
+    label = pa.struct([*_LABEL, *(_EXPLAINED if explain else [])])
+    columns["labels"] = pa.array([each["labels"] for each in answers], pa.list_(label))
+    columns["truncated"] = pa.array([each.get("truncated", False) for each in answers], pa.bool_())
+    columns["exhausted"] = pa.array([each.get("exhausted", False) for each in answers], pa.bool_())
+    columns["error"] = pa.array([each.get("error") for each in answers], pa.string())
+    batch = pa.RecordBatch.from_pydict(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def convert(streams: Path, to: Path) -> None:
+    """Write a Parquet file with all rows of a file of Arrow streams; one row group at a time is in memory."""
+    with pa.OSFile(str(streams)) as source, to.open("wb") as target:
+        batches = list(pa.ipc.open_stream(source))
+        with pq.ParquetWriter(target, batches[0].schema, compression="zstd") as writer:
+            while source.tell() < source.size():
+                batches += pa.ipc.open_stream(source)
+                if sum(map(len, batches)) >= _GROUP_ROWS or sum(each.nbytes for each in batches) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(batches))
+                    batches = []
+            if batches:
+                writer.write_table(pa.Table.from_batches(batches))
+        target.flush()
+        os.fsync(target.fileno())

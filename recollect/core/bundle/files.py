@@ -1,0 +1,95 @@
+"""Names of the files of a bundle, and safe reading of its small files."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from recollect.core.errors import BundleError, opening
+
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
+
+
+def table_files(name: str) -> tuple[str, str]:
+    """Names of the two files of a string table: the UTF-8 bytes of all strings, and the offset of each string."""
+    return f"{name}.utf8.npy", f"{name}.offsets.npy"
+
+
+INSTANCE_WORDS, LABEL_WORDS = "instance_words", "label_words"
+
+
+def posting_files(name: str) -> tuple[str, str, str, str]:
+    """Names of the files of a word index: the terms, the offsets of their postings, and rows and weights of these."""
+    return f"{name}.terms.npy", f"{name}.offsets.npy", f"{name}.rows.npy", f"{name}.weights.npy"
+
+
+# Files of the keys. A bundle whose keys are in Milvus does not have them.
+INDEX_FILES: frozenset[str] = frozenset({"instance_keys.faiss", "label_keys.faiss"})
+# Files that a bundle has, besides its manifest and signature.
+BUNDLE_FILES: frozenset[str] = INDEX_FILES | {
+    "encoder.onnx",
+    "tokenizer.json",
+    "golden.json",
+    "label_counts.npy",
+    "label_order.npy",
+    *table_files("label_uids"),
+    *table_files("label_texts"),
+    "value_indptr.npy",
+    "value_indices.npy",
+    "voter_indptr.npy",
+    "voter_indices.npy",
+    *table_files("instance_uids"),
+    *table_files("instance_texts"),
+}
+
+
+# Files of the lexical index, and files of the ranker. A bundle has all files of such a part or none.
+LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
+RANKER = "ranker.json"
+NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
+RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
+_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES)
+
+
+def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:
+    """The files that a bundle must consist of: the required ones, and all of each optional part that it has files of.
+
+    Args:
+        present: Names of the files of a bundle, or of a folder with other files too.
+        with_engine: Whether the keys of the bundle are in an engine.
+    """
+    required = BUNDLE_FILES - INDEX_FILES if with_engine else BUNDLE_FILES
+    return required.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
+
+
+def require_file(path: Path) -> None:
+    """Refuse a path that is not a regular file. A symbolic link is refused too.
+
+    Raises:
+        BundleError: If the file is missing, or is a link, a folder or a device.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise BundleError(
+            f"{path}: expected a file of the bundle, found: {error.strerror}; build the bundle again"
+        ) from None
+    if not stat.S_ISREG(mode):
+        found = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise BundleError(f"{path}: expected a file of the bundle, found {found}; build the bundle again")
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Read a small file of a bundle.
+
+    Raises:
+        BundleError: If the file is missing, is not a regular file, or has more than `max_bytes` bytes.
+    """
+    require_file(path)
+    with opening(path), path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise BundleError(f"{path}: expected at most {max_bytes:,} bytes, found more; build the bundle again")
+    return content

@@ -1,0 +1,307 @@
+"""Answer options: the options that a caller chooses, their bounds, and the bundle's defaults for all others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
+
+from recollect.core.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
+from recollect.core.errors import QueryError
+from recollect.core.texts import require_words
+
+# Maximum number of labels in `allow` and in `deny`.
+MAX_FILTER_LABELS = 100_000
+# Units of the cost of a request: a query with at most so many bytes costs 1. So many retrieved keys, so many returned
+# labels, or so many labels in a filter cost 1 more.
+BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 250, 1_000
+# So many bytes of an answer cost 1 more. Only explanations have so many.
+_ANSWER_BYTES_PER_UNIT = 65_536
+# Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
+# instances, a query with a filter takes up to 5.6 times as long as a query without one.
+_FILTER_COST = 5
+MAX_TOP_K = 1_000
+# Maximum number of keys to explain in one request, over all its queries. The explanation of one key may contain several
+# labels with their texts.
+_MAX_EXPLAINED_KEYS = 2_000
+# Maximum number of labels that an assignment considers. The others have probabilities near 0.
+MOST_ASSIGNED = 100
+
+
+# Longest integer that is a uid, in bits: about 1,000 digits. Longer ones take too long to convert.
+_MOST_UID_BITS = 3_320
+
+
+def integer_as_uid(value: object) -> object:
+    """The uid that an integer means: its decimal digits. Other values and longer integers stay unchanged."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return value
+    number = int(value)
+    return str(number) if number.bit_length() <= _MOST_UID_BITS else value
+
+
+UidText = Annotated[str, BeforeValidator(integer_as_uid, json_schema_input_type=str | int)]
+
+
+# The part of this check that JSON Schema can express: at least one character is neither white space nor a control
+# character.
+_WORDS = {"minLength": 1, "pattern": r"[^\s\x00-\x1f\x7f-\xa0]"}
+
+Query = Annotated[
+    str,
+    AfterValidator(require_words),
+    Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS),
+]
+_QUERY = TypeAdapter(Query)
+
+
+def check_query(query: object) -> str:
+    """Check a query that does not come over HTTP.
+
+    Raises:
+        QueryError: If the query is not a text, or is empty.
+    """
+    if not isinstance(query, str):
+        raise QueryError(f"the query must be a text, found {query!r:.40}")
+    try:
+        return _QUERY.validate_python(query, strict=True)
+    except ValidationError as error:
+        raise QueryError(first_problem(error)) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation error, without the words that pydantic adds."""
+    return error.errors()[0]["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Temperature = Annotated[float, Field(ge=1e-4, le=100)]
+TopB = Annotated[int, Field(ge=1, le=MOST_KEYS)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
+# Validation stops at the first wrong uid: a list of a megabyte could otherwise give 500,000 errors and take seconds.
+Uids = Annotated[tuple[UidText, ...], Field(max_length=MAX_FILTER_LABELS, fail_fast=True, strict=False)]
+
+
+def _option(
+    help_: str,
+    default: Any = dataclasses.MISSING,
+    may_be_none: bool = True,
+    changes_votes: bool = False,
+    filters: bool = False,
+) -> Any:
+    """Declare an option.
+
+    Args:
+        help_: Description in the OpenAPI document and in the help of the command line.
+        default: The value of an option that nobody chose, if the defaults of the bundle have no such option.
+        may_be_none: Whether a caller may choose None, which means the default.
+        changes_votes: Whether the option changes the votes. Probabilities hold only for the bundle's votes.
+        filters: Whether the option restricts the labels that may be returned.
+    """
+    metadata = {"help": help_, "may_be_none": may_be_none, "changes_votes": changes_votes, "filters": filters}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """All options that decide how a query is answered.
+
+    A new option is one more field here, and its effect in the predictor. All else derives from the fields: request
+    schema, OpenAPI document, keywords of the Python API, flags of `recollect predict`, tasks of bulk answers, and the
+    keys of cached answers and of equal requests.
+    """
+
+    lambda_: Share = _option(
+        "Weight of instances against labels, from 0 to 1; 1 uses instances only", changes_votes=True
+    )
+    temperature: Temperature = _option("Temperature of the softmax over the retrieved keys", changes_votes=True)
+    top_b: TopB = _option("Number of keys to retrieve", changes_votes=True)
+    top_k: TopK = _option("Maximum number of labels to return")
+    word_weight: Share = _option(
+        "Share of words in a score; no effect without a lexical index in the bundle", 0.0, changes_votes=True
+    )
+    threshold: Share = _option("Minimum score of a returned label", 0.0, may_be_none=False)
+    allow: Uids | None = _option("Uids of the only labels to return", None, filters=True)
+    deny: Uids = _option("Uids of labels not to return", (), filters=True)
+    explain: bool = _option("List the terms of each score", False, may_be_none=False)
+    order: Order = _option("Order of the labels: probability, which a bundle with a ranker prefers, or score", "score")
+    min_probability: Share = _option("Minimum probability of a returned label", 0.0)
+    assign: bool = _option(
+        "Return the set of labels with the highest expected F1 instead of the top_k best labels",
+        False,
+        may_be_none=False,
+    )
+
+    @functools.cached_property
+    def filter_labels(self) -> int:
+        """The number of labels in all filters."""
+        return sum(len(getattr(self, name) or ()) for name in _FILTERS)
+
+    @functools.cached_property
+    def filtered(self) -> bool:
+        return self.allow is not None or self.filter_labels > 0
+
+    @property
+    def needs_probabilities(self) -> str | None:
+        """The name of an option that needs probabilities; None if there is none."""
+        if self.assign:
+            return "assign"
+        if self.min_probability:
+            return "min_probability"
+        return "order" if self.order == "probability" else None
+
+    def uses_votes_of(self, defaults: Defaults) -> bool:
+        """Whether the scores are those of a bundle's defaults, for which its probabilities were measured."""
+        return all(getattr(self, name) == getattr(defaults, name) for name in _VOTES)
+
+
+_OPTIONS = dataclasses.fields(AnswerOptions)
+_FILTERS = [each.name for each in _OPTIONS if each.metadata["filters"]]
+_VOTES = [each.name for each in _OPTIONS if each.metadata["changes_votes"]]
+_FROM_BUNDLE = [each.name for each in _OPTIONS if each.name in Defaults.model_fields]
+_NOT_CHOSEN = {each.name: None if each.metadata["may_be_none"] else each.default for each in _OPTIONS}
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def with_options(model: type[_Model]) -> type[_Model]:
+    """Add the options that a caller can choose to the fields of a model. Their alias is their name in JSON.
+
+    None stands for an option that the caller did not choose.
+    """
+    types, fields = get_type_hints(AnswerOptions, include_extras=True), dict[str, Any]()
+    for each in _OPTIONS:
+        name, usual, description = each.name, _NOT_CHOSEN[each.name], each.metadata["help"]
+        if name in _FROM_BUNDLE:
+            description += " (default: from the bundle)"
+        type_ = types[name] | None if usual is None else types[name]
+        fields[name] = (type_, Field(usual, alias=name.rstrip("_"), description=description))
+    # A copy of the class with more fields; its name, module and documentation stay.
+    return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **fields)
+
+
+@with_options
+class ChosenOptions(BaseModel):
+    """The options that a caller of the HTTP interface or of the Python API chose."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def chosen_options(model: BaseModel) -> dict[str, Any]:
+    """The options that a model with `with_options` contains, by name, without the options that were not chosen."""
+    given = ((name, getattr(model, name)) for name in _NOT_CHOSEN if name in model.model_fields_set)
+    return {name: value for name, value in given if value != _NOT_CHOSEN[name]}
+
+
+def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
+    """Complete the options that a caller chose with the defaults of the bundle; None means "not chosen"."""
+    given = {name: value for name, value in chosen.items() if value is not None}
+    usual = {name: getattr(defaults, name) for name in _FROM_BUNDLE}
+    if given.get("assign"):
+        usual["top_k"] = MOST_ASSIGNED
+    options = AnswerOptions(**usual | given)
+    if options.order == "probability" and "order" not in given and not options.uses_votes_of(defaults):
+        return dataclasses.replace(options, order="score")
+    return options
+
+
+def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
+    """Complete the options that a caller chose, and refuse those that need probabilities that the version lacks.
+
+    Raises:
+        QueryError: With the name of the option.
+    """
+    defaults = manifest.defaults
+    options = resolve_options(defaults, **chosen)
+    name = options.needs_probabilities
+    if name is None:
+        return options
+    if manifest.probabilities is None:
+        raise QueryError(
+            f"{name}: version {manifest.version} gives no probabilities; leave out {name}, or build a version from a "
+            "run with held-out texts"
+        )
+    for other in _VOTES:
+        found, usual = getattr(options, other), getattr(defaults, other)
+        if found != usual:
+            other = other.rstrip("_")
+            raise QueryError(
+                f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
+                f"{name} or {other}"
+            )
+    if options.order != defaults.order == "probability":
+        raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
+    return options
+
+
+def require_explainable(options: AnswerOptions, queries: int) -> None:
+    """Refuse to explain too many keys in one request.
+
+    Raises:
+        QueryError: With the limit.
+    """
+    if options.explain and queries * options.top_b > _MAX_EXPLAINED_KEYS:
+        raise QueryError(
+            f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
+            f"{options.top_b:,}; reduce top_b or the number of queries"
+        )
+
+
+def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
+    """The cost of a request, in units of one normal query.
+
+    Each query costs 1 for every 1,024 bytes or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for every
+    250 labels of `top_k`, plus 5 with a filter. An explanation doubles the keys. The request costs 1 more for every
+    1,000 labels in its filters.
+
+    Args:
+        sizes: Number of bytes of each query (UTF-8).
+        options: Options of the answers.
+    """
+    texts = sum(-(-size // BYTES_PER_UNIT) for size in sizes)
+    keys = options.top_b * (2 if options.explain else 1)
+    per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
+    return texts + len(sizes) * per_query + options.filter_labels // _LABELS_PER_UNIT
+
+
+def answer_cost(size_bytes: int) -> int:
+    """The further cost of a request whose answers have a number of bytes."""
+    return size_bytes // _ANSWER_BYTES_PER_UNIT
+
+
+def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
+    """The cost of the most expensive request that the limits allow."""
+    keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, MAX_TOP_K // _ANSWERS_PER_UNIT
+    per_query = math.ceil(max_query_bytes / BYTES_PER_UNIT) + keys + answers + _FILTER_COST
+    return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT
+
+
+def group_by_options(
+    requests: Sequence[tuple[Sequence[str], AnswerOptions]],
+) -> Iterator[tuple[AnswerOptions, list[int]]]:
+    """Group the rows of queries with equal options.
+
+    Requests with filters are not grouped: filters are long to compare.
+    """
+    groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
+    row = 0
+    for number, (queries, options) in enumerate(requests):
+        _, rows = groups.setdefault(number if options.filtered else options, (options, []))
+        rows += range(row, row + len(queries))
+        row += len(queries)
+    yield from groups.values()

@@ -1,0 +1,338 @@
+"""The predictor answers queries with one open bundle.
+
+The service, the command line and the evaluation use the predictor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import faiss
+import numpy as np
+from jaxtyping import Float
+
+from recollect.core.answers import Answer, Answers, ScoredLabel, Stopwatch
+from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.manifest import Defaults
+from recollect.core.encoder import QueryEncoder
+from recollect.core.errors import BundleError
+from recollect.core.memory import LiveMemory, Memory
+from recollect.core.options import AnswerOptions, group_by_options, resolve_options
+from recollect.core.reranker.assign import assigned_counts
+from recollect.core.reranker.calibration import calibrate_answers, log_odds
+from recollect.core.scoring import Ranking
+from recollect.core.search.filters import LabelFilter
+from recollect.core.settings import Device, EngineSettings
+from recollect.core.steps import RankedLabels, rank_labels
+from recollect.core.tables.label_search import LabelSearch
+from recollect.edits.entries import LoggedEntry
+from recollect.edits.log import MemoryLog
+from recollect.edits.writer import MemoryWriter
+from recollect.extras.milvus.connection import Connection
+
+# A query that takes longer is not computed by the event loop, which answers all requests.
+_QUICK_MILLISECONDS = 5.0
+
+
+class Predictor:
+    """An open bundle that answers queries; thread-safe.
+
+    Attributes:
+        milvus: The connection to Milvus; None if the keys are in files of the bundle.
+        memory: The memory that answers; `apply` replaces it.
+        bundle_memory: The memory of the bundle, without live entries.
+        changing: Held during a change of the memory that no log keeps.
+        log: Follows the log of the store, and writes to it; None before `follow`.
+        label_search: Finds labels by their texts and uids.
+        usual_options: Options of a caller that chose none.
+        milliseconds: CPU time to search and rank one query, when the bundle was opened; infinite before `warm_up`.
+        block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
+            and the time between two checkpoints.
+    """
+
+    block_keys = 16_384
+
+    def __init__(
+        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: EngineSettings | None = None
+    ) -> None:
+        self._threads = threads
+        self.bundle = bundle
+        self.manifest = bundle.manifest
+        self.encoder = QueryEncoder.of(bundle, threads, device)
+        bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
+        self.milvus = None if bundle.manifest.engine is None else Connection(engine or EngineSettings())
+        try:
+            self._live = LiveMemory(bundle, device, self.milvus)
+        except BaseException:
+            if self.milvus is not None:
+                self.milvus.close()
+            raise
+        self.memory = self.bundle_memory = self._live.apply([])
+        self.changing = threading.Lock()
+        self.log: MemoryWriter[Memory] | None = None
+        self.label_search = LabelSearch(bundle.labels)
+        self.usual_options = resolve_options(self.defaults)
+        self.milliseconds = math.inf
+        self._write = threading.Lock()
+        bundle.components.release_unused()
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        threads: int,
+        device: Device = "cpu",
+        pause: Callable[[], None] | None = None,
+        engine: EngineSettings | None = None,
+    ) -> Predictor:
+        """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
+
+        With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
+        the reasons. `pause` is called between the steps, so that a caller can slow them down. `engine` is the
+        connection to Milvus, for a bundle whose keys are there; None means that of the environment variables.
+
+        Raises:
+            BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
+            EngineError, SettingsError: If the keys are in Milvus, and it does not answer or is not given.
+        """
+        predictor = cls(bundle, threads, device, engine)
+        try:
+            predictor.warm_up(pause)
+        except BaseException:
+            predictor.close()
+            raise
+        return predictor
+
+    def close(self) -> None:
+        """Free the encoder and the indexes, and unmap the files of the bundle, in the calling thread.
+
+        Components that another open predictor shares stay open. After this, only `manifest` can be used.
+        """
+        components, self.log = self.bundle.components, None
+        if self.milvus is not None:
+            self.milvus.close()
+        del self.bundle, self.encoder, self.memory, self.bundle_memory, self.label_search, self._live
+        components.close()
+
+    @property
+    def version(self) -> str:
+        return self.manifest.version
+
+    @property
+    def is_faster_together(self) -> bool:
+        """Whether several queries take clearly less time together than one after the other.
+
+        With a static encoder, a quarter of the time is the overhead of calls, which a batch has only once.
+        """
+        return self.manifest.encoder.kind == "static"
+
+    @property
+    def quick_cost(self) -> float:
+        """The highest cost (see `request_cost`) of a query that is quick enough for the event loop to compute it.
+
+        A query with cost c takes at most (1 + c) / 2 times as long as a normal one. A call of an engine may block.
+        """
+        if self.milvus is not None or not self.is_faster_together:
+            return 0.0
+        return 2 * _QUICK_MILLISECONDS / self.milliseconds - 1
+
+    @property
+    def defaults(self) -> Defaults:
+        return self.manifest.defaults
+
+    @property
+    def cpu_reasons(self) -> list[str]:
+        """The reasons why the encoder or an index does not use the requested GPU."""
+        return [reason for reason in (self.encoder.cpu_reason, *self.bundle_memory.searcher.cpu_reasons) if reason]
+
+    def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
+        """Apply entries of this version's log, in order, and return the memory with them.
+
+        Searches that begin later use this memory. Entries that were applied before change nothing. `digest` is that of
+        the log up to the last entry, if there is a log.
+        """
+        with self._write:
+            self.memory = self._live.apply(entries, digest)
+            return self.memory
+
+    def follow(self, log: MemoryLog) -> None:
+        """Apply all entries of a log. Later calls of `catch_up` and of `log.write` apply further ones.
+
+        Raises:
+            MemoryLogError, StoreError, OSError: If the log cannot be read.
+        """
+        self.log = MemoryWriter(log, self.memory, lambda _, entries, commit: self.apply(entries, commit.encode()))
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Apply the entries that other processes and other open versions have appended to the log, if there is one.
+
+        Raises:
+            MemoryLogError, StoreError, OSError: If the log cannot be read.
+        """
+        if self.log is not None:
+            self.log.catch_up()
+
+    def warm_up(self, pause: Callable[[], None] | None = None) -> None:
+        """Answer some training queries of the bundle, so that the first real query is fast.
+
+        Raises:
+            BundleError: If the encoder does not produce unit vectors, although the manifest promises them.
+        """
+        texts = self.bundle.instances.texts
+        for row in np.linspace(0, len(texts) - 1, num=4, dtype=int).tolist():
+            text = texts[row]
+            vector = self.encoder.encode_known(text)
+            if self.manifest.encoder.normalised and not np.isclose(np.linalg.norm(vector), 1, atol=1e-3):
+                raise BundleError(
+                    f"{self.bundle.folder / 'encoder.onnx'}: expected unit vectors, found vectors of another length; "
+                    "build the bundle again"
+                )
+            start = time.thread_time()
+            self.answer(vector, self.usual_options, [text])
+            self.milliseconds = min(self.milliseconds, 1e3 * (time.thread_time() - start))
+            if pause is not None:
+                pause()
+
+    def encode(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Float[np.ndarray, "text dim"]:
+        """Encode queries or instances, then labels, as unit vectors."""
+        return self.encoder.encode_texts(queries, labels)
+
+    def answer(
+        self,
+        vectors: Float[np.ndarray, "query dim"],
+        options: AnswerOptions,
+        queries: Sequence[str] | None = None,
+        memory: Memory | None = None,
+    ) -> list[Answer]:
+        """Answer queries that are encoded already, without a filter.
+
+        Without the texts of the queries, words have no share in the scores, and the labels are in order of score.
+        Without a memory, the present one answers.
+        """
+        faiss.omp_set_num_threads(self._threads)
+        memory = memory or self.memory
+        return self._answer(memory, queries, vectors, [False] * len(vectors), options, None, Stopwatch())
+
+    def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
+        """Answer the queries of one request."""
+        return self.predict_together([(queries, options)])[0]
+
+    def predict_together(
+        self,
+        requests: Sequence[tuple[Sequence[str], AnswerOptions]],
+        checkpoint: Callable[[], None] = lambda: None,
+    ) -> list[Answers]:
+        """Answer several requests together, each with its own options.
+
+        All queries are encoded together. Queries with equal options are searched and ranked together. Every request
+        gets the times of the whole call, because it waits until all requests are answered.
+
+        Args:
+            requests: The queries and the options of each request.
+            checkpoint: Called between the blocks of the computation; an error that it raises stops the computation.
+        """
+        watch = Stopwatch()
+        queries = [query for texts, _ in requests for query in texts]
+        tokens = self.encoder.tokenise(queries)
+        watch.lap("tokenize")
+        vectors = self.encoder.encode(tokens, checkpoint)
+        watch.lap("encode")
+        memory = self.memory
+        faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
+        answers: list[Answer | None] = [None] * len(queries)
+        for options, rows in group_by_options(requests):
+            label_filter = LabelFilter(options.allow, options.deny, memory.labels) if options.filtered else None
+            # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
+            # batch.
+            step = 1 if label_filter else max(1, self.block_keys // options.top_b)
+            for start in range(0, len(rows), step):
+                checkpoint()
+                part = rows[start : start + step]
+                truncated = [tokens.truncated[row] for row in part]
+                texts = [queries[row] for row in part]
+                found = self._answer(memory, texts, vectors[part], truncated, options, label_filter, watch)
+                for row, answer in zip(part, found, strict=True):
+                    answers[row] = answer
+        ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
+        return [
+            Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages, memory.sequence)
+            for start, stop in itertools.pairwise(ends)
+        ]
+
+    def _answer(
+        self,
+        memory: Memory,
+        queries: Sequence[str] | None,
+        vectors: Float[np.ndarray, "query dim"],
+        truncated: list[bool],
+        options: AnswerOptions,
+        label_filter: LabelFilter | None,
+        watch: Stopwatch,
+    ) -> list[Answer]:
+        """Answer queries that have equal options. If the options have a filter, there is only one query."""
+        found = rank_labels(memory, queries, vectors, options, label_filter, watch)
+        ranking, offsets = found.ranking, found.ranking.offsets
+        chances = self.probabilities(ranking, options, complete=label_filter is None)
+        counts = np.minimum(np.diff(offsets), options.top_k)
+        exhausted = label_filter is not None and len(ranking.label) < options.top_k
+        if options.assign and chances is not None:
+            counts = assigned_counts(chances, offsets, options.top_k)
+        labels, scores = ranking.label.tolist(), ranking.score.tolist()
+        probabilities = [None] * len(labels) if chances is None else chances.tolist()
+        answers = []
+        for query, (start, count) in enumerate(zip(offsets[:-1].tolist(), counts.tolist(), strict=True)):
+            part = slice(start, start + count)
+            rows = [
+                (label, score, probability)
+                for label, score, probability in zip(labels[part], scores[part], probabilities[part], strict=True)
+                if score >= options.threshold and (probability is None or probability >= options.min_probability)
+            ]
+            answers.append(Answer(_describe(found, query, rows, options.explain), truncated[query], exhausted))
+        watch.lap("combine")
+        return answers
+
+    def probabilities(
+        self, ranking: Ranking, options: AnswerOptions, complete: bool = True
+    ) -> Float[np.ndarray, " row"] | None:
+        """The probability of each ranked label; None if the bundle has no probabilities for these options.
+
+        Args:
+            ranking: The ranked labels.
+            options: Options of the queries.
+            complete: Whether the first label of a query is the best one of all labels, because no filter applies.
+        """
+        info = self.manifest.probabilities
+        if (
+            info is None
+            or not options.uses_votes_of(self.defaults)
+            or (self.manifest.has_ranker and ranking.logit is None)
+        ):
+            return None
+        logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
+        first_calibration = info.first_calibration if complete else None
+        return calibrate_answers(info.calibration, first_calibration, logits, ranking.offsets)
+
+
+def _describe(
+    found: RankedLabels, query: int, rows: list[tuple[int, float, float | None]], explain: bool
+) -> list[ScoredLabel]:
+    """The labels of one query's answer, from their positions, scores and probabilities."""
+    uids, texts = found.memory.labels.uids, found.memory.labels.texts
+    because = found.reasons(query, [label for label, *_ in rows]) if explain else [None] * len(rows)
+    return [
+        ScoredLabel(
+            position=label,
+            uid=uids[label],
+            text=texts[label],
+            score=score,
+            because=terms,
+            probability=probability,
+            ranked_by=found.logit_terms(query, label) if explain else None,
+        )
+        for (label, score, probability), terms in zip(rows, because, strict=True)
+    ]

@@ -1,0 +1,167 @@
+"""Candidates: the labels of a query that the ranker orders, and their features.
+
+The candidates are the best labels by each of several measures: the votes of all keys (Eq. 7), the votes of instances
+alone, the similarity of labels, and instances and labels found by words. A label that is good by one measure is a
+candidate even if the other measures do not find it.
+
+The same code computes the features when the ranker is fitted and when a query is answered. A property that does not
+exist is NaN, for example the similarity of the nearest voting instance if no instance votes for the label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from recollect.core import kernels
+from recollect.core.bundle.values import Values
+from recollect.core.scoring import WeightedKeys
+from recollect.core.search.searcher import Neighbours
+from recollect.core.words.names import Names
+from recollect.core.words.terms import Words
+
+# Number of candidates of each query: by the votes of all keys, and by each other measure.
+BY_VOTES, BY_OTHERS = 100, 40
+
+# Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
+_NAME_WORDS = 128
+
+# The features, in the order of their columns.
+FEATURES = (
+    "votes",  # the score: votes of all keys (Eq. 7)
+    "votes_of_best",  # divided by the score of the query's best label
+    "instance_votes",  # weights of the voting instances
+    "instance_count",  # number of instances that vote for the label
+    "instance_share",  # divided by the label's number of training instances
+    "instance_place",  # place of the nearest voting instance, from 0
+    "instance_similarity",  # similarity of the nearest voting instance
+    "instance_mean",  # mean similarity of the voting instances
+    "instance_gap",  # similarity of the query's nearest instance minus that of the nearest voting instance
+    "nearest_instance",  # similarity of the query's nearest instance
+    "label_votes",  # weight of the label's key
+    "label_similarity",  # similarity of the label's key
+    "label_place",  # place of the label among the nearest labels
+    "label_gap",  # similarity of the query's nearest label minus that of this label
+    "training_count",  # number of training instances of the label
+    "name_words",  # number of words of the label's name
+    "name_share",  # share of these words that are in the query
+    "name_place",  # place in the query at which the whole name begins
+)
+# Only with a lexical index; without one, these features are NaN.
+WORD_FEATURES = (
+    "word_instance_votes",  # as above, for instances that share words with the query
+    "word_instance_count",
+    "word_instance_place",
+    "word_instance_similarity",
+    "word_instance_gap",
+    "word_label_similarity",  # as above, for labels whose names share words with the query
+    "word_label_place",
+    "word_label_gap",
+)
+ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
+
+
+class Found(NamedTuple):
+    """The keys that the searches found for each query, best first.
+
+    Attributes:
+        instances: The nearest instances.
+        labels: The nearest labels, by their positions.
+        by_words: The instances and the labels that share words with the query; None without a lexical index.
+    """
+
+    instances: Neighbours
+    labels: Neighbours
+    by_words: tuple[Neighbours, Neighbours] | None = None
+
+
+@dataclass(frozen=True)
+class LabelFacts:
+    """Properties of the labels that do not depend on a query.
+
+    Attributes:
+        counts: Number of training instances of each label, as int32.
+        names: The words of each label's text.
+    """
+
+    counts: Int[np.ndarray, " label"]
+    names: Names
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of a block of queries, in no particular order, with their features.
+
+    Attributes:
+        offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
+        label: The label of each candidate.
+        features: Its features, in the order of `ALL_FEATURES`.
+    """
+
+    offsets: Int[np.ndarray, " offset"]
+    label: Int[np.ndarray, " candidate"]
+    features: Float[np.ndarray, "candidate feature"]
+
+    @property
+    def query(self) -> Int[np.ndarray, " candidate"]:
+        """The query of each candidate."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+def find_candidates(
+    words: Words,
+    found: Found,
+    voting: WeightedKeys,
+    lambda_: float,
+    temperature: float,
+    values: Values,
+    facts: LabelFacts,
+    admits: Bool[np.ndarray, " label"] | None = None,
+    by_votes: int = BY_VOTES,
+    by_others: int = BY_OTHERS,
+) -> Candidates:
+    """Choose the candidates of each query, and compute their features.
+
+    Args:
+        words: The words of the queries.
+        found: The keys that the searches found.
+        voting: The keys that vote (Eq. 7), without keys by words: the first instances and the first labels of the
+            searches by vectors.
+        lambda_: Weight of instances against labels.
+        temperature: Tau.
+        values: The labels of each instance.
+        facts: Properties of the labels.
+        admits: Whether a label may be a candidate; None admits all labels.
+        by_votes: Number of candidates by votes.
+        by_others: Number of candidates by each other measure.
+    """
+    queries = len(words.offsets) - 1
+    nothing = Neighbours(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
+    searches = (found.instances, found.labels, *(found.by_words or (nothing, nothing)))
+    similarities, keys = zip(*(each.arrays for each in searches), strict=True)
+    return Candidates(
+        *kernels.find_candidates(
+            keys,
+            similarities,
+            temperature,
+            voting.keys,
+            voting.weights,
+            lambda_,
+            values.labels,
+            *values.arrays,
+            values.live_log_counts,
+            np.empty(0, dtype=np.bool_) if admits is None else admits,
+            by_votes,
+            by_others,
+            found.by_words is not None,
+            len(ALL_FEATURES),
+            facts.counts,
+            *facts.names.arrays,
+            words.offsets,
+            words.hashes.view(np.int64),
+            _NAME_WORDS,
+        )
+    )

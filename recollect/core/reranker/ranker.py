@@ -1,0 +1,135 @@
+"""The ranker: orders the labels that the votes found by their log-odds, and adds labels that they did not find.
+
+The ranker's candidates come first, in order of their logits. The other labels follow, in order of their scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from recollect.core import kernels
+from recollect.core.answers import LogitTerm
+from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.values import Values
+from recollect.core.reranker.candidates import (
+    ALL_FEATURES,
+    Candidates,
+    Found,
+    LabelFacts,
+    find_candidates,
+)
+from recollect.core.reranker.model import RankerModel
+from recollect.core.scoring import Ranking, WeightedKeys
+from recollect.core.tables.corrections import Corrections
+from recollect.core.words.names import Names
+from recollect.core.words.terms import Words
+
+# The least factor of a correction in a logit, so that the logit is a number.
+_LEAST_FACTOR = 1e-6
+
+
+@dataclass(frozen=True)
+class RankedCandidates(Candidates):
+    """The candidates of some queries, with their log-odds.
+
+    Attributes:
+        logit: The log-odds of each candidate.
+        corrections: The part of each logit that comes from a correction of the label; None without corrections.
+    """
+
+    logit: Float[np.ndarray, " candidate"]
+    corrections: Float[np.ndarray, " candidate"] | None = None
+
+
+class Ranker:
+    """Orders rankings of votes by the log-odds of their labels.
+
+    Args:
+        model: The model.
+        facts: Properties of the labels.
+        values: The labels of each instance.
+    """
+
+    def __init__(self, model: RankerModel, facts: LabelFacts, values: Values) -> None:
+        self.model, self.facts, self._values = model, facts, values
+
+    @classmethod
+    def open(cls, bundle: Bundle) -> Ranker:
+        """Open the ranker of a bundle that has one.
+
+        Raises:
+            BundleError: If a file of the ranker is damaged.
+        """
+        components = bundle.components
+        names = Names.open_with(components.open, len(bundle.labels))
+        values = Values(bundle.instances.values, len(bundle.labels))
+        model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
+        return cls(model, LabelFacts(bundle.labels.counts, names), values)
+
+    def with_memory(self, facts: LabelFacts, values: Values) -> Ranker:
+        """The same model for another memory."""
+        return Ranker(self.model, facts, values)
+
+    def rank(
+        self,
+        words: Words,
+        found: Found,
+        voting: WeightedKeys,
+        lambda_: float,
+        temperature: float,
+        admits: Bool[np.ndarray, " label"] | None = None,
+    ) -> RankedCandidates:
+        """Find the candidates of some queries and compute their log-odds.
+
+        Args:
+            words: The words of the queries.
+            found: The keys that the searches found.
+            voting: The keys that vote, without keys by words: the ranker has other features for words.
+            lambda_: Weight of instances against labels.
+            temperature: Tau.
+            admits: Whether a label may be a candidate; None admits all labels.
+        """
+        candidates = find_candidates(words, found, voting, lambda_, temperature, self._values, self.facts, admits)
+        logits = self.model.logits(candidates.features)
+        return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
+
+    def reorder(self, scores: Ranking, found: RankedCandidates, most: int | None = None) -> Ranking:
+        """Put the candidates before all other labels by their logits, and take the first `most`."""
+        most = most or len(scores.label) + len(found.label)
+        return Ranking(
+            *kernels.order_labels(
+                scores.offsets, scores.label, scores.score, found.offsets, found.label, found.logit, most
+            )
+        )
+
+    def correct(
+        self,
+        found: RankedCandidates,
+        corrections: Corrections,
+        vectors: Float[np.ndarray, "query dim"],
+        temperature: float,
+    ) -> RankedCandidates:
+        """Lower the logits of the candidates that have corrections."""
+        terms = np.zeros(len(found.logit))
+        corrected = corrections.find(vectors, found.query, found.label, temperature)
+        terms[corrected.place] = np.log(np.maximum(corrected.factor, _LEAST_FACTOR))
+        return dataclasses.replace(found, logit=found.logit + terms, corrections=terms)
+
+    def explain(self, query: int, label: int, found: RankedCandidates) -> list[LogitTerm]:
+        """The terms of a label's logit, the greatest first; empty for a label that is no candidate."""
+        start, stop = found.offsets[query : query + 2]
+        rows = start + np.flatnonzero(found.label[start:stop] == label)
+        if not len(rows):
+            return []
+        features = found.features[rows]
+        names = (*ALL_FEATURES, "bias")
+        values = [None if np.isnan(value) else float(value) for value in features[0]]
+        terms = [*map(LogitTerm, names, [*values, None], self.model.contributions(features)[0].tolist())]
+        if found.corrections is not None:
+            terms.append(LogitTerm("correction", None, float(found.corrections[rows[0]])))
+        return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))

@@ -1,0 +1,107 @@
+"""Live keys: searches the keys of a bundle, without removed ones, together with live keys.
+
+The live keys are found exactly: all of them are compared with a query, except those whose 8-bit codes show that they
+are farther away than the last key of the bundle.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from recollect.core.search.searcher import Keys, Neighbours, merge
+from recollect.core.tables.rows import Rows
+
+# A search asks for this number of keys more than it needs, and for more in proportion to the removed keys.
+_SPARE_KEYS = 16
+# If a query still lacks keys, its search is repeated for this number of times as many.
+_GROWTH = 4
+
+
+class LiveKeyIndex:
+    """Searches the keys of one kind.
+
+    Args:
+        mapped: The index of the bundle.
+        rows: The rows of the keys.
+        row_of: The row of each key; None if a key is a row.
+    """
+
+    def __init__(self, mapped: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> None:
+        self._mapped, self._rows, self._row_of = mapped, rows, row_of
+        self.keys = len(rows.removed) if row_of is None else len(row_of)
+
+    @property
+    def cpu_reason(self) -> str:
+        return self._mapped.cpu_reason
+
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
+        rows, top_b = self._rows, min(top_b, self.keys)
+        mapped = _search_present(self._mapped, rows.removed[: rows.mapped], rows.removed_mapped, vectors, top_b)
+        if not len(rows.vectors):
+            return mapped
+        least = mapped.similarities[:, -1] if mapped.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
+        return merge(mapped, self._search_live(vectors, least, top_b), top_b)
+
+    def similarities(
+        self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
+    ) -> Float[np.ndarray, " key"]:
+        """The similarities of a query to the given keys, which are present; the keys must be in rising order."""
+        row = (keys if self._row_of is None else self._row_of[keys]) - self._rows.mapped
+        is_live, found = row >= 0, np.empty(len(keys), dtype=np.float32)
+        found[~is_live] = self._mapped.similarities(vector, keys[~is_live])
+        found[is_live] = np.einsum("kd,d->k", self._rows.vectors[row[is_live]], vector)
+        return found
+
+    def _search_live(
+        self, vectors: Float[np.ndarray, "query dim"], least: Float[np.ndarray, " query"], top_b: int
+    ) -> Neighbours:
+        """The live keys whose similarity to a query is at least its least one, at most `top_b`."""
+        live, removed, found = self._rows, self._rows.removed[self._rows.mapped :], []
+        for vector, bound in zip(vectors, least.tolist(), strict=True):
+            rows = live.codes.near(vector, bound, removed)
+            similarities = np.einsum("kd,d->k", live.vectors[rows], vector)
+            best = np.argsort(-similarities, kind="stable")[:top_b]
+            found.append((similarities[best], live.numbers[rows[best]]))
+        return Neighbours.of(found, max(len(keys) for _, keys in found))
+
+
+def _search_present(
+    index: Keys,
+    removed: Bool[np.ndarray, " key"],
+    gone: int,
+    vectors: Float[np.ndarray, "query dim"],
+    top_b: int,
+) -> Neighbours:
+    """The top-b keys that are present, of an index whose searches also find removed keys.
+
+    Args:
+        index: The index.
+        removed: Whether each of its keys was removed.
+        gone: Number of removed keys.
+        vectors: The queries.
+        top_b: Number of keys to find.
+    """
+    keys = len(removed)
+    top_b = min(top_b, keys - gone)
+    if not top_b:
+        return Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
+    if not gone:
+        return index.search(vectors, top_b)
+    found = Neighbours(np.full((len(vectors), top_b), -np.inf, np.float32), np.full((len(vectors), top_b), -1))
+    lacking, wanted = np.arange(len(vectors)), math.ceil(top_b * keys / (keys - gone)) + _SPARE_KEYS
+    while len(lacking):
+        wanted = min(wanted, keys, top_b + gone)
+        raw = index.search(vectors[lacking], wanted)
+        present = (raw.keys >= 0) & ~removed[np.maximum(raw.keys, 0)]
+        place = np.cumsum(present, axis=1) - 1
+        query, slot = np.nonzero(present & (place < top_b))
+        target = lacking[query], place[query, slot]
+        found.similarities[target], found.keys[target] = raw.similarities[query, slot], raw.keys[query, slot]
+        if wanted == min(keys, top_b + gone):
+            break
+        lacking = lacking[present.sum(axis=1) < top_b]
+        wanted *= _GROWTH
+    return found

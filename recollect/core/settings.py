@@ -1,0 +1,257 @@
+"""Settings of a store and of a shared Redis, and how each setting gets its environment variable, flag and help text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from recollect.core.errors import SettingsError
+
+ENV_PREFIX = "RECOLLECT_"
+
+Device = Literal["auto", "cpu", "cuda"]
+
+# Formats of the queries of `recollect predict --input`. `text`: each line is a text. `jsonl`: each line is an object.
+InputFormat = Literal["text", "jsonl", "csv", "parquet"]
+
+# The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
+# the URL.
+Location = Annotated[
+    Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
+]
+# The path or the URL of a file; None means standard input or output.
+FileLocation = Annotated[
+    Path | str | None,
+    AfterValidator(lambda given: given if given is None or "://" in str(given) else Path(given)),
+    Field(repr=False),
+]
+
+# The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
+# file with the name `null`.
+NO_WORD = "\0"
+
+# The folder in which workers share their metrics. prometheus_client reads this variable at import time.
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+
+# Settings of keys and certificates.
+_KEYS = frozenset({"api_keys", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"})
+# Secrets with fewer characters can be guessed.
+_MIN_SECRET_CHARACTERS = 16
+
+
+def require_strong(secret: str, expected: str) -> None:
+    """Refuse a secret that can be guessed or cannot be sent in a header.
+
+    Args:
+        secret: The secret. No error message contains the secret.
+        expected: The beginning of the error message.
+
+    Raises:
+        SettingsError: If the secret is too short or not ASCII.
+    """
+    if len(secret) < _MIN_SECRET_CHARACTERS:
+        raise SettingsError(
+            f"{expected} {_MIN_SECRET_CHARACTERS} characters or more, found {len(secret)}; "
+            "create a secret with `openssl rand -hex 24`"
+        )
+    if not secret.isascii():
+        raise SettingsError(f"{expected} ASCII letters, digits and signs, found other characters")
+
+
+def _check_engine_uri(uri: SecretStr) -> SecretStr:
+    given = uri.get_secret_value()
+    try:
+        parts = urlsplit(given)
+        is_server = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:  # for example, a port that is not a number
+        is_server = False
+    if not is_server and ("://" in given or not given.endswith(".db")):
+        raise SettingsError("--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file that ends in .db")
+    return uri
+
+
+class ReadIf(NamedTuple):
+    """Flags that have an effect only under a condition. Without it, a flag that the user gives is refused.
+
+    Attributes:
+        flags: Names of the fields.
+        expected: What fulfils the condition.
+        found: Returns what the settings have instead; None if they fulfil the condition.
+    """
+
+    flags: tuple[str, ...]
+    expected: str
+    found: Callable[[Any], str | None]
+
+
+class Settings(BaseSettings):
+    """Base of all settings. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`.
+
+    An empty variable means the default, except for keys and certificates: without them, the service could be open.
+
+    Raises:
+        SettingsError: If the variable of a key or a certificate is empty.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_prefix_target="all",
+        frozen=True,
+        allow_inf_nan=False,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_parse_none_str=NO_WORD,
+    )
+
+    read_if: ClassVar[tuple[ReadIf, ...]] = ()
+
+    def unread_flags(self) -> Iterator[str]:
+        """Yield a message for each given flag that has no effect beside the others.
+
+        An environment variable is for several verbs, so it may have no effect.
+        """
+        for name in sorted(self.model_fields_set):
+            message = None if f"{ENV_PREFIX}{name.rstrip('_')}".upper() in os.environ else self.unread(name)
+            if message is not None:
+                yield message
+
+    def unread(self, name: str) -> str | None:
+        """Say why a flag has no effect beside the others; None if it has one."""
+        for each in self.read_if:
+            if name in each.flags and (found := each.found(self)) is not None:
+                return f"{as_flag(name)}: expected {each.expected}, found {found}; omit the flag"
+        return None
+
+    @classmethod
+    def read_of(cls, given: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+        """The given flags that have an effect beside others, which override them."""
+        settings = cls.model_construct(**{**given, **beside})
+        return {name: value for name, value in given.items() if settings.unread(name) is None}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)  # an empty flag is not ignored
+
+    @model_validator(mode="after")
+    def _refuse_empty_keys(self) -> Self:
+        for name in _KEYS & type(self).model_fields.keys():
+            variable = f"{ENV_PREFIX}{name.upper()}"
+            if getattr(self, name) is None and os.environ.get(variable) == "":
+                raise SettingsError(f"{variable}: expected a value, found an empty one; set it, or remove the variable")
+        return self
+
+
+def refuse_unread(settings: _Settings) -> _Settings:
+    """Refuse given flags that have no effect: a validator of settings with `read_if`.
+
+    Raises:
+        SettingsError: With the first of these flags.
+    """
+    for message in settings.unread_flags():
+        raise SettingsError(message)
+    return settings
+
+
+def as_flag(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+_Settings = TypeVar("_Settings", bound=Settings)
+
+
+class EngineSettings(Settings):
+    """Settings of the connection to Milvus, for bundles whose keys are in Milvus."""
+
+    engine_uri: Annotated[SecretStr, AfterValidator(_check_engine_uri)] | None = Field(
+        None,
+        description="Milvus server of bundles whose keys are in Milvus: http://HOST:PORT, https://HOST:PORT for TLS, "
+        "each also with /DATABASE, or a file .db of milvus-lite (default: none)",
+    )
+    engine_token: SecretStr | None = Field(
+        None, description="Token of Milvus: USER:PASSWORD or an API key (default: Milvus needs none)"
+    )
+    engine_ca: Path | None = Field(
+        None,
+        description="File with the CA certificates in PEM format that verify the server of --engine-uri (default: "
+        "those of gRPC)",
+    )
+    engine_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="Maximum seconds for one call of Milvus; a query that needs longer gets status 503",
+    )
+
+
+class ServiceSettings(Settings):
+    """Settings of a bundle store."""
+
+    store: Location = Field(description="Bundle store: a folder, or a URL such as s3://bucket/store")
+    bundle_cache: Path | None = Field(
+        None,
+        description="Folder for bundles downloaded from a store at a URL, and with --verify-key for the private copies "
+        "of bundles; only this user may write to it (default: ~/.cache/recollect)",
+    )
+    verify_key: Path | None = Field(
+        None,
+        description="File with one or several Ed25519 public keys in PEM format; only bundles signed by one of their "
+        "private keys are opened (default: bundles need no signature)",
+    )
+
+
+# The use of the live entries of a store by a program that does not write them.
+LiveEntries = Literal["off", "read"]
+LIVE_HELP = (
+    "Live entries of the store: read, or off for the memory of the bundle alone (default: read; with --verify-key off, "
+    "because no signature covers live entries)"
+)
+
+
+def default_live(verify_key: Path | None) -> LiveEntries:
+    """The use of live entries that nobody chose: a program that asks for signatures uses nothing unsigned."""
+    return "read" if verify_key is None else "off"
+
+
+class RedisSettings(ServiceSettings):
+    """Settings of a bundle store, and of the Redis server that its replicas share."""
+
+    redis_url: SecretStr | None = Field(
+        None,
+        description="URL of a Redis server (redis://..., or rediss://... for TLS) in which replicas share their "
+        "reports, cached answers and rate limits (default: replicas share nothing)",
+    )
+    redis_prefix: str = Field("recollect", min_length=1, max_length=64, description="Prefix of all keys in Redis")
+
+
+def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> list[str]:
+    """The flags of a command line whose values contain a token, or a URL with a password."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    found = []
+    for name in type(settings).model_fields:
+        flag, value = as_flag(name), getattr(settings, name)
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        has_password = "://" in text and "@" in text
+        if flag in given and (has_password or name == "engine_token"):
+            found.append(flag)
+    return found
+
+
+def unknown_variables(settings: ServiceSettings) -> list[str]:
+    """Environment variables that begin with `RECOLLECT_` but match no setting, probably because they are misspelled."""
+    known = {f"{ENV_PREFIX}{name.rstrip('_')}".upper() for name in type(settings).model_fields}
+    return sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)

@@ -1,0 +1,107 @@
+"""The lexical index of a bundle: one word index of the instance texts, and one of the label texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recollect.core import kernels
+from recollect.core.bundle.arrays import map_offsets, map_positions
+from recollect.core.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
+from recollect.core.search.searcher import Neighbours, join_parts
+from recollect.core.words.postings import Postings, invert, map_terms, map_weights, write_postings
+from recollect.core.words.terms import Words
+from recollect.core.words.word_index import WordIndex
+
+# Opens a file of the index: a function, the name of the file, and the function's other arguments.
+FileOpener = Callable[..., Any]
+
+
+# Number of keys that vote by words. On library titles, 50 keys were as good as 200.
+TOP_WORDS = 50
+
+
+class LexicalIndex:
+    """Finds instances and labels by their words; immutable.
+
+    Attributes:
+        instances: Index of the instance texts.
+        labels: Index of the label texts.
+    """
+
+    def __init__(self, instances: WordIndex, labels: WordIndex) -> None:
+        self.instances, self.labels = instances, labels
+
+    @classmethod
+    def of_texts(cls, instance_texts: Sequence[str], label_texts: Sequence[str]) -> LexicalIndex:
+        """Build an index in this process's memory, without files."""
+        return cls(*(WordIndex(invert(texts), len(texts)) for texts in (instance_texts, label_texts)))
+
+    @classmethod
+    def open(cls, folder: Path, instances: int, labels: int) -> LexicalIndex:
+        """Map the index in a folder.
+
+        Args:
+            folder: Folder that `write_lexical_index` has written to.
+            instances: Number of instances.
+            labels: Number of labels.
+
+        Raises:
+            BundleError: If a file is missing, or is not the index of so many texts.
+        """
+        return cls.open_with(lambda function, name, *rest: function(folder / name, *rest), instances, labels)
+
+    @classmethod
+    def open_with(cls, open_file: FileOpener, instances: int, labels: int) -> LexicalIndex:
+        """Open the index as `open` does, but each file with `open_file`, as `Components.open` opens files."""
+        return cls(_open_words(open_file, INSTANCE_WORDS, instances), _open_words(open_file, LABEL_WORDS, labels))
+
+    def search(self, texts: Sequence[str], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
+        """The keys whose texts are most similar to each query, numbered as in the memory.
+
+        At equal similarity, the lower key comes first.
+
+        Args:
+            texts: The queries.
+            lambda_: Weight of instances against labels; at 1 only instances are found, at 0 only labels.
+            top: Number of keys to find for each query.
+        """
+        return self.join(self.search_each(Words.of(texts), top), lambda_, top)
+
+    def join(self, found: tuple[Neighbours, Neighbours], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
+        """The result of `search`, from that of `search_each`."""
+        return join_parts(*found, len(self.instances), top, lambda_)
+
+    def search_each(self, words: Words, top: int = TOP_WORDS) -> tuple[Neighbours, Neighbours]:
+        """Two lists for each query, whose words are given: the top instances, and the top labels by their positions."""
+        offsets, terms, frequencies = kernels.count_terms(*words)
+        found = [part.look_up(terms) for part in (self.instances, self.labels)]
+        counts = found[0].texts + found[1].texts
+        rarity = np.log1p((self.instances.present + self.labels.present) / np.maximum(counts, 1)) ** 2
+        impacts = (1 + np.log(frequencies)) * rarity
+        return (
+            self.instances.search(offsets, terms, impacts, found[0], top),
+            self.labels.search(offsets, terms, impacts, found[1], top),
+        )
+
+
+def write_lexical_index(folder: Path, instance_texts: Iterable[str], label_texts: Iterable[str]) -> None:
+    """Write the files of an index. The texts can be streams, in the order of the memory."""
+    write_postings(folder, INSTANCE_WORDS, invert(instance_texts))
+    write_postings(folder, LABEL_WORDS, invert(label_texts))
+
+
+def _open_words(open_file: FileOpener, name: str, texts: int) -> WordIndex:
+    terms_file, offsets_file, rows_file, weights_file = posting_files(name)
+    weights = open_file(map_weights, weights_file)
+    terms = open_file(map_terms, terms_file)
+    postings = Postings.of(
+        terms=terms,
+        offsets=open_file(map_offsets, offsets_file, len(terms), len(weights)),
+        rows=open_file(map_positions, rows_file, len(weights), texts),
+        weights=weights,
+    )
+    return WordIndex(postings, texts)

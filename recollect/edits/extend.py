@@ -1,0 +1,177 @@
+"""`recollect extend`: adds instances and labels to the live memory of a store, and removes some, without a server.
+
+Both files are checked completely before the first entry is written. Removals are written first, then labels, then
+instances, in blocks. A second write of the same entry changes nothing, so an interrupted task can be started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pydantic import TypeAdapter
+
+from recollect.core.command_settings import ExtendSettings
+from recollect.core.encoder import QueryEncoder
+from recollect.core.errors import InputError, SettingsError
+from recollect.core.system.console import progress_bar
+from recollect.core.system.threads import threads_or_cores
+from recollect.core.tables.snapshot import Snapshot
+from recollect.core.text_lines import read_objects
+from recollect.edits.changes import NewInstance, NewLabel, Uid, added, checked
+from recollect.edits.entries import Entry, Kind, Remove, Subject
+from recollect.edits.log import MemoryLog
+from recollect.edits.writer import follow
+from recollect.store.store import Store
+
+# Entries that are encoded and written together.
+_BLOCK = 256
+
+_Item = TypeVar("_Item")
+_ROWS: dict[str, TypeAdapter[NewInstance | NewLabel]] = {
+    "instance": TypeAdapter(NewInstance),
+    "label": TypeAdapter(NewLabel),
+}
+_UID: TypeAdapter[str] = TypeAdapter(Uid)
+
+
+class _Addition(NamedTuple):
+    """An instance or a label to add, and the file and the line that name it."""
+
+    where: str
+    row: NewInstance | NewLabel
+
+
+class Extended(NamedTuple):
+    """The result of `extend`.
+
+    Attributes:
+        instances: Number of instances that were inserted or replaced.
+        labels: Number of labels that were inserted or replaced.
+        removed: Number of instances and labels that were removed.
+        unknown: Uids to remove that the memory did not contain.
+        sequence: Sequence number of the last entry.
+    """
+
+    instances: int
+    labels: int
+    removed: int
+    unknown: list[str]
+    sequence: int
+
+
+def extend(settings: ExtendSettings) -> Extended:
+    """Add the lines of a file to the live memory of a store, and remove those of another file.
+
+    Args:
+        settings: The store and the files.
+
+    Raises:
+        SettingsError: If neither file is given.
+        InputError: If a file cannot be read, a line is wrong, or a line names a label that the memory lacks.
+        MemoryLogError: If the log cannot be read or written.
+        StoreError, BundleError, KeyFileError: If the current version or a key cannot be opened.
+    """
+    if settings.add is None and settings.remove is None:
+        raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
+    additions = _read_additions(settings.add) if settings.add else {}
+    removals = _read_removals(settings.remove) if settings.remove else []
+    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
+    bundle = store.open(store.require_current())
+    log = MemoryLog.of(store, bundle.manifest)
+    live = follow(log, bundle)
+    memory = live.catch_up()
+    log.require_writable()
+    gone = {*removals}
+
+    def is_label(uid: str) -> bool:
+        subject = ("label", uid)
+        return subject in additions or (subject not in gone and memory.labels.position(uid) is not None)
+
+    _check_labels(additions.values(), is_label)
+    find = {"instance": memory.instance, "label": memory.labels.position}
+    unknown = [uid for kind, uid in removals if find[kind](uid) is None]
+    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(0))
+    with progress_bar(len(removals) + len(additions), "entry", "extend") as bar:
+        for subjects in _blocks(removals):
+            live.write(_removed(subjects))
+            bar.update(len(subjects))
+        for kind in ("label", "instance"):  # so that each label is known before the instances that name it
+            for block in _blocks([each for subject, each in additions.items() if subject[0] == kind]):
+                live.write(_added(block, encoder))
+                bar.update(len(block))
+    instances = sum(kind == "instance" for kind, _ in additions)
+    return Extended(instances, len(additions) - instances, len(removals) - len(unknown), unknown, log.sequence)
+
+
+def _removed(subjects: Sequence[Subject]) -> Callable[[Snapshot], list[Entry]]:
+    return lambda _: [Remove(*subject) for subject in subjects]
+
+
+def _added(block: Sequence[_Addition], encoder: QueryEncoder) -> Callable[[Snapshot], list[Entry]]:
+    """A function that makes the entries of some additions, and checks the labels again."""
+    instances = [each.row for each in block if isinstance(each.row, NewInstance)]
+    labels = [each.row for each in block if isinstance(each.row, NewLabel)]
+    vectors = encoder.encode_texts([each.text for each in instances], [each.text for each in labels])
+
+    def decide(memory: Snapshot) -> list[Entry]:
+        _check_labels(block, lambda uid: memory.labels.position(uid) is not None)
+        return added(memory, lambda *_: vectors, instances, labels)
+
+    return decide
+
+
+def _check_labels(additions: Iterable[_Addition], is_label: Callable[[str], bool]) -> None:
+    """Check that the memory will have all labels of the instances."""
+    for where, row in additions:
+        for uid in row.labels if isinstance(row, NewInstance) else ():
+            if not is_label(uid):
+                raise InputError(
+                    f"{where}: labels: expected labels of the memory or of this file, found {uid!r}, which is not "
+                    "there, or which --remove or another process has removed; add a line with its uid and its text"
+                )
+
+
+def _blocks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), _BLOCK):
+        yield items[start : start + _BLOCK]
+
+
+def _read_additions(path: Path) -> dict[Subject, _Addition]:
+    """Read a file of instances and labels: one JSON object a line. An object with `labels` is an instance.
+
+    Raises:
+        InputError: If the file cannot be read, a line is wrong, or two lines have the same subject.
+    """
+    found: dict[Subject, _Addition] = {}
+    for number, fields in read_objects(path):
+        where = f"{path}:{number}"
+        kind: Kind = "instance" if "labels" in fields else "label"
+        row = checked(_ROWS[kind], fields, where, InputError)
+        if (other := found.setdefault((kind, row.uid), _Addition(where, row))).where != where:
+            raise _twice(where, (kind, row.uid), other.where)
+    return found
+
+
+def _read_removals(path: Path) -> list[Subject]:
+    """Read a file of uids to remove: one JSON object a line, `{"instance": UID}` or `{"label": UID}`.
+
+    Raises:
+        InputError: As `_read_additions`.
+    """
+    found: dict[Subject, str] = {}
+    for number, fields in read_objects(path):
+        where = f"{path}:{number}"
+        if len(fields) != 1 or not {*fields} < {"instance", "label"}:
+            raise InputError(f'{where}: expected {{"instance": UID}} or {{"label": UID}}, found {fields!r:.60}')
+        kind: Kind = "instance" if "instance" in fields else "label"
+        subject = kind, checked(_UID, fields[kind], f"{where}: {kind}", InputError)
+        if (other := found.setdefault(subject, where)) != where:
+            raise _twice(where, subject, other)
+    return [*found]
+
+
+def _twice(where: str, subject: Subject, other: str) -> InputError:
+    kind, uid = subject
+    return InputError(f"{where}: expected each {kind} once, found {uid!r} also in {other}; remove one of the lines")

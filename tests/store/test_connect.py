@@ -1,0 +1,126 @@
+"""URLs of object stores, their credentials, and their error messages."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from recollect.core.errors import StoreError
+from recollect.store.connect import without_credentials
+from recollect.store.object_folder import ObjectFolder
+from tests.store.servers import WebServer
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://user:secret@host:8443/store/", "https://host:8443/store"),
+        ("https://user:sec@ret@host/store", "https://host/store"),
+        ("https://user:secret@host/a@b", "https://host/a@b"),
+        ("https://user:secret@host/a:b@c", "https://host/a:b@c"),
+        ("https://user:secret@[::1]:80/store", "https://[::1]:80/store"),
+        ("s3://token@bucket/store?secret=1#x", "s3://bucket/store"),
+        ("s3://bucket/a@b/c:d@e", "s3://bucket/a@b/c:d@e"),
+        ("http://host:80/a@b", "http://host:80/a@b"),
+        ("http://[::1]:80/store", "http://[::1]:80/store"),
+        (
+            "abfss://container@account.dfs.core.windows.net/store",
+            "abfss://container@account.dfs.core.windows.net/store",
+        ),
+        ("az://container/store?sig=secret", "az://container/store"),
+    ],
+)
+def test_store_name_does_not_contain_the_credentials_in_its_url(url: str, name: str) -> None:
+    assert without_credentials(url) == name
+
+
+@pytest.mark.parametrize("path", ["store", "store@other.example", "a:b@other.example/c"])
+@pytest.mark.parametrize("password", ["hush%40hush", "hush%2Fhush", "hush@hush", "hush:hush"])
+def test_credentials_in_a_url_are_sent_to_its_host_and_never_printed(
+    web: WebServer, tmp_path: Path, error_of: Callable[..., str], password: str, path: str
+) -> None:
+    web.denied = True
+    url = f"http://jane:{password}@127.0.0.1:{web.port}/{path}"
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    name = f"http://127.0.0.1:{web.port}/{path}/activations/00000001.json"
+    assert f"{name}: expected an answer, found: 401 Unauthorized; check" in line
+    assert "jane" not in line
+    assert "hush" not in line
+    assert not [path for path in tmp_path.rglob("*") if "hush" in str(path)]
+    assert web.authorization is not None
+    sent = base64.b64decode(web.authorization.removeprefix("Basic ")).decode()
+    assert sent == "jane:" + password.replace("%40", "@").replace("%2F", "/")
+
+
+@pytest.mark.parametrize("url", ["https://jane:hush/hush@host/store", "s3://jane:hush@b:c/store", "s4://x:hush/y@z"])
+def test_url_with_an_ambiguous_password_is_refused_and_not_printed(
+    tmp_path: Path, error_of: Callable[..., str], url: str
+) -> None:
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    assert f"{url[:2]}" in line
+    assert "write / : @ ? and # inside a password as %2F %3A %40 %3F and %23" in line
+    assert "hush" not in line
+
+
+@pytest.mark.parametrize("url", ["https://host/store?sig=hush", "az://container/store?sig=hush", "s3://bucket/a#hush"])
+def test_url_with_a_query_is_refused_because_the_query_would_be_lost(
+    tmp_path: Path, error_of: Callable[..., str], url: str
+) -> None:
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    name = url.partition("?")[0].partition("#")[0]
+    assert f"{name}: expected a URL without ? and #, found one with " in line
+    assert "hush" not in line
+
+
+@pytest.mark.parametrize("scheme", ["s4", "ftp"])
+def test_error_for_an_unknown_url_scheme_lists_the_known_schemes(
+    tmp_path: Path, error_of: Callable[..., str], scheme: str
+) -> None:
+    line = error_of("versions", "--store", f"{scheme}://host/store", "--bundle-cache", tmp_path)
+    known = "s3://, gs://, az://, abfs://, abfss://, https://, http://"
+    assert f"{scheme}://host/store: expected a URL with one of {known}, found {scheme}://" in line
+
+
+@pytest.fixture
+def no_aws_keys(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove all credentials: from the environment, from profiles, and from the machine's metadata service."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+
+@pytest.mark.parametrize("boto3_installed", [True, False])
+def test_missing_aws_credentials_are_reported_in_one_line(
+    url: str,
+    no_aws_keys: None,
+    tmp_path: Path,
+    error_of: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    boto3_installed: bool,
+) -> None:
+    if not boto3_installed:
+        monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
+    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
+    assert (
+        "expected AWS credentials, found none; set AWS_ACCESS_KEY_ID" in line or "no AWS credentials in the env" in line
+    )
+
+
+def test_download_that_stalls_ends_with_an_error(
+    web: WebServer, origin: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recollect.store.object_folder._READ_TIMEOUT", SECOND / 4)
+    web.paused_file = "instance_keys.faiss"
+    folder = ObjectFolder(web.url)
+    with pytest.raises(StoreError, match="instance_keys.faiss: expected an answer, found: .*; check the URL"):
+        list(folder.pieces("bundles/A/instance_keys.faiss"))
