@@ -30,9 +30,9 @@ from benchmarks.synthetic_memory import SyntheticMemory
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import IndexInfo, Manifest
 from recollect.core.bundle.values import Values
+from recollect.core.neighbours import Neighbours
 from recollect.core.predictor import Predictor
 from recollect.core.scoring import score_labels, weigh_keys
-from recollect.core.search.searcher import Neighbours
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.build import usable_device, write_bundle

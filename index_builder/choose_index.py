@@ -24,7 +24,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.core.bundle.manifest import IndexInfo, Point
-from recollect.core.search.searcher import KeyIndex, Neighbours, OpenIndex
+from recollect.core.neighbours import Neighbours
+from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.core.settings import Device
 from recollect.extras.milvus.collection import KeyCollection
 from recollect.index_builder.faiss_index import (

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.scoring import Ranking
-from recollect.core.search.searcher import Neighbours, join_parts
 from recollect.core.words.index import TOP_WORDS, LexicalIndex
 from recollect.index_builder.bundle_tables import read_field
 from recollect.trainer.data.split import LabelSets

@@ -10,7 +10,8 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.core.search.searcher import Neighbours, merge, unwrapped
+from recollect.core.neighbours import Neighbours, merge
+from recollect.core.search.searcher import unwrapped
 from recollect.index_builder.faiss_index import Keys, blocks
 
 # Rounding error of an inner product in float32: of unit vectors, and relative to greater products.

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from recollect.core.search.searcher import Neighbours
+from recollect.core.neighbours import Neighbours
 from recollect.core.system.console import progress_bar, with_progress
 from recollect.index_builder.evaluation.measured import report
 from recollect.trainer.data.split import Split

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import Check, Manifest, Point, Precision
 from recollect.core.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
+from recollect.core.neighbours import join_parts
 from recollect.core.predictor import Predictor
 from recollect.core.scoring import score_labels, weigh_keys
-from recollect.core.search.searcher import join_parts
 from recollect.core.settings import Device
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows

@@ -16,11 +16,12 @@ from scipy import sparse
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import Order
 from recollect.core.bundle.values import Values
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
 from recollect.core.reranker.candidates import Found
 from recollect.core.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
-from recollect.core.search.searcher import Neighbours, Searcher, join_parts
+from recollect.core.search.searcher import Searcher
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.words.terms import Words
 from recollect.index_builder.errors import BuildError

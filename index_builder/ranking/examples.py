@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.reranker.candidates import ALL_FEATURES, FEATURES, Found, LabelFacts, find_candidates
 from recollect.core.scoring import weigh_keys
-from recollect.core.search.searcher import Neighbours, join_parts
 from recollect.core.system.console import progress_bar
 from recollect.core.words.index import LexicalIndex
 from recollect.core.words.names import Names

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 
 from recollect.core import kernels
 from recollect.core.bundle.values import Values
-from recollect.core.search.searcher import Neighbours
+from recollect.core.neighbours import Neighbours
 
 _ALL_LABELS = np.empty(0, dtype=np.bool_)
 

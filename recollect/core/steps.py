@@ -21,12 +21,12 @@ from jaxtyping import Float
 from recollect.core.answers import LogitTerm, Reason, Stopwatch
 from recollect.core.errors import QueryError
 from recollect.core.memory import Memory
+from recollect.core.neighbours import Neighbours
 from recollect.core.options import MOST_ASSIGNED, AnswerOptions
 from recollect.core.reranker.candidates import Found
 from recollect.core.reranker.ranker import RankedCandidates
 from recollect.core.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
 from recollect.core.search.filters import LabelFilter
-from recollect.core.search.searcher import Neighbours
 from recollect.core.tables.corrections import Corrected
 from recollect.core.words.terms import Words
 

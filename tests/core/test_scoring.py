@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recollect.core.bundle.values import Matrix, Values
+from recollect.core.neighbours import Neighbours
 from recollect.core.scoring import Ranking, score_labels, weigh_keys
-from recollect.core.search.searcher import Neighbours
 
 LAMBDAS = (0.0, 0.3, 1.0)
 TEMPERATURES = (1e-4, 0.04, 1.0, 100.0)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.core.search.searcher import KeyIndex, Neighbours, OpenIndex
+from recollect.core.neighbours import Neighbours
+from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.index_builder.faiss_index import Keys, build_index, write_index
 from recollect.index_builder.recall import recall
 from recollect.trainer.data.split import LabelSets

@@ -14,8 +14,8 @@ from jaxtyping import Int
 from scipy import sparse
 
 from recollect.core.bundle.values import Matrix, Values
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.scoring import score_labels, weigh_keys
-from recollect.core.search.searcher import Neighbours, join_parts
 from recollect.trainer.data.split import LabelSets
 
 

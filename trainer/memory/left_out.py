@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from recollect.core.search.searcher import Neighbours
+from recollect.core.neighbours import Neighbours
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.label_keys import mix

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from recollect.core.search.searcher import Neighbours
+from recollect.core.neighbours import Neighbours
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.memory.inference import InferenceSetting, predict

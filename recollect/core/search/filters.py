@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.core.bundle.manifest import MOST_KEYS
+from recollect.core.neighbours import Neighbours
 from recollect.core.options import AnswerOptions
-from recollect.core.search.searcher import Neighbours, Searcher
+from recollect.core.search.searcher import Searcher
 from recollect.core.tables.tables import Labels, Voters
 
 # Up to this number of votes for the admitted labels, a comparison with all of their keys costs less than a search for

@@ -11,7 +11,8 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from recollect.core.search.searcher import Keys, Neighbours, merge
+from recollect.core.neighbours import Neighbours, merge
+from recollect.core.search.searcher import Keys
 from recollect.core.tables.rows import Rows
 
 # A search asks for this number of keys more than it needs, and for more in proportion to the removed keys.

@@ -11,7 +11,7 @@ import numpy as np
 from recollect.core import kernels
 from recollect.core.bundle.arrays import map_offsets, map_positions
 from recollect.core.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
-from recollect.core.search.searcher import Neighbours, join_parts
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.words.postings import Postings, invert, map_terms, map_weights, write_postings
 from recollect.core.words.terms import Words
 from recollect.core.words.word_index import WordIndex

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from recollect.core import kernels
-from recollect.core.search.searcher import Neighbours
+from recollect.core.neighbours import Neighbours
 from recollect.core.words.postings import Postings, invert, join
 
 # Number of postings that choose candidates, and number of candidates for each text to find.

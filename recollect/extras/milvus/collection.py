@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 
 from recollect.core.bundle.manifest import IndexInfo, Manifest
 from recollect.core.errors import BundleError, EngineError, QueryError
-from recollect.core.search.searcher import Neighbours, Searcher
+from recollect.core.neighbours import Neighbours
+from recollect.core.search.searcher import Searcher
 from recollect.extras.milvus.connection import Connection
 
 # The fields: the number of the key, which is the primary key, and its vector.

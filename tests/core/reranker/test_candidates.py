@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from recollect.core.bundle.values import Matrix, Values
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.reranker.candidates import (
     ALL_FEATURES,
     Candidates,
@@ -16,7 +17,6 @@ from recollect.core.reranker.candidates import (
     find_candidates,
 )
 from recollect.core.scoring import WeightedKeys, score_labels, weigh_keys
-from recollect.core.search.searcher import Neighbours, join_parts
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 

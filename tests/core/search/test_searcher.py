@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import IndexInfo
-from recollect.core.search.searcher import KeyIndex, Neighbours, OpenIndex, Searcher, merge
+from recollect.core.neighbours import Neighbours, merge
+from recollect.core.search.searcher import KeyIndex, OpenIndex, Searcher
 from recollect.index_builder.faiss_index import build_index, write_index
 from recollect.index_builder.recall import exact_neighbours
 from tests.index_builder.vectors import recall_of
