@@ -23,8 +23,8 @@ import numpy as np
 
 from loadtests.processes import cpu_model
 from recollect.core.errors import StoreError
+from recollect.core.tables.entries import LoggedEntry, PutInstance
 from recollect.edits.commits import EncoderOfCommit, encode_commit, new_commit, number
-from recollect.edits.entries import LoggedEntry, PutInstance
 from recollect.edits.log import MEMORY, MemoryLog, path_of
 from recollect.edits.writer import MemoryWriter
 from recollect.store.files import MAX_SMALL_BYTES

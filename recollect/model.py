@@ -24,9 +24,9 @@ from recollect.core.options import (
     chosen_options,
     first_problem,
 )
-from recollect.core.predictor import Predictor
 from recollect.core.settings import Device, EngineSettings, default_live
 from recollect.core.system.threads import threads_or_cores
+from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
 from recollect.edits.changes import (
     INSTANCES,
@@ -40,8 +40,7 @@ from recollect.edits.changes import (
     new_feedback,
     removed,
 )
-from recollect.edits.changing import change
-from recollect.edits.entries import Entry
+from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
 from recollect.store.store import Store
 
@@ -95,7 +94,7 @@ def open_model(
         raise SettingsError(f"live: expected one of {', '.join(get_args(Live))}; found {live!r}")
     opened = Store(store, verify_key, bundle_cache)
     bundle = opened.open(opened.resolve(version))
-    predictor = Predictor.open(bundle, threads_or_cores(threads), device, engine=engine)
+    predictor = LivePredictor.open(bundle, threads_or_cores(threads), device, engine=engine)
     if live != "off":
         predictor.follow(MemoryLog.of(opened, bundle.manifest, predictor.encode))
         if live == "read":
@@ -117,7 +116,7 @@ class Model:
         predictor: Encoder, indexes and labels of the version.
     """
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: LivePredictor) -> None:
         self.predictor = predictor
 
     @property
@@ -204,7 +203,7 @@ class Model:
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             return added(memory, encode, new_instances, new_labels, create_labels)
 
-        return change(self.predictor, make).sequence
+        return self.predictor.change(make).sequence
 
     def remove(self, instances: Iterable[str] = (), labels: Iterable[str] = ()) -> int:
         """Remove instances and labels, by their uids. An instance without another label is removed with its label.
@@ -217,7 +216,7 @@ class Model:
             UnknownUidError: If a uid is not in the memory. Nothing is changed.
         """
         instance_uids, label_uids = checked(UIDS, instances, "instances"), checked(UIDS, labels, "labels")
-        return change(self.predictor, lambda memory, _: removed(memory, instance_uids, label_uids)).sequence
+        return self.predictor.change(lambda memory, _: removed(memory, instance_uids, label_uids)).sequence
 
     def learn(self, query: str, label: str, relevant: bool = True) -> str:
         """Learn that a label fits a query, or that it does not fit.
@@ -243,7 +242,7 @@ class Model:
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             return learned(memory, encode, uid, query, label, relevant)
 
-        change(self.predictor, make)
+        self.predictor.change(make)
         return uid
 
     def forget(self, uid: str) -> int:
@@ -259,7 +258,7 @@ class Model:
             UnknownUidError: If there is no such feedback, or it was undone before.
         """
         checked(UIDS, [uid], "feedback")
-        return change(self.predictor, lambda memory, _: forgotten(memory, uid)).sequence
+        return self.predictor.change(lambda memory, _: forgotten(memory, uid)).sequence
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

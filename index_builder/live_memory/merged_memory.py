@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.core.system.files import save_array, save_rows, write_lines
+from recollect.core.tables.entries import Entry, PutCorrection, PutInstance
 from recollect.core.tables.rows import Strings
 from recollect.core.tables.snapshot import Snapshot
-from recollect.edits.entries import Entry, PutCorrection, PutInstance
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory, write_defaults
 

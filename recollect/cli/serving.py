@@ -151,7 +151,7 @@ def memory(settings: MemorySettings) -> None:
     from collections import Counter
     from datetime import UTC, datetime
 
-    from recollect.edits.entries import Remove, subject_of
+    from recollect.core.tables.entries import Remove, subject_of
     from recollect.edits.log import MemoryLog
 
     store = _store(settings)

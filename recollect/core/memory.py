@@ -21,11 +21,11 @@ from recollect.core.search.filters import AdmittedKeys
 from recollect.core.search.live_keys import LiveKeyIndex
 from recollect.core.search.searcher import Keys, Searcher
 from recollect.core.settings import Device
+from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.rows import Rows
 from recollect.core.tables.snapshot import Snapshot, SnapshotBuilder
 from recollect.core.tables.tables import Labels
 from recollect.core.words.index import LexicalIndex
-from recollect.edits.entries import LoggedEntry
 from recollect.extras.milvus.collection import open_searcher
 from recollect.extras.milvus.connection import Connection
 

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import faiss
 import numpy as np
@@ -28,10 +29,8 @@ from recollect.core.scoring import Ranking
 from recollect.core.search.filters import LabelFilter
 from recollect.core.settings import Device, EngineSettings
 from recollect.core.steps import RankedLabels, rank_labels
+from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.label_search import LabelSearch
-from recollect.edits.entries import LoggedEntry
-from recollect.edits.log import MemoryLog
-from recollect.edits.writer import MemoryWriter
 from recollect.extras.milvus.connection import Connection
 
 # A query that takes longer is not computed by the event loop, which answers all requests.
@@ -45,8 +44,6 @@ class Predictor:
         milvus: The connection to Milvus; None if the keys are in files of the bundle.
         memory: The memory that answers; `apply` replaces it.
         bundle_memory: The memory of the bundle, without live entries.
-        changing: Held during a change of the memory that no log keeps.
-        log: Follows the log of the store, and writes to it; None before `follow`.
         label_search: Finds labels by their texts and uids.
         usual_options: Options of a caller that chose none.
         milliseconds: CPU time to search and rank one query, when the bundle was opened; infinite before `warm_up`.
@@ -72,8 +69,6 @@ class Predictor:
                 self.milvus.close()
             raise
         self.memory = self.bundle_memory = self._live.apply([])
-        self.changing = threading.Lock()
-        self.log: MemoryWriter[Memory] | None = None
         self.label_search = LabelSearch(bundle.labels)
         self.usual_options = resolve_options(self.defaults)
         self.milliseconds = math.inf
@@ -88,7 +83,7 @@ class Predictor:
         device: Device = "cpu",
         pause: Callable[[], None] | None = None,
         engine: EngineSettings | None = None,
-    ) -> Predictor:
+    ) -> Self:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
@@ -112,7 +107,7 @@ class Predictor:
 
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
-        components, self.log = self.bundle.components, None
+        components = self.bundle.components
         if self.milvus is not None:
             self.milvus.close()
         del self.bundle, self.encoder, self.memory, self.bundle_memory, self.label_search, self._live
@@ -158,24 +153,6 @@ class Predictor:
         with self._write:
             self.memory = self._live.apply(entries, digest)
             return self.memory
-
-    def follow(self, log: MemoryLog) -> None:
-        """Apply all entries of a log. Later calls of `catch_up` and of `log.write` apply further ones.
-
-        Raises:
-            MemoryLogError, StoreError, OSError: If the log cannot be read.
-        """
-        self.log = MemoryWriter(log, self.memory, lambda _, entries, commit: self.apply(entries, commit.encode()))
-        self.catch_up()
-
-    def catch_up(self) -> None:
-        """Apply the entries that other processes and other open versions have appended to the log, if there is one.
-
-        Raises:
-            MemoryLogError, StoreError, OSError: If the log cannot be read.
-        """
-        if self.log is not None:
-            self.log.catch_up()
 
     def warm_up(self, pause: Callable[[], None] | None = None) -> None:
         """Answer some training queries of the bundle, so that the first real query is fast.

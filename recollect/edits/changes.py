@@ -18,16 +18,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from recollect.core.errors import ChangeError, RecollectError, UnknownUidError
 from recollect.core.options import UidText, check_query, first_problem
-from recollect.core.tables.snapshot import Snapshot
-from recollect.core.texts import CONTROL_CHARACTERS, require_words
-from recollect.core.words.terms import MAX_CHARACTERS
-from recollect.edits.entries import (
+from recollect.core.tables.entries import (
     Entry,
     PutCorrection,
     PutInstance,
     PutLabel,
     Remove,
 )
+from recollect.core.tables.snapshot import Snapshot
+from recollect.core.texts import CONTROL_CHARACTERS, require_words
+from recollect.core.words.terms import MAX_CHARACTERS
 
 MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000, 10_000, 1e9
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.

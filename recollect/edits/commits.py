@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic_core import from_json
 
 from recollect.core.options import first_problem
-from recollect.edits.entries import (
+from recollect.core.tables.entries import (
     Entry,
     LoggedEntry,
     PutCorrection,

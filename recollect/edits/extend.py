@@ -17,10 +17,10 @@ from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import InputError, SettingsError
 from recollect.core.system.console import progress_bar
 from recollect.core.system.threads import threads_or_cores
+from recollect.core.tables.entries import Entry, Kind, Remove, Subject
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.text_lines import read_objects
 from recollect.edits.changes import NewInstance, NewLabel, Uid, added, checked
-from recollect.edits.entries import Entry, Kind, Remove, Subject
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import follow
 from recollect.store.store import Store

@@ -29,6 +29,7 @@ import numpy as np
 
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.errors import BundleError, MemoryLogError, StoreError
+from recollect.core.tables.entries import LoggedEntry, PutCorrection, PutLabel, Remove
 from recollect.edits.changes import Encode
 from recollect.edits.commits import (
     Answered,
@@ -38,7 +39,6 @@ from recollect.edits.commits import (
     encode_commit,
     new_commit,
 )
-from recollect.edits.entries import LoggedEntry, PutCorrection, PutLabel, Remove
 from recollect.store.object_folder import StoreFiles
 from recollect.store.store import Store
 

@@ -16,9 +16,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.errors import LogConflictError, RepeatedKeyError
+from recollect.core.tables.entries import Entry, LoggedEntry, subject_of
 from recollect.core.tables.snapshot import Snapshot, SnapshotBuilder
 from recollect.edits.commits import Answered, Commit, number
-from recollect.edits.entries import Entry, LoggedEntry, subject_of
 from recollect.edits.log import MemoryLog
 
 # A group with so many entries gets no further change. The changes that wait then are committed in the next group.

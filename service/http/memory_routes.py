@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.core.errors import ChangeError, StoreError
 from recollect.core.options import BYTES_PER_UNIT, Query
+from recollect.core.tables.entries import Entry, Remove
 from recollect.core.tables.snapshot import Snapshot
 from recollect.edits.changes import (
     FEEDBACK,
@@ -35,8 +36,7 @@ from recollect.edits.changes import (
     new_feedback,
     removed,
 )
-from recollect.edits.changing import Change, change
-from recollect.edits.entries import Entry, Remove
+from recollect.edits.live import Change
 from recollect.edits.log import boot_seconds
 from recollect.edits.writer import Request as KeyedRequest
 from recollect.service.http.connection import require_waiting
@@ -333,7 +333,7 @@ class MemoryRoutes:
         with self.versions.lease() as predictor:
             answer = {"version": predictor.version, **answer}
             try:
-                written = change(predictor, limited, None if key is None else KeyedRequest(*key, answer))
+                written = predictor.change(limited, None if key is None else KeyedRequest(*key, answer))
             except (StoreError, OSError) as error:
                 log.error("memory_unwritable", error=str(error))
                 raise

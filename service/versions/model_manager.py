@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from recollect.core.errors import InsufficientMemoryError, StoreError
-from recollect.core.predictor import Predictor
 from recollect.core.system.background import BackgroundThread
+from recollect.edits.live import LivePredictor
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import OpenVersions
 from recollect.service.versions.opening import CancelledWorkError, Opener, Throttle, require_memory
@@ -242,20 +242,20 @@ class ModelManager:
         self.versions.add_candidate(predictor)
         log.info("candidate_opened", version=version, generation=generation)
 
-    def _find_open(self, version: str) -> Predictor | None:
+    def _find_open(self, version: str) -> LivePredictor | None:
         """The candidate or the standby, if it is this version and the present public keys accept its signature."""
         for opened in filter(None, (self.versions.candidate, self.versions.standby)):
             if opened.predictor.version == version and self._opener.store.accepts(opened.predictor.bundle):
                 return opened.predictor
         return None
 
-    def _open(self, version: str) -> Predictor:
+    def _open(self, version: str) -> LivePredictor:
         """Open a version. If the free memory does not suffice, close the standby first."""
         if self._opener.device != "cpu":  # the memory check does not know the memory of the GPU
             self._close_standby()
         throttle = Throttle(self._load, lambda: self._check(version)) if self.versions.current else None
 
-        def open_version() -> Predictor:
+        def open_version() -> LivePredictor:
             share_with = self.versions.open_predictors()
             return self._opener.open(version, throttle, share_with)
 
@@ -331,7 +331,7 @@ class ModelManager:
         if failures:
             raise failures[0]
 
-    def _record_memory(self, current: Predictor) -> None:
+    def _record_memory(self, current: LivePredictor) -> None:
         """Set the metrics of the current memory, and recommend a compaction once."""
         memory = current.memory
         self._metrics.memory_sequence.set(memory.sequence)
@@ -347,7 +347,7 @@ class ModelManager:
         self._recommended = pays
 
 
-def _catch_up_all(predictors: Sequence[Predictor]) -> list[Exception]:
+def _catch_up_all(predictors: Sequence[LivePredictor]) -> list[Exception]:
     """Apply the newest changes of the live memory to versions of one store, and return the failures.
 
     A version that cannot read the log does not keep the others from reading it. One version asks for the end of the
@@ -365,7 +365,7 @@ def _catch_up_all(predictors: Sequence[Predictor]) -> list[Exception]:
     return failures
 
 
-def _catch_up(predictor: Predictor) -> None:
+def _catch_up(predictor: LivePredictor) -> None:
     """Apply the newest changes of the live memory, so that the swap hides none of them.
 
     If the log cannot be read, the swap does not wait for it: a rollback must work then, too.

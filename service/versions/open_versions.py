@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from recollect.core.errors import NotReadyError, VersionNotOpenError
-from recollect.core.predictor import Predictor
+from recollect.edits.live import LivePredictor
 
 
 @dataclass(eq=False)
 class OpenVersion:
     """A predictor, the time when it became current, and the number of its leases."""
 
-    predictor: Predictor
+    predictor: LivePredictor
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     leases: int = 0
 
@@ -60,7 +60,7 @@ class Lease:
                 self._version.leases -= 1
                 self._version = None
 
-    def __enter__(self) -> Predictor:
+    def __enter__(self) -> LivePredictor:
         return self.predictor
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class OpenVersions:
         """The names of the open versions, the current one first."""
         return [predictor.version for predictor in self.open_predictors()]
 
-    def make_current(self, predictor: Predictor) -> None:
+    def make_current(self, predictor: LivePredictor) -> None:
         """Make a predictor current: that of the candidate or of the standby, or a new one.
 
         The previous version becomes the standby, and the previous standby is retired.
@@ -143,7 +143,7 @@ class OpenVersions:
                 self._retired.append(self.standby)
             self.current, self.standby = opened, self.current
 
-    def add_candidate(self, predictor: Predictor) -> None:
+    def add_candidate(self, predictor: LivePredictor) -> None:
         """Make a predictor the candidate: that of the standby, or a new one."""
         with self._lock:
             self.candidate = self._take(predictor)
@@ -153,7 +153,7 @@ class OpenVersions:
         with self._lock:
             self._retired.append(self._take(opened.predictor))
 
-    def open_predictors(self) -> list[Predictor]:
+    def open_predictors(self) -> list[LivePredictor]:
         """The predictors of the open versions."""
         with self._lock:
             return [version.predictor for version in self._open()]
@@ -176,7 +176,7 @@ class OpenVersions:
         """The versions that a request may name; the caller holds the lock."""
         return [version for version in (self.current, self.candidate, self.standby) if version is not None]
 
-    def _take(self, predictor: Predictor) -> OpenVersion:
+    def _take(self, predictor: LivePredictor) -> OpenVersion:
         """The open version of a predictor, which is neither the candidate nor the standby any more."""
         for opened in (self.candidate, self.standby):
             if opened is not None and opened.predictor is predictor:

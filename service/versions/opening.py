@@ -21,9 +21,9 @@ from recollect.core import kernels
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.errors import InsufficientMemoryError
 from recollect.core.golden import check_golden
-from recollect.core.predictor import Predictor
 from recollect.core.settings import Device, EngineSettings
 from recollect.core.system.ram import free_bytes
+from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
 from recollect.extras.milvus.connection import Observer
 from recollect.store.store import Store
@@ -108,8 +108,8 @@ class Opener:
         self,
         version: str,
         throttle: Throttle | None = None,
-        share_with: Sequence[Predictor] = (),
-    ) -> Predictor:
+        share_with: Sequence[LivePredictor] = (),
+    ) -> LivePredictor:
         """Open a version and check that it may be served.
 
         Args:
@@ -131,7 +131,7 @@ class Opener:
         open_manifests = [predictor.manifest for predictor in share_with]
         require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
-        predictor = Predictor.open(bundle, self.threads, self.device, pause, self.engine)
+        predictor = LivePredictor.open(bundle, self.threads, self.device, pause, self.engine)
         if predictor.milvus is not None:
             predictor.milvus.observer = self.observer
         try:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.edits.entries import PutLabel
+from recollect.core.tables.entries import PutLabel
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.matching import differences

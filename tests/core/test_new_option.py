@@ -41,7 +41,7 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "recollect", folder / "recollect", symlinks=True)
     for name in ("service", "trainer", "index_builder"):
         shutil.copytree(ROOT / name, folder / name)  # with the compiled loops, which take eleven seconds
-    options, predictor = folder / "service" / "options.py", folder / "service" / "predictor" / "predictor.py"
+    options, predictor = folder / "recollect" / "core" / "options.py", folder / "recollect" / "core" / "predictor.py"
     before, declared, after = options.read_text().partition("    assign: bool = ")
     options.write_text(before + FIELD + declared + after)
     predictor.write_text(predictor.read_text() + EFFECT)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.edits.commits import EncoderOfCommit, number
-from recollect.edits.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import MemoryWriter
 from recollect.store.files import FolderFiles

@@ -16,9 +16,9 @@ from recollect.core.bundle.files import MANIFEST, RANKER
 from recollect.core.bundle.integrity import describe_files
 from recollect.core.bundle.strings import write_table
 from recollect.core.predictor import Predictor
+from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.core.words.index import write_lexical_index
 from recollect.core.words.names import Names
-from recollect.edits.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.index_builder.faiss_index import build_index, write_index
 
 KEPT = ("encoder.onnx", "tokenizer.json", "golden.json")

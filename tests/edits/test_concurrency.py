@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from recollect.core.options import AnswerOptions
-from recollect.edits.entries import PutInstance, PutLabel, Remove
+from recollect.core.tables.entries import PutInstance, PutLabel, Remove
 from tests.edits.conftest import Open, random_tables, random_vectors
 from tests.edits.rebuilt import logged
 

@@ -11,7 +11,7 @@ import pytest
 from recollect.core.answers import Answer
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
-from recollect.edits.entries import PutCorrection
+from recollect.core.tables.entries import PutCorrection
 from tests.edits.conftest import Open, random_tables, random_vectors
 from tests.edits.rebuilt import logged
 from tests.edits.test_equality import ask

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from recollect.core.errors import MemoryLogError
-from recollect.edits.entries import LoggedEntry
+from recollect.core.tables.entries import LoggedEntry
 from recollect.edits.log import prune_log
 from recollect.store.files import FolderFiles
 from recollect.store.store import Store

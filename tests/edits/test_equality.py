@@ -15,7 +15,7 @@ from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
 from recollect.core.search import filters
 from recollect.core.search.filters import LabelFilter
-from recollect.edits.entries import PutCorrection, PutInstance, PutLabel, Remove
+from recollect.core.tables.entries import PutCorrection, PutInstance, PutLabel, Remove
 from tests.edits.conftest import Open, random_tables, random_texts, random_vectors
 from tests.edits.rebuilt import Tables, largest_difference, logged, random_entries
 

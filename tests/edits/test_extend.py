@@ -12,7 +12,7 @@ import pytest
 
 import recollect
 from recollect.core.encoder import QueryEncoder
-from recollect.edits.entries import PutInstance, Remove
+from recollect.core.tables.entries import PutInstance, Remove
 from recollect.edits.log import MemoryLog
 from recollect.store.store import Store
 from tests.conftest import Built

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import ChangeError, MemoryLogError, RepeatedKeyError, StoreError
-from recollect.edits.commits import EncoderOfCommit, decode_commit, encode_commit
-from recollect.edits.entries import (
+from recollect.core.tables.entries import (
     Entry,
     PutCorrection,
     PutInstance,
     PutLabel,
     Remove,
 )
+from recollect.edits.commits import EncoderOfCommit, decode_commit, encode_commit
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import Request
 from recollect.store.files import FolderFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recollect.core.errors import StoreError
-from recollect.edits.entries import Entry
+from recollect.core.tables.entries import Entry
 from recollect.store.object_folder import ObjectFolder
 from tests.edits.logs import append, instance, label, log_in, uids, writer
 from tests.store.servers import WebServer, create_bucket, s3_server

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import MemoryLogError
-from recollect.edits.entries import LoggedEntry, PutLabel
+from recollect.core.tables.entries import LoggedEntry, PutLabel
 from recollect.edits.log import MemoryLog, copy_log, extent, prune_log
 from recollect.store.store import Store
 from tests.edits.logs import append, is_same, uids

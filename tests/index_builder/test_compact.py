@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.edits.entries import (
+from recollect.core.tables.entries import (
     Entry,
     PutCorrection,
     PutInstance,

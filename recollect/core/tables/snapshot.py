@@ -19,12 +19,7 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.strings import UidIndex
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.tables.corrections import Corrections
-from recollect.core.tables.rows import Column, Rows, RowTable
-from recollect.core.tables.tables import Labels, Voters
-from recollect.core.words.index import LexicalIndex
-from recollect.core.words.names import Names
-from recollect.core.words.terms import hash_word, words
-from recollect.edits.entries import (
+from recollect.core.tables.entries import (
     Entry,
     LoggedEntry,
     PutCorrection,
@@ -32,6 +27,11 @@ from recollect.edits.entries import (
     PutLabel,
     Remove,
 )
+from recollect.core.tables.rows import Column, Rows, RowTable
+from recollect.core.tables.tables import Labels, Voters
+from recollect.core.words.index import LexicalIndex
+from recollect.core.words.names import Names
+from recollect.core.words.terms import hash_word, words
 
 # Each live key is compared with every query: from so many on, they clearly cost CPU time. `docs/benchmarks.md` has the
 # figures.

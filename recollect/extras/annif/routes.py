@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, RootModel, ValidationError
 from recollect.core.answers import ScoredLabel
 from recollect.core.errors import ChangeError, QueryError
 from recollect.core.options import MAX_TOP_K, check_query
+from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.words.terms import MAX_CHARACTERS
 from recollect.edits.changes import (
@@ -32,7 +33,6 @@ from recollect.edits.changes import (
     Uid,
     added,
 )
-from recollect.edits.entries import Entry
 from recollect.service.http.json_route import invalid, parse_body
 from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
 from recollect.service.http.predict_routes import PredictRoutes
