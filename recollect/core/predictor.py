@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import TypeVar
 
 import faiss
 import numpy as np
@@ -35,6 +35,8 @@ from recollect.extras.milvus.connection import Connection
 
 # A query that takes longer is not computed by the event loop, which answers all requests.
 _QUICK_MILLISECONDS = 5.0
+
+_Opened = TypeVar("_Opened", bound="Predictor")
 
 
 class Predictor:
@@ -77,13 +79,13 @@ class Predictor:
 
     @classmethod
     def open(
-        cls,
+        cls: type[_Opened],
         bundle: Bundle,
         threads: int,
         device: Device = "cpu",
         pause: Callable[[], None] | None = None,
         engine: EngineSettings | None = None,
-    ) -> Self:
+    ) -> _Opened:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
