@@ -30,9 +30,9 @@ from benchmarks.synthetic_memory import SyntheticMemory
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import IndexInfo, Manifest
 from recollect.core.bundle.values import Values
-from recollect.core.neighbours import Neighbours
+from recollect.core.neighbours import Found
 from recollect.core.predictor import Predictor
-from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.scoring import Voting, vote
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.build import usable_device, write_bundle
@@ -49,7 +49,7 @@ from recollect.trainer.memory.memory import open_memory
 _TIMED_SECONDS = 60.0
 _SAMPLED_SECONDS = 0.02
 # Options of the queries: the b of RAE-XMC, and a lambda at which instances and labels vote.
-_TOP_B, _LAMBDA, _TEMPERATURE = 200, 0.5, 0.04
+_VOTING = Voting(lambda_=0.5, temperature=0.04, top_b=200)
 _HEAD_DIM, _SAMPLE_TEXTS = 32, 64
 # Flags that are also settings of `recollect build`. The environment variables of `recollect build` have no effect here.
 _BUILD_FLAGS = ("index", "recall_target", "device", "threads")
@@ -121,8 +121,9 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     predictor = Predictor.open(open_bundle(bundle), threads)
     opened = time.perf_counter() - start
     vectors = synthetic.queries(queries)
-    search = functools.partial(predictor.memory.searcher.search, top_b=_TOP_B, lambda_=_LAMBDA)
-    exact, found = exact_neighbours(memory.keys, vectors, _TOP_B), search(vectors)
+    search = functools.partial(predictor.memory.searcher.search, top_b=_VOTING.top_b)
+    exact, found = exact_neighbours(memory.keys, vectors, _VOTING.top_b), search(vectors)
+    nearest = found.nearest(_VOTING.top_b, _VOTING.lambda_, predictor.memory.values.instances)
     search_times = search_milliseconds(search, vectors, _TIMED_SECONDS)
     index_bytes = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
     return Measured(
@@ -135,7 +136,7 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
         index_mb=round(index_bytes / 1e6, 1),
         bytes_per_key=round(index_bytes / synthetic.keys, 1),
         open_seconds=round(opened, 3),
-        recall=round(recall(found.keys, memory.keys, vectors, exact), 4),
+        recall=round(recall(nearest.keys, memory.keys, vectors, exact), 4),
         search_p50_ms=round(float(np.median(search_times)), 3),
         search_p99_ms=round(float(np.percentile(search_times, 99)), 3),
         combine_ms=round(_combine_milliseconds(found, predictor.memory.values), 3),
@@ -161,12 +162,12 @@ def _encoder(dim: int) -> Encoder:
     return Encoder(config, model, packaged.tokenizer, packaged.pad_id, "cpu")
 
 
-def _combine_milliseconds(found: Neighbours, values: Values) -> float:
+def _combine_milliseconds(found: Found, values: Values) -> float:
     spent = []
-    for query in range(len(found.keys)):
-        one = Neighbours(found.similarities[query : query + 1], found.keys[query : query + 1])
+    for query in range(len(found.labels.keys)):
+        one = found[query : query + 1]
         start = time.perf_counter()
-        score_labels(weigh_keys(one, _TEMPERATURE, values), _LAMBDA, values).best()
+        vote(one, _VOTING, values).scores.best()
         spent.append(time.perf_counter() - start)
     return 1e3 * float(np.median(spent))
 

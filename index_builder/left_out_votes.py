@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from scipy.sparse import csr_matrix
 
-from recollect.core.neighbours import Neighbours, join_parts
-from recollect.core.scoring import Ranking
+from recollect.core.neighbours import Found, Neighbours
+from recollect.core.scoring import Ranking, Voting
 from recollect.core.words.index import TOP_WORDS, LexicalIndex
+from recollect.core.words.terms import Words
 from recollect.index_builder.bundle_tables import read_field
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.left_out import instance_neighbours, label_neighbours
@@ -23,16 +25,16 @@ _SEARCHED = 64
 
 def left_out_votes(
     memory: Memory, rows: Int[np.ndarray, " query"], index: LexicalIndex | None
-) -> Iterator[tuple[slice, Neighbours, Neighbours | None]]:
-    """Yield the keys that vote for blocks of instances with the memory's defaults, without the instances themselves.
+) -> Iterator[tuple[slice, Found]]:
+    """Yield the keys that are found for blocks of instances, without the instances themselves.
 
     Args:
         memory: The memory that votes.
         rows: The instances, in rising order.
-        index: The lexical index; None leaves out the votes by words.
+        index: The lexical index; None leaves out the keys by words.
 
     Yields:
-        The places of the block in `rows`, the keys that vote by vectors, and those that vote by words.
+        The places of the block in `rows`, and the keys.
     """
     found = _nearest_keys(memory, rows)
     texts = [] if index is None else texts_of(memory, rows)
@@ -40,24 +42,30 @@ def left_out_votes(
         block = slice(start, start + _BLOCK_QUERIES)
         by_words = None
         if index is not None:
-            shared = index.search(texts[block], memory.defaults["lambda"], _SEARCHED)
-            by_words = leave_out(shared, rows[block]).first(TOP_WORDS)
-        yield block, found[block], by_words
+            instances, labels = index.search(Words.of(texts[block]), _SEARCHED)
+            by_words = leave_out(instances, rows[block]).first(TOP_WORDS), labels.first(TOP_WORDS)
+        yield block, dataclasses.replace(found[block], by_words=by_words)
 
 
-def remove_filtered(ranking: Ranking, filtered: csr_matrix) -> Ranking:
-    """A ranking without the labels that the dataset removes from the answers to each query."""
+def without_filtered(filtered: csr_matrix, ranking: Ranking) -> Bool[np.ndarray, " row"]:
+    """Whether each row stays if the labels go that the dataset removes from the answers to each query."""
     labels = filtered.shape[1]
     pairs = ranking.query * np.int64(labels) + ranking.label
-    return ranking.where(~np.isin(pairs, LabelSets.of(filtered).codes(labels)))
+    return ~np.isin(pairs, LabelSets.of(filtered).codes(labels))
 
 
-def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Neighbours:
+def default_voting(memory: Memory, word_weight: float = 0.0) -> Voting:
+    """How keys vote with the default options of a memory."""
+    defaults = memory.defaults
+    return Voting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]), word_weight)
+
+
+def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Found:
     """The top-b keys of the queries with the memory's default options, without the queries themselves."""
     defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
     instances = instance_neighbours(memory, rows, top_b)
     labels = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
-    return join_parts(instances, labels, memory.plan.instances, top_b, defaults["lambda"])
+    return Found(instances, labels)
 
 
 def texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from recollect.core.bundle.files import LEXICAL_FILES
-from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.scoring import vote
 from recollect.core.system.console import print_status
 from recollect.core.words.index import LexicalIndex, write_lexical_index
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.evaluation.predictions import best_rows, pick
-from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
+from recollect.index_builder.left_out_votes import default_voting, left_out_votes, without_filtered
 from recollect.index_builder.settings import Lexical
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
@@ -107,17 +107,16 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
         TrainingError: If no instance with labels is held out.
     """
     values = memory.values
-    lambda_, temperature = memory.defaults["lambda"], memory.defaults["temperature"]
     rows = choose_queries(memory, run, _QUERIES, _SEED)
     if len(rows) == 0:
         raise TrainingError(f"no instance with labels was held out; {MORE_HELD_OUT}")
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels)
     scores = {weight: np.empty(len(rows)) for weight in (0.0, *_WEIGHTS)}
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
-    for block, nearest, by_words in left_out_votes(memory, rows, index):
+    for block, found in left_out_votes(memory, rows, index):
         for weight, score in scores.items():
-            keys = weigh_keys(nearest, temperature, values, by_words, weight)
-            ranking = remove_filtered(score_labels(keys, lambda_, values), filtered[block]).best(_DEPTH)
+            votes = vote(found, default_voting(memory, weight), values).scores
+            ranking = votes.where(without_filtered(filtered[block], votes)).best(_DEPTH)
             best = pick(ranking.label, best_rows(ranking.query, len(score[block])), -1)
             hit = hits(best[:, :_DEPTH], truth[block])
             score[block] = ndcg_at(hit, np.diff(truth[block].indptr), _DEPTH)

@@ -12,15 +12,15 @@ from jaxtyping import Float, Int
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import Check, Manifest, Point, Precision
 from recollect.core.golden import GOLDEN, GOLDEN_CHECK, GoldenQuery, agreement, read_golden
-from recollect.core.neighbours import join_parts
+from recollect.core.neighbours import Found
 from recollect.core.predictor import Predictor
-from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.scoring import vote
 from recollect.core.settings import Device
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.evaluate import default_metrics
-from recollect.index_builder.left_out_votes import texts_of
+from recollect.index_builder.left_out_votes import default_voting, texts_of
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
@@ -177,15 +177,12 @@ def format_checks(checks: list[Check]) -> Iterator[str]:
 
 def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     """Choose some texts as golden queries, and answer them by exact search over the memory with the default options."""
-    values = memory.values
     chosen = evenly_spaced_rows(len(sample.texts), _GOLDEN_QUERIES)
     texts, vectors = [sample.texts[row] for row in chosen], sample.vectors[chosen]
-    defaults = memory.defaults
-    lambda_, top_b = defaults["lambda"], int(defaults["top_b"])
-    instances = exact_neighbours(memory.instance_keys, vectors, top_b)
-    labels = exact_neighbours(memory.label_keys(), vectors, top_b)
-    found = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
-    ranking = score_labels(weigh_keys(found, defaults["temperature"], values), lambda_, values).best()
+    how = default_voting(memory)
+    instances = exact_neighbours(memory.instance_keys, vectors, how.top_b)
+    labels = exact_neighbours(memory.label_keys(), vectors, how.top_b)
+    ranking = vote(Found(instances, labels), how, memory.values).scores.best()
     uids = list(read_field(memory.folder / "labels.jsonl", "uid"))
     most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer
     rows = np.searchsorted(ranking.query, np.arange(len(texts) + 1))

@@ -39,9 +39,7 @@ _TRAINER = [
     if module.name == _LOSSES
     or not (module.ispkg or module.name.startswith((*_UNCHECKED, "recollect.trainer.methods")))
 ]
-_CORE = [
-    f"recollect.core.{name}" for name in ("bundle", "encoder", "memory", "predictor", "scoring", "search", "steps")
-]
+_CORE = [f"recollect.core.{name}" for name in ("bundle", "encoder", "memory", "predictor", "scoring", "search", "rank")]
 install_import_hook([*_TRAINER, *_CORE], f"{type_checks.__name__}.checked")
 
 # A shell ignores Ctrl-C in the programs that it runs in the background, and their children inherit this. Tests send it.

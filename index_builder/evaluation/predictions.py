@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,21 +14,19 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy import sparse
 
+from recollect.core.answers import Stopwatch
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import Order
-from recollect.core.bundle.values import Values
-from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
-from recollect.core.reranker.candidates import Found
-from recollect.core.scoring import Ranking, WeightedKeys, score_labels, weigh_keys
-from recollect.core.search.searcher import Searcher
+from recollect.core.rank import Queries, rank
+from recollect.core.scoring import Ranking, weigh
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.words.terms import Words
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.deciles import DECILES, count_sources
 from recollect.index_builder.evaluation.probabilities import JudgedProbabilities
-from recollect.index_builder.left_out_votes import remove_filtered
+from recollect.index_builder.left_out_votes import without_filtered
 from recollect.trainer.data.dataset import Dataset
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import hits
@@ -222,82 +221,28 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     """
     predictions: list[list[_Best]] = [[] for _ in grid]
     sources: list[list[Int[np.ndarray, "grouping source decile"]]] = [[] for _ in grid]
-    values, words = predictor.memory.values, predictor.memory.words
+    memory = predictor.memory
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
-            vectors = predictor.encode(texts)
-            query_words = Words.of(texts)
-            by_words = None if words is None else words.search_each(query_words)
-            search = _CachedSearch(predictor.memory.searcher, vectors)
-            block = slice(start, start + len(vectors))
-            relevance = truth.relevance[block]
+            queries = Queries(predictor.encode(texts), Words.of(texts))
+            by_words = None if memory.words is None else memory.words.search(Words.of(texts))
+            search_once = functools.cache(functools.partial(memory.searcher.search, queries.vectors))
+            block = slice(start, start + len(texts))
+            relevance, keeps = truth.relevance[block], functools.partial(without_filtered, truth.filtered[block])
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
-                options = setting.options()
-                keys = _weigh(search, setting, values)
-                counts.append(count_sources(keys, values, relevance, truth.deciles.values()))
-                mixed = keys
-                if setting.word_weight and words is not None and by_words is not None:
-                    mixed = _weigh(search, setting, values, words.join(by_words, setting.lambda_))
-                scores = score_labels(mixed, setting.lambda_, values)
-                if setting.order == "probability" and predictor.memory.ranker is not None:
-                    ranking = _ranker_order(predictor, query_words, by_words, search, setting, keys, scores)
-                else:
-                    ranking = scores.best()
-                ranking = remove_filtered(ranking, truth.filtered[block])  # so that 100 other labels remain
-                joint = setting.memories == "joint"  # calibration knows no other scores
-                probabilities = predictor.probabilities(ranking, options) if joint else None
-                blocks.append(_best(ranking, probabilities, len(vectors)))
-            bar.update(len(vectors))
+                found = dataclasses.replace(search_once(setting.top_b), by_words=by_words)
+                options, separate = setting.options(), setting.memories == "separate"
+                by_vectors = options.voting._replace(word_weight=0.0, separate=separate)
+                keys = weigh(found, by_vectors, memory.values)
+                counts.append(count_sources(keys, memory.values, relevance, truth.deciles.values()))
+                ranked = rank(memory, queries, found, options, Stopwatch(), keeps=keeps, separate=separate)
+                # Calibration knows no scores of separate memories.
+                blocks.append(_best(ranked.ranking, None if separate else ranked.probabilities, len(texts)))
+            bar.update(len(texts))
     return [
         Predictions.of(blocks, counts, truth.relevance) for blocks, counts in zip(predictions, sources, strict=True)
     ]
-
-
-class _CachedSearch:
-    """Searches each index only once for each number of keys, and merges the keys for a lambda as the service does."""
-
-    def __init__(self, searcher: Searcher, vectors: Float[np.ndarray, "query dim"]) -> None:
-        self._count = searcher.instances.keys
-        self.instances = functools.cache(functools.partial(searcher.instances.search, vectors))
-        self.labels = functools.cache(functools.partial(searcher.labels.search, vectors))
-
-    def nearest(self, top_b: int, lambda_: float) -> Neighbours:
-        return join_parts(self.instances(top_b), self.labels(top_b), self._count, top_b, lambda_)
-
-
-def _weigh(search: _CachedSearch, setting: Setting, values: Values, by_words: Neighbours | None = None) -> WeightedKeys:
-    """The keys that vote and their weights: with one softmax for both memories, or with one for each."""
-
-    def weigh(lambda_: float) -> WeightedKeys:
-        nearest = search.nearest(setting.top_b, lambda_)
-        return weigh_keys(nearest, setting.temperature, values, by_words, setting.word_weight)
-
-    if setting.memories == "joint" or setting.lambda_ in (0, 1):
-        return weigh(setting.lambda_)
-    instances, labels = weigh(1.0), weigh(0.0)
-    own = labels.keys.shape[1] - labels.by_words  # the keys by words vote once
-    return WeightedKeys(
-        keys=np.concatenate([instances.keys, labels.keys[:, :own]], axis=1),
-        weights=np.concatenate([instances.weights, labels.weights[:, :own]], axis=1),
-    )
-
-
-def _ranker_order(
-    predictor: Predictor,
-    words: Words,
-    by_words: tuple[Neighbours, Neighbours] | None,
-    search: _CachedSearch,
-    setting: Setting,
-    keys: WeightedKeys,
-    scores: Ranking,
-) -> Ranking:
-    """The labels in the order of the bundle's ranker."""
-    memory, top_b = predictor.memory, setting.top_b
-    assert memory.ranker is not None
-    searched = Found(search.instances(top_b), search.labels(top_b), by_words)
-    found = memory.ranker.rank(words, searched, keys, setting.lambda_, setting.options().temperature)
-    return memory.ranker.reorder(scores, found)
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:

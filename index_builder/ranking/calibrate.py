@@ -21,12 +21,12 @@ from scipy import optimize
 
 from recollect.core.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
 from recollect.core.reranker.calibration import calibrate_answers, log_odds
-from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.scoring import vote
 from recollect.core.system.console import print_status
 from recollect.core.words.index import LexicalIndex
 from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.evaluation.probabilities import brier, reliability
-from recollect.index_builder.left_out_votes import left_out_votes, remove_filtered
+from recollect.index_builder.left_out_votes import default_voting, left_out_votes, without_filtered
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.metrics import hits
@@ -232,13 +232,12 @@ def reliable_probabilities(held_out: HeldOut) -> Probabilities | None:
 
 
 def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
-    values = memory.values
     index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
     truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
     label, logit = [], []
-    for block, nearest, by_words in left_out_votes(memory, rows, index):
-        keys = weigh_keys(nearest, memory.defaults["temperature"], values, by_words, word_weight)
-        ranking = remove_filtered(score_labels(keys, memory.defaults["lambda"], values), filtered[block]).best()
+    for block, found in left_out_votes(memory, rows, index):
+        votes = vote(found, default_voting(memory, word_weight), memory.values).scores
+        ranking = votes.where(without_filtered(filtered[block], votes)).best()
         best = best_rows(ranking.query, len(rows[block]))
         label.append(pick(ranking.label, best, -1))
         logit.append(pick(log_odds(ranking.score), best, -np.inf))

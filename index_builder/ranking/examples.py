@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from recollect.core.neighbours import Neighbours, join_parts
-from recollect.core.reranker.candidates import ALL_FEATURES, FEATURES, Found, LabelFacts, find_candidates
-from recollect.core.scoring import weigh_keys
+from recollect.core.neighbours import Found, Neighbours
+from recollect.core.reranker.candidates import ALL_FEATURES, FEATURES, LabelFacts, find_candidates
+from recollect.core.scoring import weigh
 from recollect.core.system.console import progress_bar
 from recollect.core.words.index import LexicalIndex
 from recollect.core.words.names import Names
@@ -25,6 +25,7 @@ from recollect.core.words.postings import invert
 from recollect.core.words.terms import Words
 from recollect.core.words.word_index import WordIndex
 from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.left_out_votes import default_voting
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.search import nearest, nearest_among
@@ -107,7 +108,7 @@ class ExampleSource:
         The memory lacks all these instances: neither their keys, nor their share in label keys, counts or words.
         """
         memory, defaults, values = self._memory, self._memory.defaults, self._values
-        top_b, temperature, lambda_ = int(defaults["top_b"]), defaults["temperature"], defaults["lambda"]
+        how = default_voting(memory)
         present = np.ones(memory.plan.instances, dtype=bool)
         present[absent] = False
         label_sets = memory.label_sets.where(present)
@@ -116,17 +117,16 @@ class ExampleSource:
         words, vectors = self._words_without(absent), memory.queries(absent)
         text_keys = memory.keys[memory.plan.instances :]
         label_keys = LabelKeys(text_keys, memory.instance_keys, label_sets, defaults["label_key_alpha"]).filled()
-        all_instances = nearest_among(vectors, memory.instance_keys, np.flatnonzero(present), top_b)
-        all_labels = nearest(vectors, label_keys, top_b)
+        all_instances = nearest_among(vectors, memory.instance_keys, np.flatnonzero(present), how.top_b)
+        all_labels = nearest(vectors, label_keys, how.top_b)
         for first in range(0, len(absent), _BLOCK_QUERIES):
             block = slice(first, first + _BLOCK_QUERIES)
             rows = absent[block]
             query_words = Words.of(self._texts[row] for row in rows.tolist())
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
-            nearest_keys = join_parts(instances, labels, memory.plan.instances, top_b, lambda_)
-            voting = weigh_keys(nearest_keys, temperature, values)
-            found = Found(instances, labels, None if words is None else words.search_each(query_words))
-            candidates = find_candidates(query_words, found, voting, lambda_, temperature, values, facts)
+            found = Found(instances, labels, None if words is None else words.search(query_words))
+            voting = weigh(found, how, values)
+            candidates = find_candidates(query_words, found, voting, how.lambda_, how.temperature, values, facts)
             pairs = candidates.query, candidates.label
             examples = Examples(
                 query=candidates.query,

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from recollect.core.answers import Reason
 from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.manifest import Manifest
 from recollect.core.bundle.values import Values
 from recollect.core.reranker.candidates import LabelFacts
 from recollect.core.reranker.ranker import Ranker
@@ -38,6 +39,7 @@ class Memory:
     """Everything that an answer reads, except the encoder and the options.
 
     Attributes:
+        manifest: The manifest of the bundle.
         snapshot: The instances, the labels and the corrections.
         searcher: Finds the nearest keys.
         words: Finds keys by words; None without a lexical index.
@@ -46,6 +48,7 @@ class Memory:
         digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
 
+    manifest: Manifest
     snapshot: Snapshot
     searcher: Searcher
     words: LexicalIndex | None
@@ -54,7 +57,9 @@ class Memory:
     digest: bytes = b""
 
     @classmethod
-    def of(cls, snapshot: Snapshot, mapped: Searcher, ranker: Ranker | None, digest: bytes = b"") -> Memory:
+    def of(
+        cls, manifest: Manifest, snapshot: Snapshot, mapped: Searcher, ranker: Ranker | None, digest: bytes = b""
+    ) -> Memory:
         """The memory of a snapshot, from the index of the bundle's keys, and its ranker."""
         instances, labels, values = snapshot.instances, snapshot.labels, snapshot.values
         searcher = Searcher(
@@ -63,6 +68,7 @@ class Memory:
         if ranker is not None and snapshot.names is not None:
             ranker = ranker.with_memory(LabelFacts(labels.counts, snapshot.names), values)
         return cls(
+            manifest=manifest,
             snapshot=snapshot,
             searcher=searcher,
             words=snapshot.words,
@@ -113,6 +119,7 @@ class LiveMemory:
     def __init__(self, bundle: Bundle, device: Device, milvus: Connection | None = None) -> None:
         manifest, components = bundle.manifest, bundle.components
         counts, words = manifest.counts, None
+        self._manifest = manifest
         self._searcher = Searcher.open(bundle, device) if milvus is None else open_searcher(manifest, milvus)
         if manifest.has_lexical_index:
             words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
@@ -130,7 +137,7 @@ class LiveMemory:
         with self._write:
             snapshot = self._builder.apply(entries)
             self._digest = self._digest if digest is None else digest
-            return Memory.of(snapshot, self._searcher, self._ranker, self._digest)
+            return Memory.of(self._manifest, snapshot, self._searcher, self._ranker, self._digest)
 
 
 def _cut(text: str) -> str:

@@ -45,6 +45,45 @@ class Neighbours:
         return Neighbours(self.similarities[:, :top_b], self.keys[:, :top_b])
 
 
+@dataclass(frozen=True)
+class Found:
+    """The keys that the searches found for some queries, best first.
+
+    Attributes:
+        instances: The nearest instances.
+        labels: The nearest labels, by their positions.
+        by_words: The instances and the labels that share words with a query; None without a lexical index.
+        admitted: The keys that vote in place of the nearest ones, because a filter excludes labels; None: no filter.
+    """
+
+    instances: Neighbours
+    labels: Neighbours
+    by_words: tuple[Neighbours, Neighbours] | None = None
+    admitted: Neighbours | None = None
+
+    def __getitem__(self, queries: slice) -> Found:
+        by_words = None if self.by_words is None else (self.by_words[0][queries], self.by_words[1][queries])
+        return Found(self.instances[queries], self.labels[queries], by_words)
+
+    def nearest(self, top_b: int, lambda_: float, instances: int) -> Neighbours:
+        """The keys that vote by their vectors: the top-b keys of both kinds, or the admitted ones.
+
+        Args:
+            top_b: Number of keys.
+            lambda_: Weight of instances against labels; at 1 only instances vote, at 0 only labels.
+            instances: Number of instances in the memory.
+        """
+        if self.admitted is not None:
+            return self.admitted
+        return join_parts(self.instances.first(top_b), self.labels.first(top_b), instances, top_b, lambda_)
+
+    def nearest_by_words(self, lambda_: float, instances: int) -> Neighbours | None:
+        """The keys that vote by words: as many of both kinds as were found of each; None without a lexical index."""
+        if self.by_words is None:
+            return None
+        return join_parts(*self.by_words, instances, self.by_words[0].keys.shape[1], lambda_)
+
+
 def join_parts(found: Neighbours, labels: Neighbours, instances: int, top_b: int, lambda_: float) -> Neighbours:
     """The top-b keys of the kinds of keys that lambda gives weight to (RAE-XMC, Eq. 5 and 8).
 

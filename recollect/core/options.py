@@ -23,6 +23,7 @@ from pydantic import (
 
 from recollect.core.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
 from recollect.core.errors import QueryError
+from recollect.core.scoring import Voting
 from recollect.core.texts import require_words
 
 # Maximum number of labels in `allow` and in `deny`.
@@ -103,6 +104,7 @@ def _option(
     may_be_none: bool = True,
     changes_votes: bool = False,
     filters: bool = False,
+    drops: bool = False,
 ) -> Any:
     """Declare an option.
 
@@ -112,8 +114,10 @@ def _option(
         may_be_none: Whether a caller may choose None, which means the default.
         changes_votes: Whether the option changes the votes. Probabilities hold only for the bundle's votes.
         filters: Whether the option restricts the labels that may be returned.
+        drops: Whether the option drops labels from an answer that other labels then fill.
     """
     metadata = {"help": help_, "may_be_none": may_be_none, "changes_votes": changes_votes, "filters": filters}
+    metadata["drops"] = drops
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -147,6 +151,20 @@ class AnswerOptions:
         may_be_none=False,
     )
 
+    @property
+    def voting(self) -> Voting:
+        return Voting(self.lambda_, self.temperature, self.top_b, self.word_weight)
+
+    @property
+    def wanted_labels(self) -> int:
+        """Number of labels that an answer needs: more than `top_k` if an option drops some of them."""
+        return MAX_TOP_K if any(getattr(self, name) != _NOT_CHOSEN[name] for name in _DROPS) else self.top_k
+
+    @property
+    def ranked_labels(self) -> int:
+        """Number of labels to rank: the probability of the first one depends on the second, an assignment on more."""
+        return max(self.wanted_labels, self.top_k + 1, MOST_ASSIGNED if self.assign else 0)
+
     @functools.cached_property
     def filter_labels(self) -> int:
         """The number of labels in all filters."""
@@ -172,6 +190,7 @@ class AnswerOptions:
 
 _OPTIONS = dataclasses.fields(AnswerOptions)
 _FILTERS = [each.name for each in _OPTIONS if each.metadata["filters"]]
+_DROPS = [each.name for each in _OPTIONS if each.metadata["drops"]]
 _VOTES = [each.name for each in _OPTIONS if each.metadata["changes_votes"]]
 _FROM_BUNDLE = [each.name for each in _OPTIONS if each.name in Defaults.model_fields]
 _NOT_CHOSEN = {each.name: None if each.metadata["may_be_none"] else each.default for each in _OPTIONS}

@@ -23,12 +23,10 @@ from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import BundleError
 from recollect.core.memory import LiveMemory, Memory
 from recollect.core.options import AnswerOptions, group_by_options, resolve_options
+from recollect.core.rank import Queries, RankedLabels, rank, search
 from recollect.core.reranker.assign import assigned_counts
-from recollect.core.reranker.calibration import calibrate_answers, log_odds
-from recollect.core.scoring import Ranking
 from recollect.core.search.filters import LabelFilter
 from recollect.core.settings import Device, EngineSettings
-from recollect.core.steps import RankedLabels, rank_labels
 from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.label_search import LabelSearch
 from recollect.extras.milvus.connection import Connection
@@ -254,9 +252,10 @@ class Predictor:
         watch: Stopwatch,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
-        found = rank_labels(memory, queries, vectors, options, label_filter, watch)
-        ranking, offsets = found.ranking, found.ranking.offsets
-        chances = self.probabilities(ranking, options, complete=label_filter is None)
+        asked = Queries(vectors) if queries is None else Queries.of(memory, queries, vectors, options)
+        found = search(memory, asked, options, watch)
+        ranked = rank(memory, asked, found, options, watch, label_filter)
+        ranking, chances, offsets = ranked.ranking, ranked.probabilities, ranked.ranking.offsets
         counts = np.minimum(np.diff(offsets), options.top_k)
         exhausted = label_filter is not None and len(ranking.label) < options.top_k
         if options.assign and chances is not None:
@@ -271,30 +270,9 @@ class Predictor:
                 for label, score, probability in zip(labels[part], scores[part], probabilities[part], strict=True)
                 if score >= options.threshold and (probability is None or probability >= options.min_probability)
             ]
-            answers.append(Answer(_describe(found, query, rows, options.explain), truncated[query], exhausted))
+            answers.append(Answer(_describe(ranked, query, rows, options.explain), truncated[query], exhausted))
         watch.lap("combine")
         return answers
-
-    def probabilities(
-        self, ranking: Ranking, options: AnswerOptions, complete: bool = True
-    ) -> Float[np.ndarray, " row"] | None:
-        """The probability of each ranked label; None if the bundle has no probabilities for these options.
-
-        Args:
-            ranking: The ranked labels.
-            options: Options of the queries.
-            complete: Whether the first label of a query is the best one of all labels, because no filter applies.
-        """
-        info = self.manifest.probabilities
-        if (
-            info is None
-            or not options.uses_votes_of(self.defaults)
-            or (self.manifest.has_ranker and ranking.logit is None)
-        ):
-            return None
-        logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
-        first_calibration = info.first_calibration if complete else None
-        return calibrate_answers(info.calibration, first_calibration, logits, ranking.offsets)
 
 
 def _describe(

@@ -17,15 +17,34 @@ score is p.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.core import kernels
 from recollect.core.bundle.values import Values
-from recollect.core.neighbours import Neighbours
+from recollect.core.neighbours import Found, Neighbours
 
 _ALL_LABELS = np.empty(0, dtype=np.bool_)
+
+
+class Voting(NamedTuple):
+    """How the keys that the searches found vote.
+
+    Attributes:
+        lambda_: Weight of instances against labels.
+        temperature: Tau of the softmax.
+        top_b: Number of keys that vote by their vectors.
+        word_weight: The sum of the weights of the keys by words, for a query that has some of them.
+        separate: Whether instances and labels have a softmax each, over b keys each, instead of one together.
+    """
+
+    lambda_: float
+    temperature: float
+    top_b: int
+    word_weight: float = 0.0
+    separate: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,44 @@ class Ranking:
         most = most or len(self.label)
         offsets, label, score, _ = kernels.order_labels(self.offsets, self.label, self.score, *nothing, most)
         return Ranking(offsets, label, score)
+
+
+class Votes(NamedTuple):
+    """The keys that vote for each query, and the scores of the labels, in no particular order."""
+
+    keys: WeightedKeys
+    scores: Ranking
+
+
+def vote(found: Found, how: Voting, values: Values, admits: Bool[np.ndarray, " label"] | None = None) -> Votes:
+    """Let the found keys vote for their labels (RAE-XMC, Eq. 5 and 7).
+
+    Args:
+        found: The keys.
+        how: How they vote.
+        values: The labels of the instances.
+        admits: Whether a label may get votes; None admits all labels.
+    """
+    keys = weigh(found, how, values)
+    return Votes(keys, score_labels(keys, how.lambda_, values, admits))
+
+
+def weigh(found: Found, how: Voting, values: Values) -> WeightedKeys:
+    """The keys that vote, and their weights (RAE-XMC, Eq. 5)."""
+    by_words = found.nearest_by_words(how.lambda_, values.instances) if how.word_weight else None
+
+    def weigh_kinds(lambda_: float) -> WeightedKeys:
+        nearest = found.nearest(how.top_b, lambda_, values.instances)
+        return weigh_keys(nearest, how.temperature, values, by_words, how.word_weight)
+
+    if not how.separate or how.lambda_ in (0, 1):
+        return weigh_kinds(how.lambda_)
+    instances, labels = weigh_kinds(1.0), weigh_kinds(0.0)
+    own = labels.keys.shape[1] - labels.by_words  # the keys by words vote once
+    return WeightedKeys(
+        keys=np.concatenate([instances.keys, labels.keys[:, :own]], axis=1),
+        weights=np.concatenate([instances.weights, labels.weights[:, :own]], axis=1),
+    )
 
 
 def weigh_keys(

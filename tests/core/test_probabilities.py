@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 from recollect.core.bundle.manifest import Isotonic, Probabilities
 from recollect.core.errors import QueryError
 from recollect.core.options import resolve_options
-from recollect.core.predictor import Predictor
 from recollect.core.reranker.assign import expected_f1
 from recollect.core.reranker.calibration import calibrate, log_odds
+from recollect.edits.live import LivePredictor
 from recollect.model import Model
 from tests.processes import serving
 from tests.service.stores import add_version, make_first
@@ -30,9 +31,15 @@ INFO = Probabilities(
 
 
 @pytest.fixture
-def model(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> Model:
+def model(predictor: LivePredictor, monkeypatch: pytest.MonkeyPatch) -> Model:
     """The topics, with a calibration of the scores."""
-    monkeypatch.setattr(predictor, "manifest", predictor.manifest.model_copy(update={"probabilities": INFO}))
+    return calibrated(predictor, monkeypatch, INFO)
+
+
+def calibrated(predictor: LivePredictor, monkeypatch: pytest.MonkeyPatch, info: Probabilities) -> Model:
+    manifest = predictor.manifest.model_copy(update={"probabilities": info})
+    monkeypatch.setattr(predictor, "manifest", manifest)
+    monkeypatch.setattr(predictor, "memory", dataclasses.replace(predictor.memory, manifest=manifest))
     return Model(predictor)
 
 
@@ -45,12 +52,11 @@ def test_probability_of_a_label_is_the_calibrated_log_odds_of_its_score(model: M
 
 
 def test_first_label_has_its_own_calibration_unless_a_filter_applies(
-    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+    predictor: LivePredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Isotonic(logits=(-9.0, 2.0), probabilities=(0.85, 0.95))
     info = INFO.model_copy(update={"first_calibration": first})
-    monkeypatch.setattr(predictor, "manifest", predictor.manifest.model_copy(update={"probabilities": info}))
-    model = Model(predictor)
+    model = calibrated(predictor, monkeypatch, info)
     best, *others = model.predict(QUERY)
     (expected,) = calibrate(first, log_odds(np.array([best.score])))
     assert best.probability == pytest.approx(expected)
@@ -59,7 +65,7 @@ def test_first_label_has_its_own_calibration_unless_a_filter_applies(
         assert label.probability <= 0.8
 
 
-def test_bundle_without_a_calibration_answers_without_probabilities(predictor: Predictor) -> None:
+def test_bundle_without_a_calibration_answers_without_probabilities(predictor: LivePredictor) -> None:
     for label in Model(predictor).predict(QUERY):
         assert label.probability is None
         assert "probability" not in label.to_dict()
@@ -78,7 +84,7 @@ def test_assigned_labels_are_the_best_set_and_equal_in_a_batch(model: Model) -> 
 
 @pytest.mark.parametrize("options", [{"assign": True}, {"min_probability": 0.1}, {"order": "probability"}])
 def test_option_that_needs_probabilities_is_refused_where_there_are_none(
-    predictor: Predictor, model: Model, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    predictor: LivePredictor, model: Model, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = next(iter(options))
     for other in ({"lambda_": 0.25}, {"temperature": 0.5}, {"top_b": 3}):
@@ -92,7 +98,9 @@ def test_option_that_needs_probabilities_is_refused_where_there_are_none(
         model.predict(QUERY, **options)
 
 
-def test_order_of_a_bundle_with_a_ranker_is_the_probability_only_with_the_default_votes(predictor: Predictor) -> None:
+def test_order_of_a_bundle_with_a_ranker_is_the_probability_only_with_the_default_votes(
+    predictor: LivePredictor,
+) -> None:
     ranked = predictor.defaults.model_copy(update={"order": "probability"})
     assert resolve_options(ranked).order == resolve_options(ranked, top_b=ranked.top_b).order == "probability"
     assert resolve_options(ranked, top_b=3).order == resolve_options(ranked, order="score").order == "score"

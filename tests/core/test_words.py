@@ -17,10 +17,12 @@ from recollect.core.bundle.files import LEXICAL_FILES, MANIFEST
 from recollect.core.bundle.integrity import describe_files
 from recollect.core.bundle.strings import StringTable
 from recollect.core.errors import BundleError
+from recollect.core.neighbours import join_parts
 from recollect.core.options import resolve_options
 from recollect.core.predictor import Predictor
 from recollect.core.search.filters import AdmittedKeys
-from recollect.core.words.index import write_lexical_index
+from recollect.core.words.index import TOP_WORDS, write_lexical_index
+from recollect.core.words.terms import Words
 
 QUERIES = ["Who must pay tax on the sale of a house", "Galaxies", "law and football", "音楽"]
 WEIGHT = 0.3
@@ -80,7 +82,8 @@ def votes_by_words(predictor: Predictor, query: str, lambda_: float) -> np.ndarr
     for row in range(values.instances):
         dense[row, values.gather(np.array([row]))[1]] = lambda_
     dense[values.instances :] = (1 - lambda_) * np.eye(values.labels)
-    found = predictor.memory.words.search([query], lambda_)
+    lists = predictor.memory.words.search(Words.of([query]))
+    found = join_parts(*lists, values.instances, TOP_WORDS, lambda_)
     present = found.keys[0] >= 0
     cubes = found.similarities[0, present].astype(float) ** 3
     votes: np.ndarray = cubes / max(cubes.sum(), 1e-300) @ dense[found.keys[0, present]]

@@ -53,7 +53,7 @@ def test_bundle_serves_the_student_with_the_teachers_keys(distilled_run: Path, t
     assert info.name == f"static:{info.teacher}"
     texts = [predictor.bundle.instances.texts[row] for row in range(20)]
     np.testing.assert_allclose(predictor.encode(texts), student.encode(texts, 64), atol=1e-4)
-    found = predictor.memory.searcher.search(np.asarray(memory.instance_keys[:20]), 1, 1.0)
+    found = predictor.memory.searcher.search(np.asarray(memory.instance_keys[:20]), 1).instances
     np.testing.assert_allclose(found.similarities[:, 0], 1, atol=1e-5)
 
 

@@ -1,7 +1,7 @@
 """RAE inference in the trainer: predictions for many values of lambda, tau and b from one search.
 
 The caller searches the b nearest instances and the b nearest labels of each query. These two lists determine the
-predictions for every lambda, every tau and every smaller b. The scores are those of `service.predictor.scoring`.
+predictions for every lambda, every tau and every smaller b. The scores are those of `recollect.core.scoring`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jaxtyping import Int
 from scipy import sparse
 
 from recollect.core.bundle.values import Matrix, Values
-from recollect.core.neighbours import Neighbours, join_parts
-from recollect.core.scoring import score_labels, weigh_keys
+from recollect.core.neighbours import Found, Neighbours
+from recollect.core.scoring import Voting, vote
 from recollect.trainer.data.split import LabelSets
 
 
@@ -49,9 +49,7 @@ def predict(
     votes, count = Values(Matrix(values.indptr, values.indices), values.shape[1]), values.shape[1]
     removed = np.empty(0, np.int64) if filtered is None else LabelSets.of(filtered).codes(count)
     for setting in settings:
-        own = instances.first(setting.top_b), labels.first(setting.top_b)
-        nearest = join_parts(*own, values.shape[0], setting.top_b, setting.lambda_)
-        scores = score_labels(weigh_keys(nearest, setting.temperature, votes), setting.lambda_, votes)
+        scores = vote(Found(instances, labels), Voting(*setting), votes).scores
         kept = scores.score > 0
         if len(removed):
             kept &= ~np.isin(scores.query * np.int64(count) + scores.label, removed)

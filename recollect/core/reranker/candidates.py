@@ -11,14 +11,13 @@ exist is NaN, for example the similarity of the nearest voting instance if no in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.core import kernels
 from recollect.core.bundle.values import Values
-from recollect.core.neighbours import Neighbours
+from recollect.core.neighbours import Found, Neighbours
 from recollect.core.scoring import WeightedKeys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -62,20 +61,6 @@ WORD_FEATURES = (
     "word_label_gap",
 )
 ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
-
-
-class Found(NamedTuple):
-    """The keys that the searches found for each query, best first.
-
-    Attributes:
-        instances: The nearest instances.
-        labels: The nearest labels, by their positions.
-        by_words: The instances and the labels that share words with the query; None without a lexical index.
-    """
-
-    instances: Neighbours
-    labels: Neighbours
-    by_words: tuple[Neighbours, Neighbours] | None = None
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from recollect.core.answers import LogitTerm
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.values import Values
+from recollect.core.neighbours import Found
 from recollect.core.reranker.candidates import (
     ALL_FEATURES,
     Candidates,
-    Found,
     LabelFacts,
     find_candidates,
 )

@@ -9,6 +9,7 @@ and all keys of the labels are compared only if this search does not.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.core.bundle.manifest import MOST_KEYS
-from recollect.core.neighbours import Neighbours
+from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import AnswerOptions
 from recollect.core.search.searcher import Searcher
 from recollect.core.tables.tables import Labels, Voters
@@ -79,31 +80,35 @@ class AdmittedKeys:
     def find(
         self,
         vector: Float[np.ndarray, "1 dim"],
-        nearest: Neighbours,
-        count_labels: Callable[[Neighbours], int],
+        found: Found,
+        count_labels: Callable[[Found], int],
         options: AnswerOptions,
         label_filter: LabelFilter,
-    ) -> Neighbours:
+    ) -> Found:
         """The keys whose votes rank the admitted labels: those of a larger search, or all keys that vote for them.
 
         Args:
             vector: The query.
-            nearest: The keys that a search found for the query.
+            found: The keys that the searches found for the query.
             count_labels: Counts the admitted labels that get a vote from some keys.
             options: The options of the query.
             label_filter: The filter.
         """
-        top_b, max_top_b = options.top_b, min(self._searcher.keys, MOST_KEYS)
-        enough, found = min(options.top_k, self.count_rankable(label_filter, options.lambda_)), nearest
-        is_cheap = self.is_cheap(label_filter, options.lambda_)
+        top_b, lambda_, instances = options.top_b, options.lambda_, self._searcher.instances.keys
+        nearest = found.nearest(top_b, lambda_, instances)
+        max_top_b = min(self._searcher.keys, MOST_KEYS)
+        enough, larger = min(options.wanted_labels, self.count_rankable(label_filter, lambda_)), found
+        is_cheap = self.is_cheap(label_filter, lambda_)
         while not is_cheap:
-            if count_labels(found) >= enough:
-                return found
+            if count_labels(larger) >= enough:
+                return larger
             if top_b >= max_top_b:
                 break
             top_b = min(top_b * _TOP_B_GROWTH, max_top_b)
-            found = self._searcher.search(vector, top_b, options.lambda_)
-        return self._compare_all(vector[0], nearest, label_filter.labels, options.lambda_)
+            searched = self._searcher.search(vector, top_b, lambda_)
+            larger = dataclasses.replace(found, admitted=searched.nearest(top_b, lambda_, instances))
+        all_keys = self._compare_all(vector[0], nearest, label_filter.labels, lambda_)
+        return dataclasses.replace(found, admitted=all_keys)
 
     def is_cheap(self, label_filter: LabelFilter, lambda_: float) -> bool:
         """Whether the admitted labels have so few votes that a comparison with all keys is faster than a search."""

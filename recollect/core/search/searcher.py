@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import IndexInfo
 from recollect.core.errors import BundleError, opening
-from recollect.core.neighbours import Neighbours, join_parts
+from recollect.core.neighbours import Found, Neighbours
 from recollect.core.search.gpu import GpuIndex, NoGpuError
 from recollect.core.search.similarity import similarities_to_keys
 from recollect.core.settings import Device
@@ -201,22 +201,13 @@ class Searcher:
     def keys(self) -> int:
         return self.instances.keys + self.labels.keys
 
-    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float) -> Neighbours:
-        """The top-b instance keys and label keys; lambda 0 leaves out instance keys, lambda 1 leaves out label keys."""
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float | None = None) -> Found:
+        """The top-b instances and the top-b labels; lambda 0 leaves out the instances, and lambda 1 the labels."""
         nothing = Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
-        instances = self.instances.search(vectors, top_b) if lambda_ > 0 else nothing
-        labels = self.labels.search(vectors, top_b) if lambda_ < 1 else nothing
-        return join_parts(instances, labels, self.instances.keys, top_b, lambda_)
-
-    def search_each(
-        self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float
-    ) -> tuple[Neighbours, Neighbours, Neighbours]:
-        """Search as `search` does, and also return its two lists: the top-b instances, and the top-b labels.
-
-        The keys of the list of labels are the positions of the labels.
-        """
-        instances, labels = self.instances.search(vectors, top_b), self.labels.search(vectors, top_b)
-        return join_parts(instances, labels, self.instances.keys, top_b, lambda_), instances, labels
+        return Found(
+            instances=self.instances.search(vectors, top_b) if lambda_ != 0 else nothing,
+            labels=self.labels.search(vectors, top_b) if lambda_ != 1 else nothing,
+        )
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]

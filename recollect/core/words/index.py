@@ -11,7 +11,7 @@ import numpy as np
 from recollect.core import kernels
 from recollect.core.bundle.arrays import map_offsets, map_positions
 from recollect.core.bundle.files import INSTANCE_WORDS, LABEL_WORDS, posting_files
-from recollect.core.neighbours import Neighbours, join_parts
+from recollect.core.neighbours import Neighbours
 from recollect.core.words.postings import Postings, invert, map_terms, map_weights, write_postings
 from recollect.core.words.terms import Words
 from recollect.core.words.word_index import WordIndex
@@ -59,24 +59,11 @@ class LexicalIndex:
         """Open the index as `open` does, but each file with `open_file`, as `Components.open` opens files."""
         return cls(_open_words(open_file, INSTANCE_WORDS, instances), _open_words(open_file, LABEL_WORDS, labels))
 
-    def search(self, texts: Sequence[str], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
-        """The keys whose texts are most similar to each query, numbered as in the memory.
+    def search(self, words: Words, top: int = TOP_WORDS) -> tuple[Neighbours, Neighbours]:
+        """The texts that are most similar to each query: the top instances, and the top labels by their positions.
 
         At equal similarity, the lower key comes first.
-
-        Args:
-            texts: The queries.
-            lambda_: Weight of instances against labels; at 1 only instances are found, at 0 only labels.
-            top: Number of keys to find for each query.
         """
-        return self.join(self.search_each(Words.of(texts), top), lambda_, top)
-
-    def join(self, found: tuple[Neighbours, Neighbours], lambda_: float, top: int = TOP_WORDS) -> Neighbours:
-        """The result of `search`, from that of `search_each`."""
-        return join_parts(*found, len(self.instances), top, lambda_)
-
-    def search_each(self, words: Words, top: int = TOP_WORDS) -> tuple[Neighbours, Neighbours]:
-        """Two lists for each query, whose words are given: the top instances, and the top labels by their positions."""
         offsets, terms, frequencies = kernels.count_terms(*words)
         found = [part.look_up(terms) for part in (self.instances, self.labels)]
         counts = found[0].texts + found[1].texts

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from recollect.core.bundle.values import Matrix, Values
-from recollect.core.neighbours import Neighbours, join_parts
+from recollect.core.neighbours import Found, Neighbours, join_parts
 from recollect.core.reranker.candidates import (
     ALL_FEATURES,
     Candidates,
-    Found,
     LabelFacts,
     find_candidates,
 )

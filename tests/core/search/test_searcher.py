@@ -77,7 +77,7 @@ def test_lambda_1_searches_only_instances_and_lambda_0_only_labels(
 ) -> None:
     keys, queries = memory
     similarities, rows = exact(queries, keys[part], top_b)
-    found = searcher.search(queries, top_b, lambda_)
+    found = searcher.search(queries, top_b, lambda_).nearest(top_b, lambda_, INSTANCES)
     np.testing.assert_array_equal(found.keys, rows + (part.start or 0))
     np.testing.assert_allclose(found.similarities, similarities, atol=1e-6)
 

@@ -52,7 +52,7 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
 
 
 def search(index: WordIndex, query: str, top: int):
-    found, _ = LexicalIndex(index, WordIndex(invert([]), 0)).search_each(Words.of([query]), top)
+    found, _ = LexicalIndex(index, WordIndex(invert([]), 0)).search(Words.of([query]), top)
     present = found.keys[0] >= 0
     return found.similarities[0][present], found.keys[0][present]
 

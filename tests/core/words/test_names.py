@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.core.bundle.values import Matrix, Values
-from recollect.core.neighbours import Neighbours
-from recollect.core.reranker.candidates import ALL_FEATURES, Found, LabelFacts, find_candidates
+from recollect.core.neighbours import Found, Neighbours
+from recollect.core.reranker.candidates import ALL_FEATURES, LabelFacts, find_candidates
 from recollect.core.scoring import weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from recollect.core.words.index import LexicalIndex
+from recollect.core.words.terms import Words
 from recollect.index_builder.ranking.examples import Examples, ExampleSource
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory, open_memory, write_defaults
@@ -77,7 +78,7 @@ def test_words_come_from_an_index_without_the_whole_fold(tmp_path: Path) -> None
         own = examples[examples.query == number]
         present = [row for row in range(INSTANCES) if fold[row] != fold[number]]
         index = LexicalIndex.of_texts([texts[row] for row in present], labels)
-        found = index.search([texts[number]], lambda_=1)
+        found, _ = index.search(Words.of([texts[number]]))
         for label, best in zip(own.label.tolist(), column(own, "word_instance_similarity").tolist(), strict=True):
             votes = [
                 float(similarity)

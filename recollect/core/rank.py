@@ -1,0 +1,226 @@
+"""The steps from the vectors of queries to their labels, in the order in which they happen.
+
+    1. similarity     the nearest keys of each query; with a filter, also keys that vote for the admitted labels
+    2. softmax        weighs these keys, with their counts (Eq. 5)
+    3. words          mixes in the keys that share words with the query
+    4. votes, sum     each key gives its weight to its labels (Eq. 7)
+    5. corrections    lower the scores of rejected labels
+    6. order          by score, or by the ranker's log-odds
+    7. probability    of each label, from its score or its log-odds
+
+`core/scoring.py` has the formulas of steps 2 to 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from recollect.core.answers import LogitTerm, Reason, Stopwatch
+from recollect.core.bundle.manifest import Manifest
+from recollect.core.errors import QueryError
+from recollect.core.memory import Memory
+from recollect.core.neighbours import Found
+from recollect.core.options import AnswerOptions
+from recollect.core.reranker.calibration import calibrate_answers, log_odds
+from recollect.core.reranker.ranker import RankedCandidates
+from recollect.core.scoring import Ranking, WeightedKeys, vote, weigh
+from recollect.core.search.filters import LabelFilter
+from recollect.core.tables.corrections import Corrected
+from recollect.core.words.terms import Words
+
+# Maximum number of votes that the explanation of an answer lists.
+MOST_TERMS = 8_192
+
+
+class Queries(NamedTuple):
+    """Encoded queries, and their words; None: words have no share, and the labels are in order of score."""
+
+    vectors: Float[np.ndarray, "query dim"]
+    words: Words | None = None
+
+    @classmethod
+    def of(
+        cls, memory: Memory, texts: Sequence[str], vectors: Float[np.ndarray, "query dim"], options: AnswerOptions
+    ) -> Queries:
+        """The queries, with their words if an answer with these options reads them."""
+        has_ranker = memory.ranker is not None and options.order == "probability"
+        needs_words = has_ranker or (memory.words is not None and options.word_weight > 0)
+        return cls(vectors, Words.of(texts) if needs_words else None)
+
+
+@dataclass(frozen=True)
+class RankedLabels:
+    """The ranked labels of some queries, and everything that explains their scores.
+
+    Attributes:
+        ranking: The labels, best first: as many as the options need.
+        probabilities: The probability of each of them; None if the bundle has none for these options.
+        memory: The memory that ranked them.
+        lambda_: Weight of instances against labels.
+        weighted: The keys that voted.
+        corrections: The corrections that lowered scores, by their query and label, and their shares; each is negative.
+        candidates: The ranker's candidates; None if the ranker did not order the labels.
+    """
+
+    ranking: Ranking
+    probabilities: Float[np.ndarray, " row"] | None
+    memory: Memory
+    lambda_: float
+    weighted: WeightedKeys
+    corrections: dict[tuple[int, int], tuple[int, float]]
+    candidates: RankedCandidates | None
+
+    def reasons(self, query: int, labels: Sequence[int]) -> list[list[Reason]]:
+        """The terms of the scores of some labels of a query, the greatest share first.
+
+        Raises:
+            QueryError: If too many keys vote for the labels.
+        """
+        memory, weighted = self.memory, self.weighted
+        places, columns = weighted.voters(query, np.array(labels, dtype=np.int64), memory.values)
+        if len(places) > MOST_TERMS:
+            raise QueryError(
+                f"explain: expected at most {MOST_TERMS:,} votes of keys for the labels found, found {len(places):,}; "
+                "set a smaller top_k, or set explain to false"
+            )
+        keys, weights = weighted.keys[query, columns], weighted.weights[query, columns]
+        shares = np.where(keys < memory.values.instances, self.lambda_, 1 - self.lambda_) * weights
+        first_word = weighted.keys.shape[1] - weighted.by_words
+        terms: list[list[Reason]] = [[] for _ in labels]
+        described = dict[int, tuple[str, str, str]]()
+        for nth in np.argsort(-shares, kind="stable").tolist():
+            by = "words" if columns[nth] >= first_word else None
+            key = int(keys[nth])
+            if key not in described:  # its votes for several labels share the strings
+                described[key] = memory.describe(key)
+            terms[places[nth]].append(Reason(*described[key], float(shares[nth]), by))
+        for label, reasons in zip(labels, terms, strict=True):
+            if (query, label) in self.corrections:
+                reasons.append(memory.correction(*self.corrections[query, label]))
+        return terms
+
+    def logit_terms(self, query: int, label: int) -> list[LogitTerm] | None:
+        """The terms of the ranker's logit, the greatest first; None if the ranker did not order the labels."""
+        if self.memory.ranker is None or self.candidates is None:
+            return None
+        return self.memory.ranker.explain(query, label, self.candidates)
+
+
+def search(memory: Memory, queries: Queries, options: AnswerOptions, watch: Stopwatch) -> Found:
+    """Find the keys that can vote: the nearest keys, and the keys that share words with a query.
+
+    Args:
+        memory: The memory that answers.
+        queries: The queries.
+        options: Their options.
+        watch: Measures the stages.
+    """
+    by_words = None
+    if memory.words is not None and queries.words is not None:
+        by_words = memory.words.search(queries.words)
+        watch.lap("words")
+    lambda_ = None if _uses_ranker(memory, queries, options) else options.lambda_
+    found = memory.searcher.search(queries.vectors, options.top_b, lambda_)
+    watch.lap("search")
+    return dataclasses.replace(found, by_words=by_words)
+
+
+def rank(
+    memory: Memory,
+    queries: Queries,
+    found: Found,
+    options: AnswerOptions,
+    watch: Stopwatch,
+    label_filter: LabelFilter | None = None,
+    keeps: Callable[[Ranking], Bool[np.ndarray, " row"]] | None = None,
+    separate: bool = False,
+) -> RankedLabels:
+    """Rank the labels of queries that have equal options.
+
+    Args:
+        memory: The memory that answers.
+        queries: The queries.
+        found: The keys that the searches found.
+        options: The options of the queries.
+        watch: Measures the stages.
+        label_filter: Admits labels; None admits all. With a filter, there is only one query.
+        keeps: Chooses the rows of the whole ranking that remain; None: the first rows, as many as the options need.
+        separate: As in `Voting`.
+    """
+    values, how = memory.values, options.voting._replace(separate=separate)
+    admits = None if label_filter is None else label_filter.admits
+    ranker, candidates = memory.ranker if _uses_ranker(memory, queries, options) else None, None
+    if ranker is not None and queries.words is not None:  # it has features of its own for words
+        voting = weigh(found, how._replace(word_weight=0.0), values)
+        candidates = ranker.rank(queries.words, found, voting, how.lambda_, how.temperature, admits)
+        watch.lap("rank")
+    if label_filter is not None:
+
+        def count_labels(larger: Found) -> int:
+            return len(vote(larger, how, values, admits).scores.label)
+
+        found = memory.admitted.find(queries.vectors, found, count_labels, options, label_filter)
+        watch.lap("search")
+    weighted, scores = vote(found, how, values, admits)
+
+    corrections: dict[tuple[int, int], tuple[int, float]] = {}
+    rejected = memory.snapshot.corrections
+    if rejected.rows.present:
+        vectors, temperature = queries.vectors, how.temperature
+        corrections = _correct(scores, rejected.find(vectors, scores.query, scores.label, temperature))
+        if ranker is not None and candidates is not None:
+            candidates = ranker.correct(candidates, rejected, vectors, temperature)
+
+    limit = options.ranked_labels if keeps is None else None
+    ranking = scores.best(limit) if ranker is None or candidates is None else ranker.reorder(scores, candidates, limit)
+    if keeps is not None:
+        ranking = ranking.where(keeps(ranking))
+    chances = _probabilities(memory.manifest, ranking, options, complete=label_filter is None)
+    watch.lap("combine")
+    return RankedLabels(ranking, chances, memory, how.lambda_, weighted, corrections, candidates)
+
+
+def _uses_ranker(memory: Memory, queries: Queries, options: AnswerOptions) -> bool:
+    return memory.ranker is not None and options.order == "probability" and queries.words is not None
+
+
+def _correct(scores: Ranking, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:
+    """Lower the scores of the labels that have corrections.
+
+    A correction is one more vote with a negative share, so that the shares still add up to the score.
+
+    Returns:
+        The correction that counts for a query and a label, and its share.
+    """
+    place = corrected.place
+    if not len(place):
+        return {}
+    shares = (corrected.factor - 1) * scores.score[place]
+    scores.score[place] += shares
+    pairs = zip(scores.query[place].tolist(), scores.label[place].tolist(), strict=True)
+    return dict(zip(pairs, zip(corrected.row.tolist(), shares.tolist(), strict=True), strict=True))
+
+
+def _probabilities(
+    manifest: Manifest, ranking: Ranking, options: AnswerOptions, complete: bool
+) -> Float[np.ndarray, " row"] | None:
+    """The probability of each ranked label; None if the bundle has no probabilities for these options.
+
+    Args:
+        manifest: The manifest of the bundle, with the calibration.
+        ranking: The ranked labels.
+        options: Options of the queries.
+        complete: Whether the first label of a query is the best one of all labels, because no filter applies.
+    """
+    info = manifest.probabilities
+    if info is None or not options.uses_votes_of(manifest.defaults) or (manifest.has_ranker and ranking.logit is None):
+        return None
+    logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
+    first_calibration = info.first_calibration if complete else None
+    return calibrate_answers(info.calibration, first_calibration, logits, ranking.offsets)
