@@ -18,6 +18,7 @@ import faiss
 import numpy as np
 import torch
 
+from recollect.core import extras
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.files import MANIFEST
 from recollect.core.bundle.integrity import describe_files
@@ -43,7 +44,6 @@ from recollect.core.settings import Device
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.edits.log import extent
-from recollect.extras.hub.runs import local_run
 from recollect.extras.milvus.index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
@@ -84,7 +84,7 @@ def build(settings: BuildSettings) -> str:
     """
     signing_key = read_signing_key(settings.sign) if settings.sign else None
     patient = max(settings.engine_seconds, BUILD_SECONDS)
-    settings = settings.model_copy(update={"run": local_run(settings.run), "engine_seconds": patient})
+    settings = settings.model_copy(update={"run": _local_run(settings.run), "engine_seconds": patient})
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
@@ -123,6 +123,13 @@ def build(settings: BuildSettings) -> str:
     if settings.activate:
         store.activate(manifest.version)
     return manifest.version
+
+
+def _local_run(run: Path) -> Path:
+    """The folder of a run; a run at `hf://...` (a `Path` with one slash) is downloaded first."""
+    if run.parts[:1] == ("hf:",):
+        return Path(extras.load("runs", "hf").download(run))
+    return run
 
 
 def write_bundle(

@@ -170,9 +170,9 @@ def push(run: str | Path, *, to: str, **flags: Any) -> str:
     """
     with require_extra("build"):
         settings = _from_keywords("push", {"run": run, "to": to, **flags})
-        from recollect.extras.hub.runs import push as push_run
+        from recollect.core import extras
 
-        return push_run(settings)
+        return str(extras.load("verb", "push").push(settings))
 
 
 def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[str, Any]:

@@ -1,5 +1,16 @@
 """The public name of the scikit-learn classifier, whose code is in `extras/sklearn`."""
 
-from recollect.extras.sklearn.classifier import RecollectClassifier
+try:
+    from recollect.extras.sklearn.classifier import RecollectClassifier
+except ModuleNotFoundError as error:
+    missing = {
+        "sklearn": "scikit-learn; pip install 'recollect-xmc[sklearn]'",
+        "recollect.extras.sklearn": "the folder recollect/extras/sklearn; restore the folder",
+    }
+    if error.name not in missing:
+        raise
+    raise ImportError(f"recollect.sklearn needs {missing[error.name]}") from error
+
+RecollectClassifier.__module__ = __name__  # the name that users import and read
 
 __all__ = ["RecollectClassifier"]

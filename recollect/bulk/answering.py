@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import PydanticSerializationError, to_json
 
 from recollect.bulk.reading import ANSWER_COLUMNS, Block
+from recollect.core import extras
 from recollect.core.errors import MemoryLogError
 from recollect.core.system.threads import ThreadBudget
 
@@ -145,15 +146,12 @@ def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
         task: Formats and columns.
     """
     if task.output_format == "parquet":
-        from recollect.bulk.parquet import encode_batch
-
         if isinstance(kept, list):
             kept = {name: [_as_text(row[name]) for row in kept] for name in task.columns or ()}
-        return encode_batch(kept, answers, "explain" in task.options)
+        parquet = extras.load("bulk format", "parquet")
+        return bytes(parquet.encode_batch(kept, answers, "explain" in task.options))
     if not isinstance(kept, list):
-        from recollect.bulk.parquet import rows_of
-
-        kept = rows_of(kept, exact_decimals=task.output_format == "csv")
+        kept = extras.load("bulk format", "parquet").rows_of(kept, exact_decimals=task.output_format == "csv")
     rows = zip(kept, answers, strict=True)
     content = _csv(map(_csv_row, rows)) if task.output_format == "csv" else b"".join(map(_json_line, rows))
     return _compressed(content, task)

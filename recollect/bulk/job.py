@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from recollect.bulk.answering import Answered, Task, answer, header, open_version
 from recollect.bulk.output import FileOutput, Output
@@ -31,6 +30,7 @@ from recollect.bulk.reading import (
     read_blocks,
     recognise,
 )
+from recollect.core import extras
 from recollect.core.command_settings import PredictSettings
 from recollect.core.errors import SettingsError
 from recollect.core.options import chosen_options
@@ -38,7 +38,6 @@ from recollect.core.settings import default_live
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.edits.log import MemoryLog
-from recollect.extras.ray.tasks import RayTasks, check_address, cluster_cores, connected
 from recollect.store.store import Store
 
 # Number of blocks for each worker that are read, or answered but not written yet.
@@ -63,13 +62,13 @@ def predict_file(settings: PredictSettings) -> int:
     read = recognise("--input", source, settings.input_format or ("text" if source is None else None))
     is_stream = target is None or (isinstance(target, Path) and target.exists() and not target.is_file())
     written = Format("jsonl", False) if is_stream else recognise("--output", target, None)
-    if "parquet" in (read.name, written.name) and importlib.util.find_spec("pyarrow") is None:
-        raise SettingsError("Parquet files need pyarrow; pip install 'recollect-xmc[parquet]'")
+    parquet: Any = extras.load("bulk format", "parquet") if "parquet" in (read.name, written.name) else None
     if settings.ray is not None:
-        check_address(settings.ray)
+        extras.load("bulk workers", "ray").check_address(settings.ray)
     store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     version, live = store.resolve(settings.version), settings.live or default_live(settings.verify_key)
-    with local_input(source) as (path, name, input_facts), _open(path, read, name) as rows:
+    open_rows = parquet.open_rows if read.name == "parquet" else functools.partial(open_input, format_=read)
+    with local_input(source) as (path, name, input_facts), open_rows(path, name=name) as rows:
         task = Task(
             store=_absolute(settings.store),
             version=version,
@@ -84,10 +83,11 @@ def predict_file(settings: PredictSettings) -> int:
             columns=_kept_columns(settings, rows, written.name),
         )
         facts = None if input_facts is None else task.facts() | {"live": live} | input_facts
+        convert = parquet.convert if written.name == "parquet" else None
         output = (
             Output(target, task.sequence)
             if target is None or (is_stream and isinstance(target, Path))
-            else FileOutput(target, facts, task.sequence, settings.overwrite, written.name == "parquet")
+            else FileOutput(target, facts, task.sequence, settings.overwrite, convert)
         )
         task = dataclasses.replace(task, sequence=output.sequence)
         where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
@@ -112,33 +112,22 @@ def _last_live_entry(store: Store, version: str) -> int:
     return log.sequence
 
 
-def _open(path: Path | None, read: Format, name: str) -> contextlib.AbstractContextManager[Input]:
-    if path is None or read.name != "parquet":
-        return open_input(path, read, name)
-    from recollect.bulk.parquet import open_parquet
-
-    return open_parquet(path, name)
-
-
 _Answers = Callable[[Iterator[Block]], Iterator[Answered]]
 
 
 @contextlib.contextmanager
 def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
     """Start processes, and open the version in one of them. Yield a function that answers blocks with all processes."""
-    count, content = threads_or_cores(settings.workers), task.to_json()
-    with contextlib.ExitStack() as stack:
-        calls: WorkerPool | RayTasks
-        if settings.ray is None:
-            calls = stack.enter_context(WorkerPool(count))
-        else:
-            stack.enter_context(connected(settings.ray))
-            count = settings.workers or cluster_cores()
-            calls = stack.enter_context(RayTasks(count))
-        for message in calls.result(calls.submit(open_version, content)):
+    content = task.to_json()
+    with (
+        WorkerPool(threads_or_cores(settings.workers))
+        if settings.ray is None
+        else extras.load("bulk workers", "ray").open_tasks(settings.ray, settings.workers)
+    ) as workers:
+        for message in workers.result(workers.submit(open_version, content)):
             print_status(message)
-        submit = functools.partial(calls.submit, answer, content)
-        yield lambda blocks: _in_order(blocks, submit, calls.result, count * _BLOCKS_PER_WORKER)
+        submit = functools.partial(workers.submit, answer, content)
+        yield lambda blocks: _in_order(blocks, submit, workers.result, workers.count * _BLOCKS_PER_WORKER)
 
 
 def _in_order(
@@ -209,16 +198,7 @@ def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[s
                 f"--columns: the output has a column {name} of its own; leave {name} out, or rename it in the input"
             )
     if rows.empty is not None:
-        from recollect.bulk.parquet import columns_of_bytes, holds_texts
-
-        kind = rows.empty.schema.field(settings.text_column).type
-        if not holds_texts(kind):
-            raise SettingsError(f"--text-column: expected texts in {settings.text_column}, found the type {kind}")
-        if output != "parquet" and (of_bytes := columns_of_bytes(rows.empty.select(kept or []))):
-            raise SettingsError(
-                f"--columns: the column {of_bytes[0]} holds bytes, which {output} has not; name the columns to keep "
-                "without it, or write Parquet"
-            )
+        extras.load("bulk format", "parquet").check_columns(rows.empty, settings.text_column, kept or [], output)
     return None if kept is None else list(dict.fromkeys(kept))
 
 

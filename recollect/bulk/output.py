@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class FileOutput(Output):
             None: no run can be continued, because its input cannot be read again.
         sequence: Number of the last live entry. A run that continues keeps the number of the first run.
         overwrite: Whether to replace an existing file, and to forget an unfinished run.
-        parquet: Whether the output is a Parquet file, which is made from the finished partial file.
+        convert: Makes the output from the finished partial file; None: the partial file is the output.
 
     Raises:
         OutputError: If the file exists, or an unfinished run has other facts or still runs.
@@ -85,12 +85,17 @@ class FileOutput(Output):
     """
 
     def __init__(
-        self, target: Path | str, facts: dict[str, Any] | None, sequence: int, overwrite: bool, parquet: bool
+        self,
+        target: Path | str,
+        facts: dict[str, Any] | None,
+        sequence: int,
+        overwrite: bool,
+        convert: Callable[[Path, Path], None] | None = None,
     ) -> None:
         self._folder: ObjectFolder | None
         self._folder, name = split_url(target, "--output") if isinstance(target, str) else (None, str(target))
         self._path, self._partial, self._state = Path(name), Path(f"{name}.partial"), Path(f"{name}.partial.json")
-        self._facts, self._parquet, self._complete = json.loads(json.dumps(facts)), parquet, False
+        self._facts, self._convert, self._complete = json.loads(json.dumps(facts)), convert, False
         self.rows, self.sequence = 0, sequence
         self._bytes, self._name, self._recorded = 0, str(self._partial), time.monotonic()
         state = None if overwrite or facts is None else self._read_state()
@@ -125,12 +130,10 @@ class FileOutput(Output):
     def finish(self) -> None:
         self._record()
         finished = self._partial
-        if self._parquet:
-            from recollect.bulk.parquet import convert
-
+        if self._convert is not None:
             finished = Path(f"{self._path}.converted")
             with _named(str(finished)):
-                convert(self._partial, finished)
+                self._convert(self._partial, finished)
         if self._folder is None:
             finished.replace(self._path)
         else:

@@ -24,9 +24,10 @@ from recollect.core.errors import WorkerError
 
 
 class WorkerPool:
-    """Some worker processes. Use it as a context manager: its end kills them."""
+    """Some worker processes; `count` is their number. Use it as a context manager: its end kills them."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         read, self._ours = Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(count, _Workers(), _end_with_main_process, (read,))
 

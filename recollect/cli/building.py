@@ -55,9 +55,9 @@ def build(settings: BuildSettings) -> None:
 
 
 def push(settings: PushSettings) -> None:
-    from recollect.extras.hub.runs import push as push_run
+    from recollect.core import extras
 
-    print(push_run(settings))  # noqa: T201
+    print(extras.load("verb", "push").push(settings))  # noqa: T201
 
 
 def compact(settings: CompactSettings) -> None:

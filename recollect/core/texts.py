@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 # Characters that no uid may contain, as a regular expression: uids are parts of paths and of lines.
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
@@ -47,3 +48,13 @@ def require_words(text: str, kind: str = "query") -> str:
     if is_blank(text):
         raise ValueError(f"the {kind} is empty; send some words")
     return text
+
+
+def holds_texts(kind: Any) -> bool:
+    """Whether a type of Arrow is one of the types of strings, or that of a column of nulls."""
+    from pyarrow import types  # an optional package
+
+    if types.is_dictionary(kind):  # pandas stores categories so
+        kind = kind.value_type
+    tests = types.is_null, types.is_string, types.is_large_string, types.is_string_view
+    return any(test(kind) for test in tests)

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from recollect.core import extras
 from recollect.core.options import answer_cost, max_request_cost
 from recollect.core.system.reloaded_file import ReloadedFile
-from recollect.extras.annif.routes import AnnifRoutes
 from recollect.service.http import problems
 from recollect.service.http.api_keys import ApiKeys
 from recollect.service.http.label_routes import LabelRoutes
@@ -106,7 +106,8 @@ def create_app(
     if settings.docs != "off":
         add_docs(app.router)
     if settings.annif:
-        AnnifRoutes(predictions, versions, memory_routes, settings.max_query_bytes).register(app.router)
+        annif = extras.load("routes", "annif")
+        annif.AnnifRoutes(predictions, versions, memory_routes, settings.max_query_bytes).register(app.router)
     if settings.playground:
         facts = FactsRoute(versions, docs=settings.docs == "public", writable=settings.writable)
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)

@@ -11,14 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import recollect
@@ -110,101 +106,6 @@ def test_jsonl_keeps_order_and_fields_and_gives_the_answers_of_predict(model: Mo
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl.gz"]
 
 
-def test_parquet_columns_keep_their_types_in_parquet_and_become_text_in_csv(model: Model, tmp_path: Path) -> None:
-    days = pa.array([datetime(2026, 1, 1)] * len(ROWS), pa.timestamp("ns"))
-    table = pa.Table.from_pylist(ROWS).append_column("day", days)
-    pq.write_table(table, tmp_path / "in.parquet", row_group_size=10)
-    columns = ("--columns", "year,day", "--top-k", 1)
-    assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.parquet", *columns) == 0
-    found = pq.read_table(tmp_path / "out.parquet")
-    assert found.select(["year", "day"]).equals(table.select(["year", "day"]))
-    assert uids(found.to_pylist()) == expected(model, top_k=1)
-    assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.csv", *columns) == 0
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text("utf-8").splitlines()))
-    assert [row["year"] for row in rows] == [str(row["year"]) for row in ROWS]
-    assert rows[0]["day"].startswith("2026-01-01 00:00:00")
-    assert uids([{"labels": json.loads(row["labels"])} for row in rows]) == expected(model, top_k=1)
-
-
-def test_dates_and_decimals_of_parquet_are_what_a_spreadsheet_reads(tmp_path: Path) -> None:
-    times = pa.array([0, 1_500_000_000, None], pa.timestamp("ns"))
-    prices = pa.array([Decimal("1.50"), Decimal("-0.25"), None], pa.decimal128(10, 2))
-    table = pa.table(
-        {
-            "text": pa.array(TEXTS[:3]),
-            "day": pa.array([0, 365, 10**9], pa.date32()),
-            "time": times,
-            "times": pa.array([[0], [], None], pa.list_(pa.timestamp("ns"))),
-            "price": prices,
-            "long": pa.array([Decimal("12345678901234567.89"), None, None], pa.decimal128(38, 2)),
-            "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
-            "id": pa.array([bytes(16)] * 3, pa.uuid()),
-        }
-    )
-    pq.write_table(table, tmp_path / "in.parquet")
-    flags = ("--input", tmp_path / "in.parquet", "--top-k", 1)
-    for name in ("out.jsonl", "out.csv", "out.parquet"):
-        assert run(*flags, "--output", tmp_path / name) == 0
-    first, second, third = read_jsonl(tmp_path / "out.jsonl")
-    uid = "00000000-0000-0000-0000-000000000000"
-    assert {name: first[name] for name in table.column_names[1:]} == {
-        "day": "1970-01-01",
-        "time": "1970-01-01 00:00:00",
-        "times": ["1970-01-01 00:00:00.000000000"],
-        "price": 1.5,
-        "long": "12345678901234567.89",
-        "kind": "a",
-        "id": uid,
-    }
-    assert (second["day"], second["time"], second["price"]) == ("1971-01-01", "1970-01-01 00:00:01.500000000", -0.25)
-    assert (third["time"], third["price"]) == (None, None)
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text("utf-8").splitlines()))
-    assert [rows[0][name] for name in ("day", "time", "price", "long", "id")] == [
-        "1970-01-01",
-        "1970-01-01 00:00:00",
-        "1.50",
-        "12345678901234567.89",
-        uid,
-    ]
-    assert pq.read_table(tmp_path / "out.parquet").select(table.column_names).equals(table)
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(2), pa.list_(pa.binary())], ids=str
-)
-def test_a_column_of_bytes_is_kept_in_parquet_and_refused_by_name_elsewhere(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: pa.DataType
-) -> None:
-    value = [b"\xff\x00"] if pa.types.is_list(kind) else b"\xff\x00"
-    table = pa.table({"text": TEXTS[:2], "hash": pa.array([value] * 2, kind)})
-    pq.write_table(table, tmp_path / "in.parquet")
-    for name in ("out.jsonl", "out.csv", "out.jsonl.gz"):
-        message = fails(capsys, "--input", tmp_path / "in.parquet", "--output", tmp_path / name)
-        assert "--columns: the column hash holds bytes, which " in message
-    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
-    if kind == pa.binary():
-        assert run("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.parquet", "--top-k", 1) == 0
-        assert pq.read_table(tmp_path / "out.parquet").column("hash").to_pylist() == [value] * 2
-
-
-def test_texts_have_any_type_of_strings(capsys: pytest.CaptureFixture[str], model: Model, tmp_path: Path) -> None:
-    texts = pa.array(TEXTS[:3])
-    table = pa.table({"text": texts.cast(pa.string_view()), "kind": texts.dictionary_encode()})
-    pq.write_table(table, tmp_path / "in.parquet")
-    for column, name in (("text", "out.jsonl"), ("kind", "out.parquet")):
-        flags = ("--input", tmp_path / "in.parquet", "--text-column", column, "--columns", "text", "--top-k", 1)
-        assert run(*flags, "--output", tmp_path / name) == 0
-    assert uids(read_jsonl(tmp_path / "out.jsonl")) == expected(model, TEXTS[:3], top_k=1)
-    assert uids(pq.read_table(tmp_path / "out.parquet").to_pylist()) == expected(model, TEXTS[:3], top_k=1)
-    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
-    flags = ("--input", tmp_path / "numbers.parquet", "--output", tmp_path / "new.jsonl")
-    assert "--text-column: expected texts in text, found the type int64" in fails(capsys, *flags)
-    latin = pa.Array.from_buffers(pa.string(), 1, pa.array([b"caf\xe9"], pa.binary()).buffers())
-    pq.write_table(pa.table({"text": latin}), tmp_path / "latin.parquet")
-    flags = ("--input", tmp_path / "latin.parquet", "--output", tmp_path / "new.jsonl")
-    assert "expected a Parquet file that can be read, found: In column 0" in fails(capsys, *flags)
-
-
 def test_several_workers_keep_the_order_of_the_input(model: Model, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     flags = ("--input", source, "--output", tmp_path / "out.jsonl", "--top-k", 1, "--workers", 3)
@@ -223,7 +124,6 @@ def test_several_workers_keep_the_order_of_the_input(model: Model, tmp_path: Pat
         ("in.csv", "text,labels\nx,y\n", (), "--columns: the output has a column labels of its own"),
         ("in.csv", "text,text\nx,y\n", (), "expected a header with different names of columns, found text, text"),
         ("in.csv", "", (), "expected a header with different names of columns, found an empty file"),
-        ("in.parquet", "PAR1", (), "in.parquet: expected a Parquet file that can be read, found: "),
         ("in.tsv", "x", (), "--input: expected a name that ends in one of .txt, .jsonl, .ndjson, .csv, .parquet"),
         ("in.jsonl", "", ("--output", "out.xml"), "--output: expected a name that ends in one of .jsonl"),
         ("in.jsonl", "", ("--output", "out.csv"), "--columns: a JSON line has no fixed fields"),
@@ -409,23 +309,17 @@ def write_values(path: Path, values: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
-def test_no_value_of_a_line_stops_a_task_that_marks_bad_rows(tmp_path: Path, name: str) -> None:
+def answer_values(target: Path) -> Path:
+    """Answer the lines with the values above, and mark the wrong ones."""
     values = [*(value for value, *_ in VALUES), *(value for value, _ in WRONG_VALUES)]
-    source, target = write_values(tmp_path / "in.jsonl", values), tmp_path / name
+    source = write_values(target.with_name("in.jsonl"), values)
     with source.open("a") as file:
         file.write('{"id": 1, "text": "\\ud800"}\n{"id": 2, "text": "bread"}\n{"\\ud800": 1}\n')
     assert run("--input", source, "--output", target, "--columns", "id,text", "--top-k", 1, "--bad-rows", "mark") == 0
-    if name == "out.jsonl":
-        rows = [json.loads(line, parse_constant=pytest.fail) for line in target.read_text().splitlines()]
-    elif name == "out.csv":
-        rows = [
-            {column: value or None for column, value in row.items()}
-            for row in csv.DictReader(io.StringIO(target.read_bytes().decode(), newline=""))
-        ]
-    else:
-        rows = pq.read_table(target).to_pylist()
-    as_json = name == "out.jsonl"
+    return target
+
+
+def check_values(rows: list[dict[str, Any]], as_json: bool) -> None:
     assert [row["id"] for row in rows[: len(VALUES)]] == [value if as_json else text for _, value, text in VALUES]
     assert not any(row.get("error") for row in rows[: len(VALUES)])
     for row, (_, message) in zip(rows[len(VALUES) : -3], WRONG_VALUES, strict=True):
@@ -438,6 +332,14 @@ def test_no_value_of_a_line_stops_a_task_that_marks_bad_rows(tmp_path: Path, nam
     assert third["error"] == f"expected the field text, found {'?'}; use --text-column"
 
 
+def test_no_value_of_a_line_stops_a_task_that_marks_bad_rows(tmp_path: Path) -> None:
+    lines = answer_values(tmp_path / "out.jsonl").read_text().splitlines()
+    check_values([json.loads(line, parse_constant=pytest.fail) for line in lines], as_json=True)
+    table = answer_values(tmp_path / "out.csv").read_bytes().decode()
+    rows = csv.DictReader(io.StringIO(table, newline=""))
+    check_values([{name: value or None for name, value in row.items()} for row in rows], as_json=False)
+
+
 def test_a_line_that_is_nested_too_deep_stops_the_task_with_one_message(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -448,13 +350,6 @@ def test_a_line_that_is_nested_too_deep_stops_the_task_with_one_message(
     assert fails(capsys, *flags) == message
     assert run(*flags, "--bad-rows", "mark") == 0
     assert [row.get("id") for row in read_jsonl(tmp_path / "out.jsonl")] == [1, None, 3]
-
-
-def test_a_column_that_cannot_become_text_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    times = pa.array([1], pa.timestamp("us", "Mars/Olympus"))
-    pq.write_table(pa.table({"text": ["bread"], "time": times}), tmp_path / "in.parquet")
-    message = fails(capsys, "--input", tmp_path / "in.parquet", "--output", tmp_path / "out.jsonl")
-    assert "--columns: expected a column time that can become text, found: Cannot locate" in message
 
 
 # ---- Live entries ----
@@ -522,10 +417,13 @@ def test_live_off_answers_with_the_memory_of_the_bundle(tmp_path: Path, live_sto
 # ---- Kill, overwrite, full disk ----
 
 
-@pytest.mark.parametrize("name", ["out.csv.gz", "out.parquet"])
 def test_a_killed_task_continues_and_gives_the_bytes_of_one_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    check_killed_task(capsys, tmp_path, "out.csv.gz")
+
+
+def check_killed_task(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     source, target, whole = write_jsonl(tmp_path / "in.jsonl", MANY), tmp_path / name, tmp_path / f"whole-{name}"
     flags = ("--input", source, "--top-k", 1, "--columns", "id")
     process = running(*flags, target=target)

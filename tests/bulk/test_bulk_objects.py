@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recollect.store.object_folder import ObjectFolder
@@ -29,15 +27,6 @@ def settings(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("RECOLLECT_STORE", str(built.store))
     monkeypatch.setenv("RECOLLECT_WORKERS", "1")
     monkeypatch.chdir(tmp_path)
-
-
-def test_parquet_at_urls_is_answered_as_in_files(bucket: str, tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(ROWS), "in.parquet")
-    ObjectFolder(bucket).upload(Path("in.parquet"), "in.parquet")
-    assert run("--input", f"{bucket}/in.parquet", "--output", f"{bucket}/out.parquet") == 0
-    assert run("--input", "in.parquet", "--output", "alone.parquet") == 0
-    assert b"".join(ObjectFolder(bucket).pieces("out.parquet")) == Path("alone.parquet").read_bytes()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["alone.parquet", "in.parquet"]
 
 
 def test_a_task_at_urls_continues_after_a_bad_row_and_keeps_an_existing_output(

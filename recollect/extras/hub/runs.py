@@ -33,17 +33,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
 
 
-def local_run(run: Path) -> Path:
-    """The folder of a run. A run on the hub is downloaded first; files in the local cache are not downloaded again.
-
-    Args:
-        run: A folder, or `hf://user/name[@revision]`. (A `Path` has one slash after `hf:`.)
+def download(run: Path) -> Path:
+    """The folder of the run `hf://user/name[@revision]`. Files in the local cache are not downloaded again.
 
     Raises:
         BuildError: If the address is wrong, or the hub does not answer.
     """
-    if run.parts[:1] != ("hf:",):
-        return run
     repository, at, revision = "/".join(run.parts[1:]).partition("@")
     address = f"hf://{repository}{at}{revision}"
     if not _REPOSITORY.fullmatch(repository) or bool(at) != bool(revision):

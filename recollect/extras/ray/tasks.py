@@ -1,12 +1,8 @@
-"""Calls of a function as tasks of Ray, on the cluster at an address.
-
-Ray is a package of the extra `recollect-xmc[ray]`. Only this module imports it, and only if a user asks for Ray.
-"""
+"""Calls of functions as tasks of Ray, on the cluster at an address. Ray is imported when it is needed: that is slow."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import socket
@@ -26,14 +22,12 @@ _HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0,
 
 
 def check_address(address: str) -> None:
-    """Check that Ray is installed, and that a server answers at the address, because Ray tries a wrong one for minutes.
+    """Check that a server answers at the address, because Ray tries a wrong one for minutes.
 
     Raises:
-        SettingsError: If Ray is not installed, or the address is malformed.
+        SettingsError: If the address is malformed.
         ClusterError: If no server answers.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise SettingsError("--ray: expected the package ray, found none; pip install 'recollect-xmc[ray]'")
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -59,11 +53,12 @@ def _no_cluster(address: str, found: str) -> ClusterError:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[None]:
+def open_tasks(address: str, count: int) -> Iterator[RayTasks]:
     """Connect this process to a cluster.
 
     Args:
         address: HOST:PORT of the cluster, or the word auto for the cluster of which this machine is a node.
+        count: Number of calls that run at the same time, if the cluster has so many free cores; 0: one for each core.
 
     Raises:
         ClusterError: If there is no cluster, or it does not accept this process.
@@ -77,43 +72,31 @@ def connected(address: str) -> Iterator[None]:
         except Exception as error:  # Ray raises errors of many classes
             raise _no_cluster(address, " ".join(str(error).split())[:300]) from None
         try:
-            yield
+            tasks = RayTasks(count or int(ray.cluster_resources().get("CPU", 0)))  # type: ignore[no-untyped-call]
+            try:
+                yield tasks
+            finally:
+                tasks.end()
         finally:
             ray.shutdown()
 
 
-def cluster_cores() -> int:
-    """Number of cores of all machines of the connected cluster."""
-    import ray
-
-    return int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-
-
 class RayTasks:
-    """Calls of functions in processes of the connected cluster. Use it as a context manager.
+    """Calls of functions in processes of the connected cluster, at most `count` at the same time.
 
     A call may keep what it has opened for the next call: Ray gives a process one call after another. If a process or
     its machine is lost, Ray repeats the call in another process.
-
-    Args:
-        most: Number of calls that run at the same time, if the cluster has so many free cores.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, count: int) -> None:
         import ray
 
+        self.count = count
         self._call = ray.remote(max_retries=_ATTEMPTS - 1, num_cpus=1, max_calls=0)(_call)
-        self._free, self._lock, self._open, self._answered = threading.Semaphore(most), threading.Lock(), True, False
-
-    def __enter__(self) -> RayTasks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:  # a later call would start Ray again
-            self._open = False
+        self._free, self._lock, self._open, self._answered = threading.Semaphore(count), threading.Lock(), True, False
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Start a call as soon as less than `most` calls run."""
+        """Start a call as soon as less than `count` calls run."""
         self._free.acquire()
         with self._lock:
             if not self._open:
@@ -121,6 +104,11 @@ class RayTasks:
             call = self._call.remote(function, *arguments)
             call.future().add_done_callback(lambda _: self._free.release())
             return call
+
+    def end(self) -> None:
+        """Refuse later calls, which would start Ray again."""
+        with self._lock:
+            self._open = False
 
     def result(self, call: Any) -> Any:
         """Wait for the result of a call.

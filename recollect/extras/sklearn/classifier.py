@@ -22,18 +22,14 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
 
 import recollect
 from recollect.core.options import MAX_TOP_K, integer_as_uid
 from recollect.core.system.files import filled_folder, read_json, write_json, write_lines
 from recollect.core.texts import is_blank
 from recollect.trainer.train_settings import TrainSettings
-
-try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils.validation import check_is_fitted
-except ModuleNotFoundError as error:
-    raise ImportError("recollect.sklearn needs scikit-learn; pip install 'recollect-xmc[sklearn]'") from error
 
 __all__ = ["RecollectClassifier"]
 

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 import recollect
-from recollect.extras.hub.runs import local_run
+from recollect.extras.hub.runs import download
 from recollect.index_builder.errors import BuildError
 from recollect.trainer.memory.memory import open_memory
 from tests.extras.hub.hub_server import TOKEN, Hub, running_hub
@@ -77,7 +77,7 @@ def test_pushed_run_is_downloaded_unchanged_without_code_and_pickles(
     assert hub.private == {"me/bills"}
     hub.commit("me/bills", {"memory/evil.pkl": b"0", "checkpoint/evil.py": b"0"})
     for name in (address, "hf://me/bills", "hf://me/bills@main"):
-        found = local_run(Path(name))
+        found = download(Path(name))
         assert same(found, run)
         assert not [*found.rglob("evil*")]
     assert f"Bearer {TOKEN}" in hub.tokens
@@ -91,7 +91,7 @@ def test_pushed_files_do_not_contain_the_folders_of_the_author(
     push(run, capsys)
     uploaded = hub.repositories["me/bills"]["main"]
     assert not [name for name, content in uploaded.items() if str(Path(encoder).parent).encode() in content]
-    assert open_memory(local_run(Path("hf://me/bills")) / "memory").plan.encoder["name"] == Path(encoder).name
+    assert open_memory(download(Path("hf://me/bills")) / "memory").plan.encoder["name"] == Path(encoder).name
 
 
 def test_texts_are_not_uploaded_to_a_public_repository_without_public(
@@ -111,8 +111,8 @@ def test_revision_pins_the_commit(hub: Hub, run: Path, capsys: pytest.CaptureFix
     labels.write_text(labels.read_text().replace("Taxation", "Taxes"))
     second = push(run, capsys)
     assert first != second
-    assert local_run(Path(first)).joinpath("memory/labels.jsonl").read_bytes() == before["memory/labels.jsonl"]
-    assert same(local_run(Path("hf://me/bills")), run)
+    assert download(Path(first)).joinpath("memory/labels.jsonl").read_bytes() == before["memory/labels.jsonl"]
+    assert same(download(Path("hf://me/bills")), run)
 
 
 def test_bundle_is_built_from_the_hub(hub: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,11 +125,11 @@ def test_downloaded_run_is_read_without_the_hub(
     hub: Hub, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = push(run, capsys)
-    local_run(Path(address))
+    download(Path(address))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert same(local_run(Path(address)), run)
+    assert same(download(Path(address)), run)
     with pytest.raises(BuildError, match=r"hf://me/other: expected an answer of .*, found none"):
-        local_run(Path("hf://me/other"))
+        download(Path("hf://me/other"))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recollect.core.errors import ClusterError, SettingsError, WorkerError
-from recollect.extras.ray.tasks import RayTasks, check_address, connected
+from recollect.extras.ray.tasks import check_address, open_tasks
 from tests.bulk.test_bulk import MANY, ROWS, SMALL_BLOCKS, fails, finished_rows, run, running, start, write_jsonl
 from tests.processes import PATIENCE_SECONDS
 
@@ -90,6 +90,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_cluster_answers_parquet_and_continues_a_task_whose_command_was_killed(cluster: str, tmp_path: Path) -> None:
+    pytest.importorskip("recollect.extras.parquet", reason="Parquet files are another extra")
     source, target = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.Table.from_pylist(MANY), source)
     flags = ("--input", source, "--ray", cluster, "--workers", 2)
@@ -138,7 +139,7 @@ def test_a_version_that_does_not_open_and_a_bad_row_are_one_message(
 
 
 def test_a_call_that_ends_its_process_is_repeated_and_then_named(cluster: str, tmp_path: Path) -> None:
-    with connected(cluster), RayTasks(2) as tasks:
+    with open_tasks(cluster, 2) as tasks:
         dying, living = tasks.submit(os.abort), tasks.submit(os.path.join, "a", "b")
         assert tasks.result(living) == "a/b"
         with pytest.raises(WorkerError, match=r"ended 3 times with the same task; is there enough memory\?"):

@@ -19,8 +19,8 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from scipy import sparse
 
-from recollect.bulk.parquet import holds_texts
 from recollect.core.system.files import HIDDEN
+from recollect.core.texts import holds_texts
 from recollect.trainer.data.formats.fields import EMPTY, TextRule
 from recollect.trainer.data.formats.relevance import check_finite, true_labels
 from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows, row_numbers

@@ -1,4 +1,4 @@
-"""Parquet files as input and output of bulk answers. Only a task with such a file imports this module, and pyarrow.
+"""Parquet files as input and output of bulk answers.
 
 A worker writes a block as an Arrow stream. The streams of all blocks are appended to one file, which becomes a Parquet
 file at the end: a Parquet file without its end cannot be continued after a kill.
@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recollect.bulk.reading import BLOCK_ROWS, Group, Input
-from recollect.core.errors import InputError
+from recollect.core.errors import InputError, SettingsError
+from recollect.core.texts import holds_texts
 
 # A row group of the output has at least so many rows or bytes, except the last one.
 _GROUP_ROWS, _GROUP_BYTES = 65_536, 64 << 20
@@ -33,7 +34,7 @@ _EXPLAINED = [("because", pa.list_(pa.struct(_REASON))), ("ranked_by", pa.list_(
 
 
 @contextlib.contextmanager
-def open_parquet(path: Path, name: str) -> Iterator[Input]:
+def open_rows(path: Path, name: str) -> Iterator[Input]:
     """Open a Parquet file as an input.
 
     Raises:
@@ -69,17 +70,27 @@ def _errors(name: str) -> Iterator[None]:
         raise InputError(f"{name}: expected a Parquet file that can be read, found: {reason}") from None
 
 
-def holds_texts(kind: pa.DataType) -> bool:
-    """Whether a type is one of Arrow's types of strings, or that of a column of nulls."""
-    if pa.types.is_dictionary(kind):  # pandas stores categories so
-        kind = kind.value_type
-    tests = pa.types.is_null, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
-    return any(test(kind) for test in tests)
+def check_columns(empty: pa.RecordBatch, text: str, kept: Sequence[str], output_format: str) -> None:
+    """Check the types of the columns of an input.
 
+    Args:
+        empty: A batch with the types.
+        text: The column with the texts.
+        kept: The columns that pass into the output.
+        output_format: Format of the output. Neither JSON nor CSV has a type for bytes.
 
-def columns_of_bytes(empty: pa.RecordBatch) -> list[str]:
-    """The names of the columns that hold bytes, for which neither JSON nor CSV has a type."""
-    return [field.name for field in empty.schema if _holds_bytes(field.type)]
+    Raises:
+        SettingsError: If the column of texts holds other values, or a kept column holds bytes that the output has not.
+    """
+    kind = empty.schema.field(text).type
+    if not holds_texts(kind):
+        raise SettingsError(f"--text-column: expected texts in {text}, found the type {kind}")
+    for name in kept if output_format != "parquet" else ():
+        if _holds_bytes(empty.schema.field(name).type):
+            raise SettingsError(
+                f"--columns: the column {name} holds bytes, which {output_format} has not; name the columns to keep "
+                "without it, or write Parquet"
+            )
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

@@ -1,0 +1,53 @@
+"""The extras: features that few users need.
+
+Each folder of `recollect/extras/` is one of them. Its code may import everything, and nothing imports its code: the
+places below load it when a user asks for it. So a folder can be deleted, with its line here or without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any, NamedTuple
+
+from recollect.core.errors import SettingsError
+
+
+class Extra(NamedTuple):
+    """A module of an extra.
+
+    Attributes:
+        module: Its name below `recollect.extras`.
+        package: The package of another project that it needs and that `pip install 'recollect-xmc[FOLDER]'` installs;
+            empty if the place has it anyway.
+        missing: The beginning of the message if the package is not installed.
+    """
+
+    module: str
+    package: str = ""
+    missing: str = ""
+
+
+# The place that loads an extra, the word with which a user asks for it, and the module.
+EXTRAS: dict[tuple[str, str], Extra] = {
+    ("bulk format", "parquet"): Extra("parquet.rows", "pyarrow", "Parquet files need pyarrow"),
+    ("bulk workers", "ray"): Extra("ray.tasks", "ray", "--ray: expected the package ray, found none"),
+    ("routes", "annif"): Extra("annif.routes"),
+    ("runs", "hf"): Extra("hub.runs"),
+    ("verb", "push"): Extra("hub.runs"),
+}
+
+
+def load(place: str, name: str) -> Any:
+    """Import the module of an extra.
+
+    Raises:
+        SettingsError: If its folder was deleted, or the package that it needs is not installed.
+    """
+    extra = EXTRAS[place, name]
+    folder = extra.module.partition(".")[0]
+    if importlib.util.find_spec(f"recollect.extras.{folder}") is None:
+        raise SettingsError(f"{name}: expected the folder recollect/extras/{folder}, found none; restore the folder")
+    if extra.package and importlib.util.find_spec(extra.package) is None:
+        raise SettingsError(f"{extra.missing}; pip install 'recollect-xmc[{folder}]'")
+    return importlib.import_module(f"recollect.extras.{extra.module}")
