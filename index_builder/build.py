@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import faiss
 import numpy as np
@@ -44,7 +45,6 @@ from recollect.core.settings import Device
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.edits.log import extent
-from recollect.extras.milvus.index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.errors import BuildError, CheckFailed
@@ -63,6 +63,8 @@ from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.static.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
+# Least time limit of the calls of an engine in a build. They write, load and search more than the calls of a query.
+ENGINE_SECONDS = 600.0
 # Exact search of an index may take at most this long, unless no other index meets the requirements. A transformer takes
 # milliseconds to encode a query, so a faster search would hardly shorten an answer. A static encoder takes 0.03 ms.
 _EXACT_MILLISECONDS = {"transformer": 2.0, "static": 0.2}
@@ -83,7 +85,7 @@ def build(settings: BuildSettings) -> str:
         KeyFileError: If the signing key cannot be read.
     """
     signing_key = read_signing_key(settings.sign) if settings.sign else None
-    patient = max(settings.engine_seconds, BUILD_SECONDS)
+    patient = max(settings.engine_seconds, ENGINE_SECONDS)
     settings = settings.model_copy(update={"run": _local_run(settings.run), "engine_seconds": patient})
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
@@ -110,11 +112,11 @@ def build(settings: BuildSettings) -> str:
     for line in describe_unclear_labels(encoder, read_field(memory.folder / "labels.jsonl", "text")):
         print_status(line)
     with (
-        NewCollections(settings) if settings.engine == "milvus" else contextlib.nullcontext() as collections,
+        key_writer(None if settings.engine == "faiss" else settings.engine, settings) as writer,
         store.incoming() as folder,
     ):
         sample = encode_sample(memory, encoder, query_encoder)
-        manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, collections)
+        manifest, points = write_bundle(memory, query_encoder, sample, folder, settings, device, writer)
         print_status(f"verify: {manifest.size_bytes / 1e6:,.0f} MB")
         manifest = verify(folder, before, sample, points, settings, threads, device)
         require_passed(manifest.checks, settings.force)
@@ -123,6 +125,22 @@ def build(settings: BuildSettings) -> str:
     if settings.activate:
         store.activate(manifest.version)
     return manifest.version
+
+
+@runtime_checkable
+class KeyWriter(Protocol):
+    """Writes keys to an engine, such as Milvus. Use it as a context manager: an error removes what it has written."""
+
+    def write(self, memory: Memory, version: str) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
+        """Write, measure and check the keys of a version; return the engine, and what `write_indexes` returns."""
+
+
+def key_writer(engine: str | None, settings: PublishSettings) -> contextlib.AbstractContextManager[KeyWriter | None]:
+    """The writer of an engine; None for keys in files."""
+    if engine is None:
+        return contextlib.nullcontext()
+    writer: contextlib.AbstractContextManager[KeyWriter] = extras.load("key writer", engine).NewCollections(settings)
+    return writer
 
 
 def _local_run(run: Path) -> Path:
@@ -139,7 +157,7 @@ def write_bundle(
     folder: Path,
     settings: BuildSettings,
     device: Device,
-    collections: NewCollections | None = None,
+    writer: KeyWriter | None = None,
 ) -> tuple[Manifest, dict[str, Point]]:
     """Write all files of a bundle. The caller verifies them afterwards.
 
@@ -150,7 +168,7 @@ def write_bundle(
         folder: An existing folder.
         settings: Settings of the indexes and of the encoder's precision.
         device: Device that trains and fills indexes.
-        collections: Writes the keys to Milvus; None writes them to files of the bundle.
+        writer: Writes the keys to an engine; None writes them to files of the bundle.
 
     Returns:
         The manifest, and the chosen measurement for the index of the labels and for the index of the instances.
@@ -175,7 +193,7 @@ def write_bundle(
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    keys = write_keys(memory, folder, settings, device, info, collections)
+    keys = write_keys(memory, folder, settings, device, info, writer)
     manifest = describe_bundle(memory, keys, info, defaults, probabilities, measured, settings.memory_sequence)
     write_manifest(folder, manifest)
     return manifest, keys.points
@@ -245,7 +263,7 @@ def _check_match(run: Path, memory: Memory, encoder: Encoder) -> None:
 
 @dataclass(frozen=True)
 class WrittenKeys:
-    """The keys of a new version, in the indexes of its bundle or in collections of Milvus.
+    """The keys of a new version, in the indexes of its bundle or in an engine.
 
     Attributes:
         version: Name of the version.
@@ -270,16 +288,16 @@ def write_keys(
     settings: PublishSettings,
     device: Device,
     encoder: EncoderInfo,
-    collections: NewCollections | None,
+    writer: KeyWriter | None,
 ) -> WrittenKeys:
-    """Write the keys of a bundle whose other files are complete; with `collections`, to Milvus."""
-    if collections is None:
+    """Write the keys of a bundle whose other files are complete; with a writer, to an engine."""
+    if writer is None:
         indexes = write_indexes(memory, folder, settings, device, encoder)
         files = describe_files(folder)
         return WrittenKeys(new_version(files), files, None, *indexes)
     files = describe_files(folder, with_engine=True)
     version = new_version(files)
-    return WrittenKeys(version, files, *collections.write(memory, version))
+    return WrittenKeys(version, files, *writer.write(memory, version))
 
 
 def write_indexes(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -27,7 +28,6 @@ from recollect.core.bundle.manifest import IndexInfo, Point
 from recollect.core.neighbours import Neighbours
 from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.core.settings import Device
-from recollect.extras.milvus.collection import KeyCollection
 from recollect.index_builder.faiss_index import (
     Keys,
     add_left_out,
@@ -224,6 +224,19 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
     return points
 
 
+@runtime_checkable
+class MeasuredKeys(Protocol):
+    """Keys whose search effort can be changed: a faiss index, or keys in an engine."""
+
+    info: IndexInfo
+    keys: int
+    lists: int
+
+    def at(self, info: IndexInfo) -> MeasuredKeys: ...
+
+    def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours: ...
+
+
 class Trial:
     """An index whose results are compared with exact search.
 
@@ -239,7 +252,7 @@ class Trial:
 
     def __init__(
         self,
-        index: KeyIndex | KeyCollection,
+        index: MeasuredKeys,
         keys: Keys,
         queries: Queries,
         top_b: int,

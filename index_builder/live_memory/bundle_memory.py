@@ -8,6 +8,7 @@ compared with the vectors of their texts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,10 +23,9 @@ from recollect.core.bundle.manifest import Precision
 from recollect.core.bundle.strings import StringTable
 from recollect.core.encoder import QueryEncoder
 from recollect.core.search.searcher import KeyIndex, Keys, Searcher
+from recollect.core.settings import EngineSettings
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.files import save_rows
-from recollect.extras.milvus.collection import KeyCollection, open_searcher
-from recollect.extras.milvus.connection import Connection
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
 from recollect.trainer.data.split import no_pairs
@@ -60,8 +60,9 @@ class _Part:
     @property
     def read(self) -> Read | None:
         """Reads the keys of some rows exactly; None if the index has no exact keys."""
-        if isinstance(self.index, KeyCollection):
-            return self.index.vectors
+        if (vectors := getattr(self.index, "vectors", None)) is not None:  # of an engine
+            stored: Read = vectors
+            return stored
         if isinstance(self.index, KeyIndex) and _is_exact(self.index.index):
             reconstruct: Read = self.index.index.reconstruct_batch
             return reconstruct
@@ -101,18 +102,18 @@ class _Part:
         return encoder.encode_texts([], texts) if self.name == "label" else encoder.encode_texts(texts)
 
 
-def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, milvus: Connection | None) -> Memory:
+def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, engine: EngineSettings) -> Memory:
     """Read the memory of a bundle.
 
     Args:
         bundle: The bundle.
         encoder: Its encoder.
         folder: Folder for the file of the keys.
-        milvus: The connection to Milvus, for a bundle whose keys are there.
+        engine: The connection to the engine of the keys, for a bundle whose keys are in one.
 
     Raises:
         BuildError: If the keys can be neither read from the indexes nor computed with the encoder.
-        EngineError: If Milvus does not answer.
+        EngineError: If the engine does not answer.
     """
     manifest = bundle.manifest
     version, info, options = manifest.version, manifest.encoder, manifest.defaults
@@ -121,17 +122,6 @@ def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, milv
             f"--run: required for version {version}, because its keys have another encoder ({info.teacher}) than its "
             "queries; name the run from which the version was built"
         )
-    searcher = Searcher.open(bundle) if milvus is None else open_searcher(manifest, milvus)
-    parts = [
-        _Part("instance", bundle.instances.texts, searcher.instances),
-        _Part("label", bundle.labels.texts, searcher.labels),
-    ]
-    for part in parts:
-        if part.read is None:
-            part.check(bundle, encoder)
-    for part in parts:
-        source = "read from the index" if part.read else "encoded again, because the index stores no exact keys"
-        print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
     # The plan names the exported encoder, so no training accepts the memory.
     plan = MemoryPlan(
         instances=manifest.counts.instances,
@@ -147,7 +137,19 @@ def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, milv
         encoder_sha256=manifest.files["encoder.onnx"].sha256,
         dataset_sha256=manifest.files["value_indices.npy"].sha256,
     )
-    blocks = (block for part in parts for block in part.keys(encoder))
+    with contextlib.closing(Searcher.open(bundle, engine=engine)) as searcher:
+        parts = [
+            _Part("instance", bundle.instances.texts, searcher.instances),
+            _Part("label", bundle.labels.texts, searcher.labels),
+        ]
+        for part in parts:
+            if part.read is None:
+                part.check(bundle, encoder)
+        for part in parts:
+            source = "read from the index" if part.read else "encoded again, because the index stores no exact keys"
+            print_status(f"compact: keys of {len(part.texts):,} {part.name}s {source}")
+        blocks = (block for part in parts for block in part.keys(encoder))
+        keys = save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks)
     values = bundle.instances.values
     return Memory(
         folder=folder,
@@ -159,7 +161,7 @@ def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, milv
             "top_b": options.top_b,
             "label_key_alpha": 0.0,
         },
-        keys=save_rows(folder / "keys.npy", (plan.keys, plan.dim), np.dtype(np.float32), blocks),
+        keys=keys,
         value_indptr=values.indptr,
         value_indices=values.indices,
         filtered_pairs=no_pairs(),

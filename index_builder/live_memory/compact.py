@@ -30,9 +30,11 @@ from recollect.core.words.index import write_lexical_index
 from recollect.core.words.names import Names
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import follow
-from recollect.extras.milvus.index import BUILD_SECONDS, NewCollections
 from recollect.index_builder.build import (
+    ENGINE_SECONDS,
+    KeyWriter,
     describe_bundle,
+    key_writer,
     publish,
     require_passed,
     usable_device,
@@ -70,7 +72,7 @@ def compact(settings: CompactSettings) -> str | None:
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
     """
     signing = read_signing_key(settings.sign) if settings.sign else None
-    settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, BUILD_SECONDS)})
+    settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, ENGINE_SECONDS)})
     threads = threads_or_cores(settings.threads)
     faiss.omp_set_num_threads(threads)
     if settings.out and settings.out.exists():
@@ -91,15 +93,15 @@ def compact(settings: CompactSettings) -> str | None:
     _describe(store, old, memory, kept)
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        collections = None if old.engine is None else stack.enter_context(NewCollections(settings))
-        base = _base_memory(settings.run, bundle, encoder, temporary, collections)
+        writer = stack.enter_context(key_writer(None if old.engine is None else old.engine.name, settings))
+        base = _base_memory(settings, bundle, encoder, temporary)
         before = current_metrics(store, settings, threads)
         out, device = settings.out or temporary / "merged", usable_device(settings)
         try:
             merged = write_merged_memory(base, memory, out / "memory")
             sample = _sample(merged)
             with store.incoming() as folder:
-                points = _write_bundle(folder, bundle, merged, sample, memory.sequence, settings, device, collections)
+                points = _write_bundle(folder, bundle, merged, sample, memory.sequence, settings, device, writer)
                 manifest = verify(folder, before, sample, points, settings, threads, device)
                 require_passed(manifest.checks, settings.force)
                 # The entries that a bundle cannot contain are appended again, so that they follow those that the bundle
@@ -148,12 +150,10 @@ def _describe(store: Store, old: Manifest, memory: Snapshot, kept: int) -> None:
     )
 
 
-def _base_memory(
-    run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path, collections: NewCollections | None
-) -> Memory:
+def _base_memory(settings: CompactSettings, bundle: Bundle, encoder: QueryEncoder, folder: Path) -> Memory:
     """The memory of the current version, from its run or from its bundle, whose keys are written into a folder."""
-    if run is None:
-        return read_bundle_memory(bundle, encoder, folder, None if collections is None else collections.connection)
+    if (run := settings.run) is None:
+        return read_bundle_memory(bundle, encoder, folder, settings)
     memory = open_memory(run / "memory")
     _check_run(memory, encoder, bundle, run)
     return memory
@@ -192,7 +192,7 @@ def _write_bundle(
     sequence: int,
     settings: CompactSettings,
     device: Device,
-    collections: NewCollections | None,
+    writer: KeyWriter | None,
 ) -> dict[str, Point]:
     """Write the bundle of a merged memory; return the points at which its indexes were measured."""
     old = bundle.manifest
@@ -206,7 +206,7 @@ def _write_bundle(
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
         )
-    keys = write_keys(memory, folder, settings, device, old.encoder, collections)
+    keys = write_keys(memory, folder, settings, device, old.encoder, writer)
     manifest = describe_bundle(memory, keys, old.encoder, old.defaults, old.probabilities, {}, sequence)
     write_manifest(folder, manifest)
     return keys.points

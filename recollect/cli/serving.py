@@ -6,6 +6,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from recollect.core import extras
 from recollect.core.command_settings import (
     ActivateSettings,
     CopySettings,
@@ -226,7 +227,6 @@ def verify(settings: VerifySettings) -> None:
 
 def prune(settings: PruneSettings) -> None:
     from recollect.edits.log import prune_log
-    from recollect.extras.milvus.connection import Connection, collections_of, unnamed
 
     store = _store(settings)
     reports = _reports(settings, store)
@@ -235,19 +235,15 @@ def prune(settings: PruneSettings) -> None:
         return {version for report in reports.read() for version in report.open}
 
     pruned_versions, size_bytes = set[str](), 0
-    collections = {} if settings.dry_run else collections_of(store)
-    with contextlib.closing(Connection(settings)) if collections else contextlib.nullcontext() as milvus:
+    dropping: Any = contextlib.nullcontext(lambda version: None)
+    if not settings.dry_run and (engines := store.engines()):
+        dropping = extras.load("key engine", "milvus").dropping(settings, engines)
+    with dropping as drop_keys:
         for version, size in store.prune(settings.keep, in_use, settings.dry_run):
-            if milvus is not None:
-                milvus.drop(*collections.get(version, []))
+            drop_keys(version)
             print_line(f"{version}  {size:,} bytes")
             pruned_versions.add(version)
             size_bytes += size
-        if milvus is not None and (left := unnamed(milvus, collections.values())):
-            print_status(
-                f"{', '.join(left)}: collections in Milvus of no version of this store; drop them if neither another "
-                "store nor a build uses them"
-            )
     verb = "would remove" if settings.dry_run else "removed"
     print_status(f"{verb} {len(pruned_versions)} versions, {size_bytes:,} bytes")
     if settings.memory_log:

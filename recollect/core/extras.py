@@ -32,6 +32,8 @@ class Extra(NamedTuple):
 EXTRAS: dict[tuple[str, str], Extra] = {
     ("bulk format", "parquet"): Extra("parquet.rows", "pyarrow", "Parquet files need pyarrow"),
     ("bulk workers", "ray"): Extra("ray.tasks", "ray", "--ray: expected the package ray, found none"),
+    ("key engine", "milvus"): Extra("milvus.collection", "pymilvus", "--engine-uri: needs pymilvus"),
+    ("key writer", "milvus"): Extra("milvus.index", "pymilvus", "--engine-uri: needs pymilvus"),
     ("routes", "annif"): Extra("annif.routes"),
     ("runs", "hf"): Extra("hub.runs"),
     ("verb", "push"): Extra("hub.runs"),

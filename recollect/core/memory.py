@@ -21,14 +21,12 @@ from recollect.core.reranker.ranker import Ranker
 from recollect.core.search.filters import AdmittedKeys
 from recollect.core.search.live_keys import LiveKeyIndex
 from recollect.core.search.searcher import Keys, Searcher
-from recollect.core.settings import Device
+from recollect.core.settings import Device, EngineSettings
 from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.rows import Rows
 from recollect.core.tables.snapshot import Snapshot, SnapshotBuilder
 from recollect.core.tables.tables import Labels
 from recollect.core.words.index import LexicalIndex
-from recollect.extras.milvus.collection import open_searcher
-from recollect.extras.milvus.connection import Connection
 
 # Longest text of a term of a score, in characters. An explanation repeats the text of a key for each label.
 _MOST_CHARACTERS = 500
@@ -109,23 +107,26 @@ class LiveMemory:
     Args:
         bundle: The bundle.
         device: Device that searches.
-        milvus: The connection to Milvus, for a bundle whose keys are there.
+        engine: The connection to the engine of the keys, as for `Searcher.open`.
+
+    Attributes:
+        searcher: Finds the nearest keys of the bundle.
 
     Raises:
         BundleError: If a file or a collection does not open, or does not fit to the manifest.
-        EngineError: If the keys are in Milvus, and it does not answer.
+        EngineError, SettingsError: If the keys are in an engine, and it does not answer or is not given.
     """
 
-    def __init__(self, bundle: Bundle, device: Device, milvus: Connection | None = None) -> None:
+    def __init__(self, bundle: Bundle, device: Device, engine: EngineSettings | None = None) -> None:
         manifest, components = bundle.manifest, bundle.components
         counts, words = manifest.counts, None
         self._manifest = manifest
-        self._searcher = Searcher.open(bundle, device) if milvus is None else open_searcher(manifest, milvus)
         if manifest.has_lexical_index:
             words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
         self._ranker = Ranker.open(bundle) if manifest.has_ranker else None
         names = None if self._ranker is None else self._ranker.facts.names
         self._builder, self._digest, self._write = SnapshotBuilder(bundle, words, names), b"", threading.Lock()
+        self.searcher = Searcher.open(bundle, device, engine)  # last, because an error above would leave it open
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries in order, and return the memory after them.
@@ -137,7 +138,7 @@ class LiveMemory:
         with self._write:
             snapshot = self._builder.apply(entries)
             self._digest = self._digest if digest is None else digest
-            return Memory.of(self._manifest, snapshot, self._searcher, self._ranker, self._digest)
+            return Memory.of(self._manifest, snapshot, self.searcher, self._ranker, self._digest)
 
 
 def _cut(text: str) -> str:

@@ -26,10 +26,10 @@ from recollect.core.options import AnswerOptions, group_by_options, resolve_opti
 from recollect.core.rank import Queries, RankedLabels, rank, search
 from recollect.core.reranker.assign import assigned_counts
 from recollect.core.search.filters import LabelFilter
+from recollect.core.search.searcher import Engine
 from recollect.core.settings import Device, EngineSettings
 from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.label_search import LabelSearch
-from recollect.extras.milvus.connection import Connection
 
 # A query that takes longer is not computed by the event loop, which answers all requests.
 _QUICK_MILLISECONDS = 5.0
@@ -41,7 +41,6 @@ class Predictor:
     """An open bundle that answers queries; thread-safe.
 
     Attributes:
-        milvus: The connection to Milvus; None if the keys are in files of the bundle.
         memory: The memory that answers; `apply` replaces it.
         bundle_memory: The memory of the bundle, without live entries.
         label_search: Finds labels by their texts and uids.
@@ -61,13 +60,7 @@ class Predictor:
         self.manifest = bundle.manifest
         self.encoder = QueryEncoder.of(bundle, threads, device)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
-        self.milvus = None if bundle.manifest.engine is None else Connection(engine or EngineSettings())
-        try:
-            self._live = LiveMemory(bundle, device, self.milvus)
-        except BaseException:
-            if self.milvus is not None:
-                self.milvus.close()
-            raise
+        self._live = LiveMemory(bundle, device, engine)
         self.memory = self.bundle_memory = self._live.apply([])
         self.label_search = LabelSearch(bundle.labels)
         self.usual_options = resolve_options(self.defaults)
@@ -88,11 +81,11 @@ class Predictor:
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
         the reasons. `pause` is called between the steps, so that a caller can slow them down. `engine` is the
-        connection to Milvus, for a bundle whose keys are there; None means that of the environment variables.
+        connection to the engine of the keys, as for `Searcher.open`.
 
         Raises:
             BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
-            EngineError, SettingsError: If the keys are in Milvus, and it does not answer or is not given.
+            EngineError, SettingsError: If the keys are in an engine, and it does not answer or is not given.
         """
         predictor = cls(bundle, threads, device, engine)
         try:
@@ -108,10 +101,14 @@ class Predictor:
         Components that another open predictor shares stay open. After this, only `manifest` can be used.
         """
         components = self.bundle.components
-        if self.milvus is not None:
-            self.milvus.close()
+        self._live.searcher.close()
         del self.bundle, self.encoder, self.memory, self.bundle_memory, self.label_search, self._live
         components.close()
+
+    @property
+    def engine(self) -> Engine | None:
+        """The connection to the engine of the keys; None if they are in files of the bundle."""
+        return self._live.searcher.engine
 
     @property
     def version(self) -> str:
@@ -131,7 +128,7 @@ class Predictor:
 
         A query with cost c takes at most (1 + c) / 2 times as long as a normal one. A call of an engine may block.
         """
-        if self.milvus is not None or not self.is_faster_together:
+        if self.engine is not None or not self.is_faster_together:
             return 0.0
         return 2 * _QUICK_MILLISECONDS / self.milliseconds - 1
 

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 from recollect.core.bundle.bundle import Bundle, open_bundle
 from recollect.core.bundle.files import MANIFEST, SIGNATURE
 from recollect.core.bundle.integrity import SignedManifest, check_manifest, check_sizes, read_signed_manifest
-from recollect.core.bundle.manifest import FileInfo, Manifest, check_version, is_version
+from recollect.core.bundle.manifest import Engine, FileInfo, Manifest, check_version, is_version
 from recollect.core.bundle.signing import VerifyKeys, read_verify_keys
 from recollect.core.errors import (
     ActivationConflictError,
@@ -387,6 +387,15 @@ class Store:
                 "a published version never changes: build the bundle again"
             )
         return False
+
+    def engines(self) -> dict[str, Engine]:
+        """The engine of each version whose keys are in one. A broken version is left out."""
+        found = {}
+        for version in self.versions():
+            with contextlib.suppress(StoreError, BundleError):
+                if (engine := self.manifest(version).engine) is not None:
+                    found[version] = engine
+        return found
 
     def prune(
         self, keep: int, in_use: Callable[[], Collection[str]], dry_run: bool = False

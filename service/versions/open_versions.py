@@ -124,8 +124,8 @@ class OpenVersions:
     def engine_problem(self) -> str | None:
         """The reason why the engine of the current version does not answer; None if it answers, or there is none."""
         current = self.current
-        milvus = None if current is None else current.predictor.milvus
-        return None if milvus is None else milvus.problem
+        engine = None if current is None else current.predictor.engine
+        return None if engine is None else engine.problem
 
     def names(self) -> list[str]:
         """The names of the open versions, the current one first."""

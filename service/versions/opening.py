@@ -21,11 +21,11 @@ from recollect.core import kernels
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.errors import InsufficientMemoryError
 from recollect.core.golden import check_golden
+from recollect.core.search.searcher import Observer
 from recollect.core.settings import Device, EngineSettings
 from recollect.core.system.ram import free_bytes
 from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
-from recollect.extras.milvus.connection import Observer
 from recollect.store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -132,8 +132,8 @@ class Opener:
         require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
         predictor = LivePredictor.open(bundle, self.threads, self.device, pause, self.engine)
-        if predictor.milvus is not None:
-            predictor.milvus.observer = self.observer
+        if predictor.engine is not None:
+            predictor.engine.observer = self.observer
         try:
             check_golden(predictor, pause)
             if self.reads_live_entries:

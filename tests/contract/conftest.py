@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import made_once
 from tests.contract import make_store
 from tests.contract.servers import serving
+from tests.extras import is_present
 from tests.processes import Server, copy_store, run, run_json
 
 
@@ -90,5 +91,6 @@ def guarded_server(golden_store: Path, tmp_path_factory: pytest.TempPathFactory)
     """A server with API keys, a memory that can be changed, Annif's API, and a queue of 32 queries."""
     folder = tmp_path_factory.mktemp("guarded")
     store = copy_store(golden_store, folder / "store")
-    with serving(store, "--annif", "--max-queue", 32, "--docs", "key", "--metrics", "key") as server:
+    annif = ["--annif"] if is_present("annif") else []
+    with serving(store, *annif, "--max-queue", 32, "--docs", "key", "--metrics", "key") as server:
         yield server

@@ -24,6 +24,7 @@ from tests import forked
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.servers import serving
+from tests.extras import needs_extra
 from tests.processes import (
     Server,
     answers,
@@ -229,6 +230,7 @@ def test_server_answers_without_redis_and_says_so(two_versions: Path, work: Work
         until(lambda: server.client.get("/health/ready").json() == {"status": "ready"})
 
 
+@needs_extra("milvus")
 @pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="milvus-lite is not installed")
 def test_server_answers_503_without_milvus_and_recovers_by_itself(work: Work, tmp_path: Path) -> None:
     port, store = free_port(), tmp_path / "store"

@@ -23,13 +23,16 @@ import pytest
 from tests.contract.conftest import Work
 from tests.contract.matching import differences, filled
 from tests.contract.servers import EDITOR, OPERATOR, READER, SLOW, serving
+from tests.extras import needs_extra
 from tests.processes import PATIENCE_SECONDS, Server, run, until
 
 STORIES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "requests.json").read_text(encoding="utf-8"))
 KEYS = {"READER": READER, "EDITOR": EDITOR, "SLOW": SLOW}
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize(
+    "story", [pytest.param(each, marks=needs_extra("annif")) if each == "Annif" else each for each in STORIES]
+)
 def test_story(request: pytest.FixtureRequest, golden_version: str, story: str) -> None:
     server: Server = request.getfixturevalue(f"{STORIES[story]['server']}_server")
     values = {"VERSION": golden_version, **KEYS}

@@ -18,6 +18,7 @@ from recollect.core.tables.entries import PutLabel
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.matching import differences
+from tests.extras import needs_extra
 from tests.processes import environment, write_lines
 
 QUERY = "flour and yeast"
@@ -178,6 +179,7 @@ def test_from_a_dataset_to_answers(work: Work, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == ""  # results are returned, not printed
 
 
+@needs_extra("sklearn")
 def test_scikit_learn_classifier(work: Work, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from recollect.sklearn import RecollectClassifier

@@ -26,6 +26,7 @@ from tests import forked
 from tests.contract.make_store import TOPICS
 from tests.contract.reference import SIMILARITY_ERROR, Correction, Instance, Reference
 from tests.contract.servers import serving
+from tests.extras import is_present
 from tests.processes import copy_store, run, started, write_lines
 
 REPOSITORY = Path(__file__).parents[2]
@@ -276,7 +277,7 @@ def random_request(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def test_random_requests_get_answers_or_problems_and_the_service_answers_afterwards(store: Path) -> None:
-    with serving(store, "--annif") as server:
+    with serving(store, *(["--annif"] if is_present("annif") else [])) as server:
         for seed in seeds(rounds=2):
             rng = np.random.default_rng(seed)
             for _ in range(150):
@@ -300,7 +301,7 @@ def test_bulk_task_that_is_killed_anywhere_writes_the_bytes_of_one_run(store: Pa
         rng = np.random.default_rng(seed)
         rows = [{"id": number, "text": random_text(rng)} for number in range(3_000)]
         queries = write_lines(tmp_path / f"{seed}.jsonl", rows)
-        ending = str(rng.choice(["jsonl", "csv", "parquet"]))
+        ending = str(rng.choice(["jsonl", "csv", *(["parquet"] if is_present("parquet") else [])]))
         whole, killed = (tmp_path / f"{name}-{seed}.{ending}" for name in ("whole", "killed"))
 
         def task(output: Path, queries: Path = queries, workers: int = int(rng.integers(1, 3))) -> tuple[object, ...]:

@@ -1,0 +1,16 @@
+"""Tests of the extras. `tests.without_extras` deletes each folder of `recollect/extras/`, and runs all other tests."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def is_present(name: str) -> bool:
+    """Whether the folder of an extra is there. A test outside the folder's tests must pass without it."""
+    return importlib.util.find_spec(f"recollect.extras.{name}") is not None
+
+
+def needs_extra(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not is_present(name), reason=f"recollect/extras/{name} was deleted")

@@ -237,9 +237,8 @@ def test_long_texts_are_refused_before_they_take_more_memory_than_the_limit(
     light_versions: Path, tmp_path: Path
 ) -> None:
     store = copy_store(light_versions, tmp_path / "store")
-    with serving(
-        store, "--writable", "--delta-mb", "1", "--annif", "--max-query-bytes", "40000", keys=KEYS, key=WRITER
-    ) as server:
+    flags = ("--writable", "--delta-mb", "1", "--max-query-bytes", "40000")
+    with serving(store, *flags, keys=KEYS, key=WRITER) as server:
         client = server.client
 
         def put(uid: int, characters: int) -> httpx.Response:
@@ -256,8 +255,6 @@ def test_long_texts_are_refused_before_they_take_more_memory_than_the_limit(
         ):
             assert "20,001" in is_problem(refused, 422, "invalid_request")["detail"]
         assert client.get("/memory").json()["live_bytes"] == 0
-        document = {"text": "b" * 30_000, "subjects": [{"uri": "Law"}]}  # Annif's clients send whole documents
-        assert client.post("/v1/projects/recollect/learn", json=[document]).status_code == 204
         sizes = [client.get("/memory").json()["live_bytes"]]
         while (response := put(len(sizes), 20_000)).status_code == 200:
             sizes.append(client.get("/memory").json()["live_bytes"])

@@ -8,6 +8,7 @@ keys finds almost none of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,13 +16,14 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
+from recollect.core import extras
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import IndexInfo
 from recollect.core.errors import BundleError, opening
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.search.gpu import GpuIndex, NoGpuError
 from recollect.core.search.similarity import similarities_to_keys
-from recollect.core.settings import Device
+from recollect.core.settings import Device, EngineSettings
 
 # If queries x dimensions exceed this number, faiss compares a batch of queries with all keys of a flat index by matrix
 # multiplication. On one thread, this takes half of the time for 6 queries of 384 dimensions, and a fifth for 32; for 3
@@ -152,6 +154,10 @@ def refines(index: Any) -> bool:
     return isinstance(index, faiss.IndexRefine) or (isinstance(index, faiss.IndexPreTransform) and refines(index.index))
 
 
+# Gets each call of an engine: its method, its seconds, and the kind of its failure; None if the engine answered.
+Observer = Callable[[str, float, str | None], None]
+
+
 @runtime_checkable
 class Keys(Protocol):
     """The keys of one kind, which can be searched. The number of a key is its row among them."""
@@ -173,24 +179,59 @@ class Keys(Protocol):
         """The similarities of a query to the given keys; the keys must be in rising order."""
 
 
-class Searcher:
-    """Searches both kinds of keys: instance keys and label keys."""
+@runtime_checkable
+class Engine(Protocol):
+    """The connection to a program that has the keys of a bundle, such as Milvus.
 
-    def __init__(self, instances: Keys, labels: Keys) -> None:
-        self.instances, self.labels = instances, labels
+    Attributes:
+        problem: Why calls fail at once; None while the engine answers.
+        observer: Gets all calls; None if nothing does.
+    """
+
+    problem: str | None
+    observer: Observer | None
+
+    def close(self) -> None: ...
+
+
+class Searcher:
+    """Searches both kinds of keys: instance keys and label keys.
+
+    Attributes:
+        engine: The connection to the engine of the keys; None if they are in files of the bundle.
+    """
+
+    def __init__(self, instances: Keys, labels: Keys, engine: Engine | None = None) -> None:
+        self.instances, self.labels, self.engine = instances, labels, engine
 
     @classmethod
-    def open(cls, bundle: Bundle, device: Device = "cpu") -> Searcher:
-        """Open the indexes of a bundle.
+    def open(cls, bundle: Bundle, device: Device = "cpu", engine: EngineSettings | None = None) -> Searcher:
+        """Open the indexes of a bundle, or connect to the engine of its keys.
+
+        Args:
+            bundle: The bundle.
+            device: Device that searches files.
+            engine: The connection to an engine; None means that of the environment variables.
 
         Raises:
             BundleError: If an index does not open, or does not have the shape that the manifest states.
+            EngineError, SettingsError: If the engine does not answer, or is not given.
         """
-        info, counts = bundle.manifest.index, bundle.manifest.counts
+        manifest = bundle.manifest
+        if manifest.engine is not None:
+            hook = extras.load("key engine", manifest.engine.name)
+            opened: Searcher = hook.open_searcher(manifest, engine or EngineSettings())
+            return opened
+        info, counts = manifest.index, manifest.counts
         return cls(
             _open_keys(bundle, "instance_keys.faiss", info.instances, counts.instances, device),
             _open_keys(bundle, "label_keys.faiss", info.labels, counts.labels, device),
         )
+
+    def close(self) -> None:
+        """Close the connection to the engine of the keys, if there is one."""
+        if self.engine is not None:
+            self.engine.close()
 
     @property
     def cpu_reasons(self) -> list[str]:

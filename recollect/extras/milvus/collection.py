@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.core.bundle.manifest import IndexInfo, Manifest
+from recollect.core.bundle.manifest import Engine, IndexInfo, Manifest
 from recollect.core.errors import BundleError, EngineError, QueryError
 from recollect.core.neighbours import Neighbours
 from recollect.core.search.searcher import Searcher
-from recollect.extras.milvus.connection import Connection
+from recollect.core.settings import EngineSettings
+from recollect.core.system.console import print_status
+from recollect.extras.milvus.connection import PREFIX, Connection
 
 # The fields: the number of the key, which is the primary key, and its vector.
 ROW, VECTOR = "row", "vector"
@@ -25,7 +29,7 @@ _CALL_QUERIES, _CALL_HITS, _CALL_ROWS = 1_024, 1 << 20, 2_048
 
 
 class KeyCollection:
-    """The keys of one kind in Milvus, which searches them (`service.predictor.searcher.Keys`).
+    """The keys of one kind in Milvus, which searches them (see `Keys` in recollect/core/search/searcher.py).
 
     Args:
         connection: The connection to Milvus.
@@ -127,11 +131,33 @@ class KeyCollection:
         return EngineError(f"{self._title}: expected {expected}; it was changed: build the version again")
 
 
-def open_searcher(manifest: Manifest, connection: Connection) -> Searcher:
-    """Check and load the collections of a bundle whose keys are in Milvus; raises as `KeyCollection` does."""
-    engine, index = manifest.engine, manifest.index
+def open_searcher(manifest: Manifest, settings: EngineSettings) -> Searcher:
+    """Connect to Milvus, and check and load the collections of a bundle; raises as `KeyCollection` does."""
+    engine, index, connection = manifest.engine, manifest.index, Connection(settings)
     assert engine is not None, "the manifest names an engine"
-    return Searcher(
-        KeyCollection(connection, engine.instances, index.instances, manifest.dim),
-        KeyCollection(connection, engine.labels, index.labels, manifest.dim),
-    )
+    try:
+        return Searcher(
+            KeyCollection(connection, engine.instances, index.instances, manifest.dim),
+            KeyCollection(connection, engine.labels, index.labels, manifest.dim),
+            connection,
+        )
+    except BaseException:
+        connection.close()
+        raise
+
+
+@contextlib.contextmanager
+def dropping(settings: EngineSettings, engines: dict[str, Engine]) -> Iterator[Callable[[str], None]]:
+    """Connect to Milvus. Yield a function that drops the collections of a version, by the engines of all versions.
+
+    The end reports the collections of no version. An interrupted or present build, or another store, has them.
+    """
+    named = {version: (engine.instances, engine.labels) for version, engine in engines.items()}
+    with contextlib.closing(Connection(settings)) as connection:
+        yield lambda version: connection.drop(*named.get(version, ()))
+        present = {name for name in connection.call("list_collections") if name.startswith(PREFIX)}
+        if left := sorted(present.difference(*named.values())):
+            print_status(
+                f"{', '.join(left)}: collections in Milvus of no version of this store; drop them if neither another "
+                "store nor a build uses them"
+            )

@@ -7,21 +7,18 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
 
-from recollect.core.errors import BundleError, EngineError, SettingsError, StoreError
+from recollect.core.errors import EngineError, SettingsError
+from recollect.core.search.searcher import Observer
 from recollect.core.settings import EngineSettings
-from recollect.store.store import Store
 
 log = structlog.get_logger(__name__)
 
 # The names of all collections that builds create begin with this.
 PREFIX = "recollect_"
-# Gets each call: its method, its seconds, and the kind of its failure; None if Milvus answered.
-Observer = Callable[[str, float, str | None], None]
 
 _LOAD_SECONDS, _CONNECT_SECONDS, _PROBE_SECONDS = 600.0, 10.0, 1.0
 # The codes of gRPC and of Milvus for calls that Milvus does not answer. The kind of all other failures is `refused`.
@@ -46,7 +43,7 @@ class Connection:
         observer: Gets all calls; None if nothing does.
 
     Raises:
-        SettingsError: If no URI is given, or pymilvus is not installed.
+        SettingsError: If no URI is given.
         EngineError: If Milvus does not answer.
     """
 
@@ -56,11 +53,9 @@ class Connection:
                 "--engine-uri: required for a version whose keys are in Milvus; set RECOLLECT_ENGINE_URI, which all "
                 "commands read"
             )
-        try:
-            import grpc
-            from pymilvus import MilvusClient, MilvusException
-        except ImportError:
-            raise SettingsError("--engine-uri: needs pymilvus; pip install 'recollect-xmc[milvus]'") from None
+        import grpc
+        from pymilvus import MilvusClient, MilvusException
+
         for library in ("pymilvus", "milvus_lite", "grpc"):  # errors are raised too, and messages can contain the URI
             logging.getLogger(library).setLevel(logging.CRITICAL)
         uri, token = settings.engine_uri.get_secret_value(), settings.engine_token
@@ -156,19 +151,3 @@ def _reason(error: BaseException) -> str:
     error = error.__cause__ or error
     found = error.details() if hasattr(error, "details") else getattr(error, "message", None)
     return str(found or error).partition("\n")[0][:500] or repr(error)
-
-
-def collections_of(store: Store) -> dict[str, list[str]]:
-    """The collections of each version whose keys are in Milvus."""
-    found: dict[str, list[str]] = {}
-    for version in store.versions():
-        with contextlib.suppress(StoreError, BundleError):  # a broken version is removed without its collections
-            if (engine := store.manifest(version).engine) is not None:
-                found[version] = [engine.instances, engine.labels]
-    return found
-
-
-def unnamed(connection: Connection, named: Collection[list[str]]) -> list[str]:
-    """The collections of no version. An interrupted or present build, or another store, has them."""
-    found: set[str] = {name for name in connection.call("list_collections") if name.startswith(PREFIX)}
-    return sorted(found.difference(*named))

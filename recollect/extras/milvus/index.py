@@ -20,8 +20,6 @@ from recollect.index_builder.faiss_index import lists, select_keys
 from recollect.index_builder.settings import PublishSettings
 from recollect.trainer.memory.memory import Memory
 
-# Least time limit of the calls of a build. They write, load and search more than the calls of a query.
-BUILD_SECONDS = 600.0
 # With fewer keys, `auto` means exact search.
 _FEW_KEYS = 20_000
 # Fewest inverted lists (milvus-lite always has this number), and Milvus's limit.
@@ -57,16 +55,16 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
 
     def __init__(self, settings: PublishSettings) -> None:
         index_type(settings, 1)  # a wrong --index fails here, before the work that takes minutes
-        self._settings, self.connection, self._created = settings, Connection(settings), list[str]()
+        self._settings, self._connection, self._created = settings, Connection(settings), list[str]()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None:
-                self.connection.drop(*self._created)
+                self._connection.drop(*self._created)
         except EngineError as error:
             print_status(f"milvus: cannot drop {', '.join(self._created)}: {error}")
         finally:
-            self.connection.close()
+            self._connection.close()
 
     def write(self, memory: Memory, version: str) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
         """Write, measure and check the collections of a version; return the engine, and what `write_indexes` returns.
@@ -91,7 +89,7 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
             info, parameters = index_type(self._settings, len(keys))
             select = functools.partial(select_keys, keys, first_row=first_row, unit=memory.is_normalised)
             self._write(name, info, parameters, keys.shape[1], select)
-            collection = KeyCollection(self.connection, name, info, keys.shape[1])
+            collection = KeyCollection(self._connection, name, info, keys.shape[1])
             collection.lists = parameters.get("nlist", 0)  # milvus-lite does not say it
             sample = evenly_spaced_rows(len(keys), _SAMPLE_KEYS)
             if not np.array_equal(collection.vectors(sample), select(sample)):
@@ -110,7 +108,7 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
         schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
         index = MilvusClient.prepare_index_params()
         index.add_index(VECTOR, index_type=info.factory, metric_type="IP", params=parameters)
-        call, step = self.connection.call, max(1, _CALL_BYTES // (4 * dim))
+        call, step = self._connection.call, max(1, _CALL_BYTES // (4 * dim))
         self._created.append(name)
         call("create_collection", name, schema=schema)  # without the index, so that it is not loaded yet
         call("create_index", name, index_params=index)

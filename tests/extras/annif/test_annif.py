@@ -101,6 +101,14 @@ class TestLearning:
         assert self.learn(client).status_code == 204
         assert self.sequence(client) == before
 
+    def test_beginning_of_a_document_that_is_too_long_for_an_instance_is_learned(
+        self, light_versions: Path, tmp_path: Path
+    ) -> None:
+        store, keys = copy_store(light_versions, tmp_path / "store"), f"writer {WRITER} write\n"
+        flags = ("--annif", "--writable", "--max-query-bytes", "40000")
+        with serving(store, *flags, keys=keys, key=WRITER) as server:
+            assert self.learn(server.client, {"text": "b" * 30_000, "subjects": [WHALES]}).status_code == 204
+
     @pytest.mark.parametrize(
         ("body", "detail"),
         [

@@ -15,7 +15,8 @@ from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.files import MANIFEST
 from recollect.core.errors import BundleError, EngineError, SettingsError, StoreError
 from recollect.core.predictor import Predictor
-from recollect.extras.milvus.connection import Connection, collections_of, unnamed
+from recollect.extras.milvus.collection import dropping
+from recollect.extras.milvus.connection import Connection
 from recollect.model import Model
 from recollect.store.store import Store
 from tests.contract.make_store import GOLDEN, STORE
@@ -105,7 +106,7 @@ def test_collection_that_was_released_is_loaded_again(server: LiteServer, tmp_pa
     client.release_collection(model.manifest.engine.labels)
     with pytest.raises(EngineError, match="Milvus loads the collection; try again shortly"):
         model.predict("flour")
-    while model.predictor.milvus.problem is not None:
+    while model.predictor.engine.problem is not None:
         time.sleep(0.05)
     assert model.predict("flour") == before
     client.close()
@@ -121,7 +122,9 @@ def test_version_whose_keys_are_in_milvus_is_not_copied_to_another_store(
         store.copy(milvus_predictor.version, Store(tmp_path / "other"))
 
 
-def test_removal_drops_the_collections_of_a_version_alone(server: LiteServer, tmp_path: Path) -> None:
+def test_removal_drops_the_collections_of_a_version_alone_and_names_those_of_none(
+    server: LiteServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, found = Store(tmp_path / "store"), {}
     for version in ("old", "new", "lost"):
         folder = golden_bundle(tmp_path / version)
@@ -131,8 +134,10 @@ def test_removal_drops_the_collections_of_a_version_alone(server: LiteServer, tm
         found[version] = {engine["instances"], engine["labels"]}
         if version != "lost":
             store.publish(folder, version, keep=True)
-    connection, collections = Connection(engine_at(server.uri)), collections_of(store)
-    assert {*unnamed(connection, collections.values())} == found["lost"]
-    connection.drop(*collections["old"])
+    with dropping(engine_at(server.uri), store.engines()) as drop:
+        drop("old")
+    lost = capsys.readouterr().err.partition(": collections in Milvus of no version of this store")[0]
+    assert {*lost.split(", ")} == found["lost"]
+    connection = Connection(engine_at(server.uri))
     assert {*connection.call("list_collections")} == found["new"] | found["lost"]
     connection.close()

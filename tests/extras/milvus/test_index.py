@@ -92,8 +92,10 @@ def test_compacted_version_answers_as_the_one_with_live_entries(
 def test_recall_of_an_index_is_measured(run: Path, uri: str, index: str, factory: str) -> None:
     memory = open_memory(run / "memory")
     with NewCollections(settings(run, uri, index=index, recall_target=0.9)) as new:
-        _, indexes, points, _ = new.write(memory, f"test-{index}")
-        new.connection.drop(f"recollect_test_{index}_instances", f"recollect_test_{index}_labels")
+        engine, indexes, points, _ = new.write(memory, f"test-{index}")
+    connection = Connection(engine_at(uri))
+    connection.drop(engine.instances, engine.labels)
+    connection.close()
     assert (indexes.instances.factory, indexes.instances.keys) == (factory, memory.plan.instances)
     assert points["instances"].recall >= 0.9
 
