@@ -14,6 +14,9 @@ ServiceError (like the errors of all packages, a RecollectError)
 ├── ChangeError               a change of a memory is wrong
 │   ├── UnknownUidError           the memory does not have an instance, a label or a feedback with this uid
 │   └── RepeatedKeyError          another request had this Idempotency-Key
+├── QueryTooLargeError        a query has too many bytes
+├── DeadlineError             an answer was not complete in time
+├── UnknownSequenceError      a process does not know a change of the memory yet
 ├── InputError                a file or a stream of queries cannot be read, or a row of it is wrong
 ├── OutputError               answers cannot be written, or are those of another task
 ├── WorkerError               a worker process ended, or one of Ray
@@ -99,6 +102,18 @@ class ActivationRefusedError(StoreError):
 
 class QueryError(ServiceError):
     status = 422
+
+
+class QueryTooLargeError(ServiceError):
+    status, code = 413, "query_too_large"
+
+
+class DeadlineError(ServiceError):
+    status = 504
+
+
+class UnknownSequenceError(ServiceError):
+    status, code = 409, "sequence_unknown"
 
 
 class ChangeError(ServiceError):

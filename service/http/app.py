@@ -25,6 +25,7 @@ from recollect.service.http.version_routes import VersionRoutes
 from recollect.service.playground.pages import FactsRoute, add_docs, add_playground
 from recollect.service.redis_client import RedisClient
 from recollect.service.serving.answer_cache import AnswerCache
+from recollect.service.serving.answering import Answering
 from recollect.service.serving.batcher import MAX_ANSWER_BYTES, Batcher
 from recollect.service.serving.rate_limit import RateLimits
 from recollect.service.settings import ServeSettings
@@ -86,10 +87,8 @@ def create_app(
         redirect_slashes=False,  # behind a proxy that ends TLS, the redirect would lead to http
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `recollect.service.telemetry` has all of these
     )
-    predictions = PredictRoutes(
-        versions, batcher, cache, rate_limits, metrics, tracer, settings, model_manager.follow_log
-    )
-    predictions.register(app.router)
+    answering = Answering(versions, batcher, cache, rate_limits, metrics, tracer, settings, model_manager.follow_log)
+    PredictRoutes(answering, settings.max_batch, settings.assign_threshold).register(app.router)
     StatusRoutes(versions, batcher, redis, metrics).register(app.router, with_metrics=settings.metrics != "off")
     LabelRoutes(versions, rate_limits, settings.max_seconds).register(app.router)
     memory_routes = MemoryRoutes(
@@ -107,7 +106,7 @@ def create_app(
         add_docs(app.router)
     if settings.annif:
         annif = extras.load("routes", "annif")
-        annif.AnnifRoutes(predictions, versions, memory_routes, settings.max_query_bytes).register(app.router)
+        annif.AnnifRoutes(answering, versions, memory_routes, settings.max_query_bytes).register(app.router)
     if settings.playground:
         facts = FactsRoute(versions, docs=settings.docs == "public", writable=settings.writable)
         app.router.add_api_route("/playground/bundle", facts.bundle, include_in_schema=False)

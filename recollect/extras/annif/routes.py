@@ -35,8 +35,8 @@ from recollect.edits.changes import (
 )
 from recollect.service.http.json_route import invalid, parse_body
 from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
-from recollect.service.http.predict_routes import PredictRoutes
 from recollect.service.http.problems import ProblemError
+from recollect.service.serving.answering import Answering, Caller
 from recollect.service.versions.open_versions import OpenVersions
 
 PROJECT = "recollect"
@@ -95,14 +95,14 @@ class AnnifRoutes:
     """The handlers of the paths below `/v1/projects`.
 
     Attributes:
-        predictions: Answers queries.
+        answering: Answers queries.
         versions: The open versions.
         memory: Changes the live memory.
         max_query_bytes: Maximum size of a text (UTF-8). The rest of a longer document is ignored, because the encoder
             reads only the beginning of a text.
     """
 
-    predictions: PredictRoutes
+    answering: Answering
     versions: OpenVersions
     memory: MemoryRoutes
     max_query_bytes: int
@@ -168,7 +168,8 @@ class AnnifRoutes:
         if not asked or options.limit == 0:
             return suggestions
         chosen = {"top_k": min(options.limit, MAX_TOP_K)}
-        _, found = await self.predictions.answer([queries[row] for row in asked], chosen, request, use_cache=False)
+        texts, caller = [queries[row] for row in asked], Caller.of(request)
+        _, found = await self.answering.answer(texts, chosen, caller, use_cache=False)
         for row, answer in zip(asked, found.answers, strict=True):
             labels = [] if answer is None else map(_suggestion, answer.labels)
             suggestions[row] = [each for each in labels if each["score"] >= options.threshold]
