@@ -38,7 +38,7 @@ from recollect.core.bundle.manifest import EncoderInfo, Precision
 from recollect.core.encoder import QueryEncoder
 from recollect.index_builder.errors import BuildError
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
-from recollect.trainer.static.model import StaticModel, TextVectors, at_positions
+from recollect.trainer.encoding.static_model import StaticModel, TextVectors, at_positions
 
 _MAX_INT8 = 127
 # Least cosine allowed between the vectors of the exported and the trained encoder, for each precision.

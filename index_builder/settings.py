@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
@@ -19,8 +19,9 @@ from recollect.core.settings import (
     Settings,
     refuse_unread,
 )
+from recollect.trainer.methods import METHODS, MethodName
 from recollect.trainer.modes import OF_ENCODER
-from recollect.trainer.settings import DatasetSettings, Listed, MethodName, Metric, NotEmpty, Propensity, TrainingInputs
+from recollect.trainer.settings import DatasetSettings, Listed, Metric, NotEmpty, Propensity, TrainingInputs
 
 Lexical = Literal["on", "off", "auto"]
 
@@ -287,7 +288,7 @@ class CompareSettings(TrainingInputs):
 
     out: Path = Field(description="folder for the runs and the report; an interrupted comparison in it continues")
     methods: Annotated[list[MethodName], AfterValidator(_check_unique), *Listed, _EmptyAllowed] = Field(
-        list(get_args(MethodName)), description="one or more methods, for example rae,dexml"
+        list(METHODS), description="one or more methods, for example rae,dexml"
     )
     variants: Path | None = Field(
         None,

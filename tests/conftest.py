@@ -25,18 +25,18 @@ from tests import type_checks
 pytest_plugins = ["tests.fixtures", "tests.tiny_runs"]
 
 # Functions of these modules are called for each row or each query. Checks would take most of the time of a test. The
-# methods cannot be checked, except for their losses: they import torch's types for mypy only.
+# modules of methods cannot be checked: they import torch's types for mypy only.
 _UNCHECKED = (
     "recollect.trainer.data.",
     "recollect.trainer.memory.inference",
     "recollect.trainer.memory.tune",
     "recollect.trainer.metrics",
 )
-_LOSSES = "recollect.trainer.methods.losses"
+_OF_METHODS = ("recollect.trainer.methods.scored", "recollect.trainer.methods.log_soft_top_k")
 _TRAINER = [
     module.name
     for module in pkgutil.walk_packages(recollect.trainer.__path__, "recollect.trainer.")
-    if module.name == _LOSSES
+    if module.name in _OF_METHODS
     or not (module.ispkg or module.name.startswith((*_UNCHECKED, "recollect.trainer.methods")))
 ]
 _CORE = [f"recollect.core.{name}" for name in ("bundle", "encoder", "memory", "predictor", "scoring", "search", "rank")]

@@ -7,35 +7,31 @@ flags with which the user overrides the preset.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from recollect.core.settings import ReadIf, as_flag
-from recollect.trainer.methods import METHODS, Method
+from recollect.trainer.methods import METHODS, Method, methods_with
 from recollect.trainer.settings import STATIC, TrainingInputs
-
-if TYPE_CHECKING:
-    from recollect.trainer.train_settings import TrainSettings
+from recollect.trainer.train_flags import SharedTrainSettings
 
 
-def chosen_method(settings: TrainSettings) -> Method:
+def chosen_method(settings: SharedTrainSettings) -> Method:
     return METHODS[settings.method]
 
 
 # ---- Training ----
 
 
-def untrained(settings: TrainSettings) -> str | None:
+def untrained(settings: SharedTrainSettings) -> str | None:
     return "--epochs 0" if settings.epochs == 0 else None
 
 
-def whole_encoder(settings: TrainSettings) -> str | None:
+def whole_encoder(settings: SharedTrainSettings) -> str | None:
     """The flag by which the user trains the whole encoder."""
     if settings.trained != "full":
         return None
     return f"--train {settings.train}" if settings.train else f"--encoder {settings.encoder}"
 
 
-def _changing_vectors(settings: TrainSettings) -> str | None:
+def _changing_vectors(settings: SharedTrainSettings) -> str | None:
     return None if untrained(settings) else whole_encoder(settings)
 
 
@@ -47,7 +43,7 @@ def _not_static(settings: TrainingInputs) -> str | None:
     return None if _static(settings) else f"--encoder {settings.encoder}"
 
 
-def _without_lora(settings: TrainSettings) -> str | None:
+def _without_lora(settings: SharedTrainSettings) -> str | None:
     above = None if settings.trained == "full" else f"--train {settings.trained}"
     return _static(settings) or above
 
@@ -55,52 +51,49 @@ def _without_lora(settings: TrainSettings) -> str | None:
 # ---- Held-out texts and random draws ----
 
 
-def _without_split(settings: TrainSettings) -> str | None:
+def _without_split(settings: SharedTrainSettings) -> str | None:
     return untrained(settings) if settings.query_encoder == "same" else None
 
 
-def _without_seed(settings: TrainSettings) -> str | None:
+def _without_seed(settings: SharedTrainSettings) -> str | None:
     return _without_split(settings) if settings.rank == "no" else None
 
 
-def without_held_out(settings: TrainSettings) -> str | None:
+def without_held_out(settings: SharedTrainSettings) -> str | None:
     return "--validation-fraction 0" if settings.validation_fraction == 0 else None
 
 
 # ---- Method, head and true labels ----
 
 
-def _without_softmax(settings: TrainSettings) -> str | None:
+def _without_softmax(settings: SharedTrainSettings) -> str | None:
     return f"--method {settings.method}" if chosen_method(settings).temperature is None else None
 
 
-def without_head(settings: TrainSettings) -> str | None:
+def without_head(settings: SharedTrainSettings) -> str | None:
     method = chosen_method(settings)
     option = f" without {as_flag(method.head_option)}" if method.head_option else ""
     return None if method.has_head(settings) else f"--method {settings.method}{option}"
 
 
-def _without_table(settings: TrainSettings) -> str | None:
-    """PRIME's table has the free vectors."""
-    if settings.method == "prime" and "free" not in settings.prototype:
-        return f"--prototype {','.join(settings.prototype)}"
-    return "--method supcon" if settings.method == "supcon" else without_head(settings)
+def _without_table(settings: SharedTrainSettings) -> str | None:
+    return without_head(settings) or chosen_method(settings).without_table(settings)
 
 
-def _pulling_all(settings: TrainSettings) -> str | None:
-    """A pool of all labels, if the loss pulls a query to all its true labels there. PRIME's centroids follow draws."""
+def _pulling_all(settings: SharedTrainSettings) -> str | None:
+    """A pool of all labels, if the loss pulls a query to all its true labels there, and nothing follows the draws."""
     method = chosen_method(settings)
-    follows = settings.method == "prime" and "centroid" in settings.prototype
-    all_labels = method.pulls_pool and method.mined(settings.hard_negatives) is None and not follows
+    all_labels = method.pulls_pool and method.mined(settings.hard_negatives) is None
+    all_labels = all_labels and not method.follows_draws(settings)
     return f"--method {settings.method} with all labels" if all_labels else None
 
 
-def _without_draw(settings: TrainSettings) -> str | None:
+def _without_draw(settings: SharedTrainSettings) -> str | None:
     drawn = chosen_method(settings).positives if settings.positives is None else settings.positives
     return _pulling_all(settings) or (None if drawn else _off(settings, "positives", "draws none"))
 
 
-def _without_propensity(settings: TrainSettings) -> str | None:
+def _without_propensity(settings: SharedTrainSettings) -> str | None:
     if settings.best or settings.rank != "no":
         return None
     sampling = settings.positive_sampling or chosen_method(settings).positive_sampling
@@ -111,21 +104,21 @@ def _without_propensity(settings: TrainSettings) -> str | None:
 # ---- Mined negatives and clustered batches ----
 
 
-def _without_mining(settings: TrainSettings) -> str | None:
+def _without_mining(settings: SharedTrainSettings) -> str | None:
     mined = chosen_method(settings).mined(settings.hard_negatives)
     return None if mined else _off(settings, "hard_negatives", "mines none")
 
 
-def _mined_by_steps(settings: TrainSettings) -> str | None:
+def _mined_by_steps(settings: SharedTrainSettings) -> str | None:
     return f"--mine-every {settings.mine_every}" if settings.mine_every else None
 
 
-def without_clusters(settings: TrainSettings) -> str | None:
+def without_clusters(settings: SharedTrainSettings) -> str | None:
     none = chosen_method(settings).clusters == "none" if settings.clusters is None else settings.clusters == 0
     return _off(settings, "clusters", "uses none") if none else None
 
 
-def _off(settings: TrainSettings, switch: str, default: str) -> str:
+def _off(settings: SharedTrainSettings, switch: str, default: str) -> str:
     """What switches a part of the training off: the flag `switch`, or the default of the method."""
     given = getattr(settings, switch)
     return f"--method {settings.method}, which {default}" if given is None else f"{as_flag(switch)} {given}"
@@ -147,7 +140,7 @@ _OF_TRAINING = (
 
 def _of_method(name: str) -> ReadIf:
     """The methods that have an option."""
-    methods = [each.name for each in METHODS.values() if name in each.options.model_fields]
+    methods = methods_with(name)
     found = "--method {}".format
     return ReadIf(
         (name,),

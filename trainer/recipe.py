@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from recollect.core.settings import as_flag
 from recollect.trainer.errors import TrainingError
@@ -13,7 +13,8 @@ from recollect.trainer.methods import METHODS, Method, MethodOptions
 from recollect.trainer.metrics import PROPENSITY
 from recollect.trainer.settings import VALIDATE_LAMBDA
 from recollect.trainer.train_settings import TrainSettings
-from recollect.trainer.training.negatives import MineSearch
+
+MineSearch = Literal["exact", "approximate"]
 
 # Defaults for an adapter or a head, a whole encoder and a whole static encoder. Steps of an adapter or of a static
 # encoder are cheap, and both start with little knowledge.
@@ -181,7 +182,7 @@ class Recipe:
             encoder=encoder,
             encoder_sha256=encoder_sha256,
             dataset_sha256=dataset_sha256,
-            method=method.name,
+            method=settings.method,
             train=train,
             steps=steps,
             epochs=epochs,
@@ -217,6 +218,22 @@ class Recipe:
     def mines_at(self, step: int) -> bool:
         """Return whether negatives are mined before a step."""
         return self.mines and step >= self.mine_from and (step - self.mine_from) % self.mine_every == 0
+
+    def clusters_at(self, epoch: int, fewest: int) -> int:
+        """Return the number of clusters to make at the start of an epoch; 0: keep those of the previous epoch.
+
+        First small, then larger clusters (NGAME, PRIME): each clustering makes half as many clusters as the previous
+        one. With `cluster_double_at`, only the clusterings at and after these epochs do so.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            fewest: Number of batches in an epoch. Clusters larger than a batch have no further benefit.
+        """
+        clusterings, epochs_since = divmod(epoch - self.cluster_from, self.cluster_every)
+        if self.clusters == 0 or clusterings < 0 or epochs_since > 0:
+            return 0
+        doubled = sum(self.cluster_from < double <= epoch for double in self.cluster_double_at)
+        return max(self.clusters >> (doubled if self.cluster_double_at else clusterings), fewest)
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.

@@ -25,7 +25,6 @@ from recollect.trainer.encoding.checkpoint import (
     save_checkpoint,
 )
 from recollect.trainer.encoding.encoder import Encoder, choose_device
-from recollect.trainer.encoding.keys import AdaptedKeys
 from recollect.trainer.encoding.label_texts import describe_unclear_labels
 from recollect.trainer.encoding.lora import add_lora, require_linear_layers, require_peft
 from recollect.trainer.encoding.tokens import VectorTable
@@ -33,6 +32,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.adapter import Adapter
 from recollect.trainer.heads.head import Head
 from recollect.trainer.held_out import ALL, HeldOutTexts
+from recollect.trainer.memory.key_sources import AdaptedKeys
 from recollect.trainer.memory.label_keys import LabelInputs
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.reuse import has_labels, open_earlier

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recollect.core.system.files import read_json, write_json
+from recollect.core.system.files import write_json
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, recover_checkpoint
 from recollect.trainer.errors import EncoderError, MemoryFolderError, TrainingError
-from recollect.trainer.held_out import HeldOutTexts
+from recollect.trainer.memory.distillation import QUERY_ENCODER, read_versioned
 from recollect.trainer.memory.memory import MemoryPlan, check_same_plan, saved_plan
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.training.training_state import Progress
@@ -40,10 +40,9 @@ class RunFolder:
         self.path = path
         self.checkpoint, self.memory = path / "checkpoint", path / "memory"
         self.state, self.frozen, self.tokens = path / "state", path / "frozen", path / "tokens"
-        self.query_encoder = path / "query_encoder"
+        self.query_encoder = path / QUERY_ENCODER
         self._training = path / "training.json"
         logs = (path / "metrics.jsonl", path / "tensorboard")
-        self._distillation = self.query_encoder / "distillation.json"
         self._run_paths = (
             self.checkpoint,
             self.memory,
@@ -156,7 +155,7 @@ class RunFolder:
         if not self._training.is_file():
             return None
         try:
-            saved = _read_versioned(self._training)
+            saved: dict[str, Any] = read_versioned(self._training, _FORMAT_VERSION)
             saved["recipe"]["seed"], saved["done"]
         except (ValueError, KeyError, TypeError) as error:
             raise TrainingError(
@@ -164,27 +163,6 @@ class RunFolder:
                 "start again with --overwrite"
             ) from None
         return saved
-
-    def distillation(self) -> dict[str, Any] | None:
-        """The contents of `distillation.json`. None if the folder holds no distilled query encoder.
-
-        Raises:
-            TrainingError: If the file is missing or invalid.
-        """
-        if not self.query_encoder.is_dir():
-            return None
-        try:
-            saved = _read_versioned(self._distillation)
-            saved["teacher_sha256"], HeldOutTexts.of_json(saved["held_out"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TrainingError(
-                f"{self._distillation}: expected a finished distillation, found: {error!r}; remove "
-                f"{self.query_encoder}, then run the same `recollect train` again"
-            ) from None
-        return saved
-
-    def write_distillation(self, content: dict[str, Any]) -> None:
-        write_json(self._distillation, {"format_version": _FORMAT_VERSION, **content})
 
     def is_trained(self) -> bool:
         """Whether the folder holds a finished training."""
@@ -254,11 +232,3 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _read_versioned(path: Path) -> dict[str, Any]:
-    """Read a JSON file of this format; an OSError, a ValueError, a KeyError or a TypeError if it is another one."""
-    saved: dict[str, Any] = read_json(path)
-    if (version := saved["format_version"]) != _FORMAT_VERSION:
-        raise ValueError(f"format_version {version}")
-    return saved

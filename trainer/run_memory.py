@@ -17,11 +17,11 @@ from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.checkpoint import encoder_digest
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.keys import EncodedTexts, KeySource
 from recollect.trainer.encoding.tokens import TokenTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.held_out import HeldOutTexts
+from recollect.trainer.memory.key_sources import EncodedTexts, KeySource
 from recollect.trainer.memory.memory import (
     DEFAULTS,
     KeyDtype,

@@ -11,8 +11,6 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 from recollect.core.settings import as_flag
 from recollect.core.system.files import read_json
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.methods.prime import PrimeOptions
-from recollect.trainer.methods.table import OvaOptions, SoftTopKOptions, UnidecOptions
 from recollect.trainer.modes import (
     READ_IF,
     chosen_method,
@@ -22,7 +20,8 @@ from recollect.trainer.modes import (
     without_held_out,
 )
 from recollect.trainer.presets.preset import find_preset
-from recollect.trainer.settings import STATIC, DatasetSettings, SharedTrainSettings
+from recollect.trainer.settings import STATIC, DatasetSettings
+from recollect.trainer.train_flags import OptionsOfAllMethods, SharedTrainSettings
 
 # Flags that `--best` passes on; it sets all others itself.
 _DATASET_FLAGS = {*DatasetSettings.model_fields, "propensity", "validation_fraction", "seed"}
@@ -35,7 +34,7 @@ _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "mi
 _OF_NEGATIVES = ("hard_negatives", "mine_top")
 
 
-class TrainSettings(PrimeOptions, UnidecOptions, SoftTopKOptions, OvaOptions, SharedTrainSettings):
+class TrainSettings(OptionsOfAllMethods, SharedTrainSettings):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 
     read_if = READ_IF

@@ -15,7 +15,7 @@ from recollect.trainer.data.dataset import open_dataset
 from recollect.trainer.encoding.checkpoint import save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
 from recollect.trainer.encoding.pretrained import load_pretrained
-from recollect.trainer.static.model import StaticModel
+from recollect.trainer.encoding.static_model import StaticModel
 from recollect.trainer.static.pretrained import make_static
 
 Entry = dict[str, Any]

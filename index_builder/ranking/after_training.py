@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.settings import RankSettings
-from recollect.trainer.settings import Metric, RankChoice, SharedTrainSettings, TuneSettings
+from recollect.trainer.settings import Metric, RankChoice, TuneSettings
+from recollect.trainer.train_flags import SharedTrainSettings
 from recollect.trainer.train_settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -53,7 +53,8 @@ def test_each_drawn_label_moves_by_a_twentieth_towards_the_mean_of_its_queries()
     for step in range(20):
         batch = Batches(SETS, LABELS, np.arange(INSTANCES), 6, 1, 0, seed=0).at(step, None)
         queries = random_units(random, len(batch.rows))
-        centroids.follow(batch, torch.from_numpy(queries))
+        pairs = batch.positives.query, batch.pool[batch.positives.key]
+        centroids.follow(torch.from_numpy(queries), *pairs)
         drawn: dict[int, list[np.ndarray]] = {}
         for query, key in zip(batch.positives.query, batch.positives.key, strict=True):
             drawn.setdefault(int(batch.pool[key]), []).append(queries[query])

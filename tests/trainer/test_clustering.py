@@ -1,4 +1,4 @@
-"""Balanced clusters of planted and random vectors, and the curriculum of clusterings."""
+"""Balanced clusters of planted and random vectors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recollect.trainer import clustering
+from recollect.trainer.clustering import balanced_clusters
 from recollect.trainer.sharded import Sharded
-from recollect.trainer.training import clustering
-from recollect.trainer.training.clustering import Curriculum, balanced_clusters
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -92,20 +92,3 @@ def test_clusters_from_splits_by_sample_are_as_tight_as_clusters_of_all_vectors_
     assert tightness(vectors, cluster(vectors, 64)) == pytest.approx(at_once, abs=0.03)
     shuffled = np.random.default_rng(0).permutation(cluster(vectors, 64))
     assert at_once > tightness(vectors, shuffled) + 0.15
-
-
-def due(curriculum: Curriculum, epochs: int) -> list[int]:
-    return [curriculum.due(epoch) for epoch in range(epochs)]
-
-
-def test_each_clustering_halves_the_number_of_clusters_until_the_minimum() -> None:
-    assert due(Curriculum(40, 2, 3, 15), 12) == [0, 0, 40, 0, 0, 20, 0, 0, 15, 0, 0, 15]
-
-
-def test_number_of_clusters_halves_at_the_given_epochs_only() -> None:
-    assert due(Curriculum(40, 2, 3, 4, (1, 2, 4, 10, 11)), 15) == [0, 0, 40, 0, 0, 20, 0, 0, 20, 0, 0, 5, 0, 0, 5]
-
-
-@pytest.mark.parametrize(("clusters", "expected"), [(7, [7, 3, 2, 2]), (1, [2, 2, 2, 2])])
-def test_number_of_clusters_is_never_below_the_batches_of_an_epoch(clusters: int, expected: list[int]) -> None:
-    assert due(Curriculum(clusters, 0, 1, 2), 4) == expected

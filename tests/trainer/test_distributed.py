@@ -21,18 +21,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recollect.trainer import distributed
+from recollect.trainer import clustering, distributed
+from recollect.trainer.clustering import balanced_clusters
 from recollect.trainer.distributed import ALONE, Ranks, process_group
-from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.methods import losses
+from recollect.trainer.methods import METHODS, prime
 from recollect.trainer.sharded import Sharded
-from recollect.trainer.training import clustering
-from recollect.trainer.training.clustering import balanced_clusters
+from recollect.trainer.training.keys import Keys
 from recollect.trainer.training.negatives import mine
 from recollect.trainer.training.training_state import Progress, load_state, save_state
 from recollect.trainer.training.validation import Validation
-from tests.trainer.helpers import label_sets, random_sets, random_units
+from tests.trainer.helpers import label_sets, options, random_sets, random_units
+from tests.trainer.test_losses import Pool, scored
 from tests.trainer.test_objective import ALL, Problem, assert_same
 from tests.trainer.test_training_state import new_learner
 
@@ -58,16 +58,19 @@ def losses_and_gradients(ranks: Ranks) -> dict[str, Any]:
     """Return, for each loss function, the loss summed over the ranks and the gradient of this rank's similarities."""
     found = {}
     for name, loss in {
-        "softmax": lambda s, t, p, x: losses.softmax_cross_entropy(s, t, ranks),
-        "decoupled": lambda s, t, p, x: losses.decoupled_softmax(s, t, p, ranks),
-        "rae": lambda s, t, p, x: losses.rae(s, t, p, x, ~t, ranks),
-        "soft top k": lambda s, t, p, x: losses.soft_top_k_loss(s, t & p, p, 2, ranks=ranks),
-        "triplet": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, ranks=ranks),
-        "two hardest": lambda s, t, p, x: losses.clipped_triplet(s / 10, t, p, hardest=2, ranks=ranks),
-        "regulariser": lambda s, t, p, x: losses.prototype_regulariser(s, x, t, p, ranks=ranks, hardest=2),
+        "softmax": METHODS["infonce"].loss,
+        "decoupled": METHODS["dexml"].loss,
+        "rae": METHODS["rae"].loss,
+        "soft top k": METHODS["softtopk"].loss,
+        "triplet": METHODS["ngame"].loss,
+        "regulariser": lambda scored, options: prime.regulariser(scored, options.triplet_negatives),
     }.items():
         scores, positives, relevant, others = columns(ranks)
-        value = loss(scores, positives, relevant, others)
+        pool = Pool(scores, positives & relevant, relevant, others, ~positives)
+        views = {"triplet": (scores / 10,), "regulariser": (scores, others)}.get(name, ())
+        method = {"soft top k": "softtopk", "triplet": "ngame", "regulariser": "ngame"}.get(name, "rae")
+        given = {"softtopk": {"softtopk_k": 2}, "ngame": {"triplet_negatives": 2}}.get(method, {})
+        value = loss(scored(pool, ranks, *views), options(method, **given))
         (value * torch.arange(1, 7)).sum().backward()
         found[name] = (ranks.all_reduce_sum(value.detach()), scores.grad)
     return found

@@ -8,10 +8,10 @@ import torch
 
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.keys import KeyMaker
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.training.keys import KeyMaker
 from tests.trainer.conftest import LABELS, TEXTS
 from tests.trainer.helpers import learned_adapter
 

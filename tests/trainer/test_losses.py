@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from recollect.trainer.methods import losses
+from recollect.trainer.distributed import ALONE, Ranks
+from recollect.trainer.methods import METHODS
+from recollect.trainer.methods.log_soft_top_k import log_soft_top_k
+from recollect.trainer.methods.scored import Scored
+from tests.trainer.helpers import options
 
 
 class Pool(NamedTuple):
@@ -132,37 +136,41 @@ def value_and_gradients(function: Callable[[Pool], list[Tensor] | Tensor], pool:
     return [value.detach(), *gradients]
 
 
-def softmax(pool: Pool) -> Tensor:
-    return losses.softmax_cross_entropy(pool.labels, pool.positives)
+def scored(pool: Pool, ranks: Ranks = ALONE, *views: Tensor) -> Scored:
+    """Return the scores of a pool, in one view or in the given ones."""
+    scores = torch.stack(views or (pool.labels,))
+    return Scored(scores, pool.positives, pool.relevant, pool.instances, pool.disjoint_instances, ranks=ranks)
 
 
-def decoupled(pool: Pool) -> Tensor:
-    return losses.decoupled_softmax(pool.labels, pool.positives, pool.relevant)
+def loss_of(method: str, **given: Any) -> Callable[[Pool], Tensor]:
+    return lambda pool: METHODS[method].loss(scored(pool), options(method, **given))
 
 
-def rae(pool: Pool) -> Tensor:
-    return losses.rae(*pool)
+WRITTEN = {"infonce": written_softmax, "dexml": written_decoupled, "rae": written_rae}
 
 
-WRITTEN = {softmax: written_softmax, decoupled: written_decoupled, rae: written_rae}
-every_softmax = pytest.mark.parametrize("loss", WRITTEN)
-
-
-@every_softmax
+@pytest.mark.parametrize("method", WRITTEN)
 @every_pool
-def test_value_and_gradient_of_each_loss_equal_its_formula(loss: Callable[[Pool], Tensor], pool: Pool) -> None:
-    found, expected = value_and_gradients(loss, pool), value_and_gradients(WRITTEN[loss], pool)
+def test_value_and_gradient_of_each_loss_equal_its_formula(method: str, pool: Pool) -> None:
+    found, expected = value_and_gradients(loss_of(method), pool), value_and_gradients(WRITTEN[method], pool)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("loss", [*WRITTEN, lambda pool: losses.soft_top_k_loss(*pool[:3], 5)])
+@pytest.mark.parametrize("method", [*WRITTEN, "softtopk"])
 @every_pool
-def test_loss_in_single_precision_and_bfloat16_gives_no_nan(
-    loss: Callable[[Pool], Tensor], pool: Pool, dtype: torch.dtype
-) -> None:
+def test_loss_in_single_precision_and_bfloat16_gives_no_nan(method: str, pool: Pool, dtype: torch.dtype) -> None:
     low = pool._replace(labels=pool.labels.to(dtype), instances=pool.instances.to(dtype))
-    assert all(part.isfinite().all() for part in value_and_gradients(loss, low))
+    assert all(part.isfinite().all() for part in value_and_gradients(loss_of(method), low))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_loss_of_unidec_is_the_mean_of_its_views_and_half_of_it_beside_the_loss_of_labels(symmetric: bool) -> None:
+    pool = draw(seed=2)
+    views, given = (pool.labels, 2 * pool.labels), options("unidec", symmetric=symmetric)
+    expected = sum(torch.stack(written_softmax(pool._replace(labels=view))) for view in views) / 2
+    found = METHODS["unidec"].loss(scored(pool, ALONE, *views), given)
+    torch.testing.assert_close(found, expected / 2 if symmetric else expected)
 
 
 @every_pool
@@ -170,13 +178,13 @@ def test_binary_cross_entropy_is_summed_over_the_labels_of_each_query_that_has_o
     function = torch.nn.functional.binary_cross_entropy_with_logits
     entropy = function(pool.labels, pool.relevant.double(), reduction="none").sum(dim=1)
     expected = torch.where(pool.relevant.any(dim=1), entropy, 0)
-    torch.testing.assert_close(losses.binary_cross_entropy(pool.labels, pool.relevant), expected)
+    torch.testing.assert_close(loss_of("bce")(pool._replace(positives=pool.relevant)), expected)
 
 
 @pytest.mark.parametrize("name", ["random 3", "sampled positives", "repeated labels", "no label at all"])
 @pytest.mark.parametrize("k", [1, 5])
 def test_soft_top_k_loss_equals_its_formula(name: str, k: int) -> None:
-    found = value_and_gradients(lambda pool: losses.soft_top_k_loss(*pool[:3], k), POOLS[name])
+    found = value_and_gradients(loss_of("softtopk", softtopk_k=k), POOLS[name])
     expected = value_and_gradients(lambda pool: written_soft_top_k(pool, k), POOLS[name])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
@@ -186,8 +194,9 @@ def test_true_labels_that_are_not_sampled_take_no_place_in_the_top_k(true: int, 
     scores = 16 - torch.arange(true + 40, dtype=torch.float64)[None] / 2  # a ladder: all true labels, then all others
     relevant = (torch.arange(true + 40) < true)[None]
     last = (torch.arange(true + 40) == true - 1)[None]
-    assert losses.soft_top_k_loss(scores, last, relevant, 5).tolist() == pytest.approx([0.0111], abs=1e-4)
-    assert losses.soft_top_k_loss(scores, relevant, relevant, 5).tolist() == pytest.approx([all_sampled], abs=1e-4)
+    for positives, expected in ((last, 0.0111), (relevant, all_sampled)):
+        pool = Pool(scores, positives, relevant, scores[:, :0], relevant[:, :0])
+        assert loss_of("softtopk")(pool).tolist() == pytest.approx([expected], abs=1e-4)
 
 
 @pytest.mark.parametrize(("k", "alpha"), [(1, 7.0), (5, 2.0), (11, 0.5)])
@@ -197,18 +206,18 @@ def test_log_soft_top_k_equals_the_exact_solution_of_its_equation(k: int, alpha:
 
     pool = draw(seed=8, keys=12)
     pool = pool._replace(labels=pool.labels / alpha)
-    found = value_and_gradients(lambda pool: losses.log_soft_top_k(pool.labels, k, alpha).flatten(), pool)
+    found = value_and_gradients(lambda pool: log_soft_top_k(pool.labels, k, alpha).flatten(), pool)
     torch.testing.assert_close(found, value_and_gradients(precise, pool), rtol=1e-6, atol=1e-6)
 
 
 def test_soft_top_k_of_many_equal_keys_sums_to_k() -> None:
-    sums = losses.log_soft_top_k(torch.full((1, 200_000), 18.0, dtype=torch.float64), 5).exp().sum(dim=1)
+    sums = log_soft_top_k(torch.full((1, 200_000), 18.0, dtype=torch.float64), 5).exp().sum(dim=1)
     torch.testing.assert_close(sums, torch.full_like(sums, 5), rtol=0, atol=1e-5)
 
 
 def test_log_soft_top_k_of_scores_far_apart_has_finite_gradients() -> None:
     for dtype in (torch.float32, torch.float64):
         scores = torch.tensor([[500.0] * 3 + [-500.0] * 20], dtype=dtype, requires_grad=True)
-        losses.log_soft_top_k(scores, 3).sum().backward()
+        log_soft_top_k(scores, 3).sum().backward()
         assert scores.grad is not None
         assert scores.grad.isfinite().all()

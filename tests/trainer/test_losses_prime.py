@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recollect.trainer.methods import losses
-from tests.trainer.test_losses import Pool, average, draw, every_pool, value_and_gradients
+from recollect.trainer.distributed import ALONE
+from recollect.trainer.methods import METHODS, prime
+from tests.trainer.helpers import options
+from tests.trainer.test_losses import Pool, average, draw, every_pool, loss_of, scored, value_and_gradients
 
 MARGINS = [(0.1, 0.3), (0.2, 0.2)]
 every_margin = pytest.mark.parametrize("margin", MARGINS, ids=["clipped", "fixed"])
@@ -22,7 +24,8 @@ def cosines(pool: Pool) -> Pool:
     """Scale similarities to the range of unit vectors. `labels` are then prototypes and `instances` texts."""
     random = np.random.default_rng(len(pool.labels))
     labels = pool.labels.clamp(-12, 12) / 12
-    return pool._replace(labels=labels, instances=labels + 0.2 * torch.from_numpy(random.normal(size=labels.shape)))
+    texts = labels + 0.2 * torch.from_numpy(random.normal(size=labels.shape))
+    return pool._replace(labels=labels, instances=texts, disjoint_instances=pool.relevant)
 
 
 def written_triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardest: int = 100) -> list[Tensor]:
@@ -52,12 +55,23 @@ def written_regulariser(pool: Pool, margin: float = 0.1, hardest: int = 100) -> 
 
 
 def triplet(pool: Pool, margin: tuple[float, float] = (0.1, 0.3), hardest: int = 100) -> Tensor:
-    return losses.clipped_triplet(*pool[:3], margin=margin, hardest=hardest)
+    return loss_of("ngame", margin=margin, triplet_negatives=hardest)(pool)
 
 
 def regulariser(pool: Pool, hardest: int = 100) -> Tensor:
-    b, positives, relevant, s, _ = pool
-    return losses.prototype_regulariser(b, s, positives, relevant, hardest=hardest)
+    return prime.regulariser(scored(pool, ALONE, pool.labels, pool.instances), hardest)
+
+
+@pytest.mark.parametrize(("text_loss", "weight"), [(True, 0.1), (False, 0.1), (True, 0.0)])
+def test_loss_of_prime_is_a_sum_of_triplets_and_the_regulariser(text_loss: bool, weight: float) -> None:
+    pool = cosines(draw(seed=2))
+    given = options("prime", text_loss=text_loss, regulariser_weight=weight)
+    texts = triplet(pool._replace(labels=pool.instances))
+    expected = triplet(pool) + text_loss * texts + weight * regulariser(pool)
+    views = scored(pool, ALONE, pool.labels, pool.instances)
+    torch.testing.assert_close(METHODS["prime"].loss(views, given), expected)
+    assert METHODS["prime"].label_loss is not None
+    torch.testing.assert_close(METHODS["prime"].label_loss(views, given), texts)
 
 
 @every_margin
@@ -105,7 +119,11 @@ def test_regulariser_and_its_gradient_equal_the_formula(pool: Pool, factor: floa
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("loss", [triplet, regulariser])
-@pytest.mark.parametrize("scaled", [cosines, lambda pool: pool._replace(instances=-pool.labels)], ids=["unit", "large"])
+@pytest.mark.parametrize(
+    "scaled",
+    [cosines, lambda pool: pool._replace(instances=-pool.labels, disjoint_instances=pool.relevant)],
+    ids=["unit", "large"],
+)
 @every_pool
 def test_prime_losses_in_single_precision_and_bfloat16_give_no_nan(
     loss: Callable[[Pool], Tensor], scaled: Callable[[Pool], Pool], pool: Pool, dtype: torch.dtype

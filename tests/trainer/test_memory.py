@@ -10,10 +10,10 @@ import torch
 from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.encoder import Encoder
-from recollect.trainer.encoding.keys import AdaptedKeys, EncodedTexts, KeySource
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.memory.key_sources import AdaptedKeys, EncodedTexts, KeySource
 from recollect.trainer.memory.memory import (
     MemoryPlan,
     is_complete,

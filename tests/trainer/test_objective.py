@@ -14,8 +14,8 @@ from recollect.trainer.data.split import LabelSets
 from recollect.trainer.distributed import ALONE, Ranks
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
-from recollect.trainer.methods import METHODS, MethodOptions, losses
-from recollect.trainer.methods.losses import Scored
+from recollect.trainer.methods import METHODS, MethodOptions
+from recollect.trainer.methods.scored import Scored
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training import objective
 from recollect.trainer.training.batches import Batch, Batches
@@ -29,14 +29,14 @@ TEMPERATURE = 0.1
 
 
 def _everything(scored: Scored, _: MethodOptions) -> Tensor:
-    instances = scored.instances, scored.disjoint_instances, scored.ranks
-    return torch.stack([losses.rae(view, scored.positives, scored.relevant, *instances) for view in scored.labels]).sum(
-        dim=0
-    )
+    views = (dataclasses.replace(scored, scores=view[None]) for view in scored.scores)
+    scale = scored.numbers["scale"]
+    return scale * torch.stack([METHODS["rae"].loss(view, MethodOptions()) for view in views]).sum(dim=0)
 
 
-# All methods, and a method that combines instances, several views and a loss of labels.
-ALL = METHODS | {"everything": dataclasses.replace(METHODS["unidec"], loss=_everything, instances=True)}
+# All methods, and a method that combines instances, several views, a loss of labels and a learned number.
+EVERYTHING = dataclasses.replace(METHODS["unidec"], loss=_everything, instances=True, numbers={"scale": 0.7})
+ALL = METHODS | {"everything": EVERYTHING}
 
 
 class Problem:
@@ -56,6 +56,7 @@ class Problem:
         self.values = sparse.csr_matrix(relevance.astype(np.float32))
         head = learned_head("unidec" if method == "everything" else method, DIM, LABELS, self.values, **options)
         self.model = VectorDualEncoder(DIM, learned_adapter(DIM, 16, std=0.3), head).eval()  # no dropout
+        self.model.numbers.update({name: torch.tensor(start) for name, start in self.method.numbers.items()})
         candidates = random.integers(0, LABELS, (INSTANCES, 6)).astype(np.int32)
         wrong = np.where(np.take_along_axis(relevance, candidates, axis=1), -1, candidates)
         self.mined = HardNegatives(Sharded.of(wrong))
@@ -101,13 +102,14 @@ class Problem:
             for view in range(keys.shape[1])
         ]
         instances = queries[:, 0] @ queries[:, 0].T / self.temperature, disjoint_instances
-        losses_of_queries = _loss_of_queries(self.name, self.options, views, positives, relevant, *instances)
-        loss = _mean(losses_of_queries, positives)
-        if getattr(self.options, "symmetric", False):
-            losses_of_labels = _loss_of_labels(
-                self.name, self.options, [view.T for view in views], positives.T, relevant.T
-            )
-            loss = loss + _mean(losses_of_labels, positives.T)
+        numbers = dict(model.numbers.items())
+        scored = Scored(torch.stack(views), positives, relevant, *instances, numbers)
+        loss = _mean(self.method.loss(scored, self.options), positives)
+        if self.method.label_loss is not None and getattr(self.options, "symmetric", True):
+            none = torch.empty((len(pool), 0))
+            transposed = torch.stack([view.T for view in views]), positives.T, relevant.T
+            scored = Scored(*transposed, none, none.bool(), numbers)
+            loss = loss + _mean(self.method.label_loss(scored, self.options), positives.T)
         loss.backward()
         return float(loss.detach()), gradient(model)
 
@@ -119,46 +121,6 @@ def gradient(model: VectorDualEncoder, ranks: Ranks = ALONE) -> Tensor:
         assert model.table.rows.grad is not None
         gradients.append(ranks.all_gather(model.table.rows.grad, LABELS))
     return torch.cat([each.flatten() for each in gradients])
-
-
-def _loss_of_queries(
-    name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor, *instances: Tensor
-) -> Tensor:
-    """Return the loss of each query."""
-    pairs = positives, relevant
-    if name in {"prime", "ngame"}:
-        own = {"margin": options.margin, "hardest": options.triplet_negatives}
-        compared = 1 if name == "ngame" else 1 + options.text_loss
-        triplets = sum(losses.clipped_triplet(view, *pairs, **own) for view in views[:compared])
-        if name == "ngame":
-            return triplets
-        regulariser = losses.prototype_regulariser(*views, *pairs, hardest=options.triplet_negatives)
-        return triplets + options.regulariser_weight * regulariser
-    if name == "everything":
-        return sum(losses.rae(view, *pairs, *instances) for view in views)
-    if name in {"unidec", "supcon"}:
-        return _mean_over_views(views, positives) / (2 if options.symmetric else 1)
-    (scores,) = views
-    return {
-        "infonce": lambda: losses.softmax_cross_entropy(scores, positives),
-        "dexml": lambda: losses.decoupled_softmax(scores, *pairs),
-        "softtopk": lambda: losses.soft_top_k_loss(scores, *pairs, options.softtopk_k, options.softtopk_alpha),
-        "bce": lambda: losses.binary_cross_entropy(scores, relevant),
-        "ova": lambda: losses.binary_cross_entropy(scores, relevant),
-        "rae": lambda: losses.rae(scores, *pairs, *instances),
-    }[name]()
-
-
-def _loss_of_labels(name: str, options: Any, views: list[Tensor], positives: Tensor, relevant: Tensor) -> Tensor:
-    """Return the loss of each label."""
-    if name == "prime":
-        own = {"margin": options.margin, "hardest": options.triplet_negatives}
-        return losses.clipped_triplet(views[1], positives, relevant, **own)
-    return _mean_over_views(views, positives) / 2
-
-
-def _mean_over_views(views: list[Tensor], positives: Tensor) -> Tensor:
-    return sum(losses.softmax_cross_entropy(view, positives) for view in views) / len(views)
 
 
 def _mean(each: Tensor, positives: Tensor) -> Tensor:

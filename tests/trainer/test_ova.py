@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.heads.label_table import LabelTable
 from recollect.trainer.heads.ova import OvaClassifier
-from recollect.trainer.methods import losses
-from recollect.trainer.settings import ClassifierKeys
+from recollect.trainer.methods.ova import ClassifierKeys
 from recollect.trainer.sharded import Sharded
 from tests.trainer.helpers import label_sets, random_units
+from tests.trainer.test_losses import Pool, loss_of
 
 LABELS, DIM = 5, 4
 TEXTS, INSTANCES = random_units(np.random.default_rng(1), LABELS, DIM), random_units(np.random.default_rng(2), 3, DIM)
@@ -61,7 +61,7 @@ def test_threshold_has_no_effect_on_triplets() -> None:
             head.threshold.fill_(threshold)
         scores = head.queries(torch.from_numpy(INSTANCES))[:, 0] @ head.table_views(ALL_LABELS)[:, 0].T
         relevant = torch.tensor([[True, False, False, True, False]]).expand(3, LABELS)
-        loss = losses.clipped_triplet(scores, relevant, relevant)
+        loss = loss_of("ngame")(Pool(scores, relevant, relevant, scores[:, :0], relevant[:, :0]))
         loss.sum().backward()
         assert loss.all()
         found.append((loss.detach(), head.table.rows.grad))

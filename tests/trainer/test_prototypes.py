@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from recollect.trainer.heads.prototypes import Prototypes
-from recollect.trainer.settings import PrototypeToken
+from recollect.trainer.methods.prime import PrototypeToken
 from recollect.trainer.sharded import Sharded
-from recollect.trainer.training.batches import Batches
 from tests.trainer.helpers import label_sets
 
 LABELS, DIM, BANK = 24, 64, 5
@@ -65,12 +64,12 @@ def test_prototype_before_training_is_near_the_mean_of_its_parts(tokens: tuple[P
 
 @every_choice
 def test_prototypes_resume_from_their_weights_alone(tokens: tuple[PrototypeToken, ...]) -> None:
-    heads, batches = [started(tokens)], Batches(VALUES, LABELS, np.arange(len(VALUES)), 12, 0, None, 0)
+    heads, drawn = [started(tokens)], (np.arange(12), np.arange(12))
     before = prototypes(heads[0])
-    heads[0].follow(batches.at(0, None), units(12, 8))
+    heads[0].follow(units(12, 8), *drawn)
     assert torch.equal(prototypes(heads[0]), before) != ("centroid" in tokens)
     heads.append(Prototypes(DIM, **heads[0].shape()).eval())
     heads[1].load_state_dict(heads[0].state_dict())
     for head in heads:
-        head.follow(batches.at(1, None), units(12, 9))
+        head.follow(units(12, 9), *drawn)
     assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))

@@ -15,8 +15,8 @@ import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.tokens import TokenBags
+from recollect.trainer.enriched import mix
 from recollect.trainer.errors import EncoderError, TrainingError
-from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import QUERY_VECTORS, open_memory
 from recollect.trainer.static import distil as distillation

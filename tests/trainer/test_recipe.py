@@ -199,3 +199,26 @@ def test_late_epochs_of_a_preset_are_not_refused_with_fewer_epochs() -> None:
     found = recipe(preset="prime/lf-amazontitles-131k", encoder="minilm", batch_size=100, bank=50, epochs=3)
     assert found.cluster_from >= found.epochs == 3
     assert max(found.cluster_double_at) > 3
+
+
+@pytest.mark.parametrize(
+    ("clusters", "settings", "fewest", "expected"),
+    [
+        (40, {"cluster_from": 2, "cluster_every": 3}, 15, [0, 0, 40, 0, 0, 20, 0, 0, 15, 0, 0, 15]),
+        (
+            40,
+            {"cluster_from": 2, "cluster_every": 3, "cluster_double_at": (1, 2, 4, 10, 11)},
+            4,
+            [0, 0, 40, 0, 0, 20, 0, 0, 20, 0, 0, 5, 0, 0, 5],
+        ),
+        (7, {}, 2, [7, 3, 2, 2]),
+        (1, {}, 2, [2, 2, 2, 2]),
+        (0, {}, 2, [0, 0, 0]),
+    ],
+    ids=["every third epoch", "at the given epochs only", "never below the batches", "one cluster", "none"],
+)
+def test_clusterings_halve_the_number_of_clusters(
+    clusters: int, settings: dict[str, Any], fewest: int, expected: list[int]
+) -> None:
+    planned = dataclasses.replace(recipe(), clusters=clusters, **settings)
+    assert [planned.clusters_at(epoch, fewest) for epoch in range(len(expected))] == expected

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import recollect
+from recollect.trainer.clustering import balanced_clusters
 from recollect.trainer.distributed import ALONE
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
@@ -31,7 +32,6 @@ from recollect.trainer.sharded import Sharded
 from recollect.trainer.train_settings import TrainSettings
 from recollect.trainer.training import run_log
 from recollect.trainer.training import train as loop
-from recollect.trainer.training.clustering import balanced_clusters
 from recollect.trainer.training.negatives import mine
 from recollect.trainer.training.validation import Validation
 from tests.trainer.conftest import load

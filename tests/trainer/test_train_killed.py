@@ -85,7 +85,7 @@ class TestKilled:
     @pytest.mark.parametrize(
         ("what", "resume", "moment"),
         [
-            ("adapter", [], Moment("recollect.trainer.encoding.keys.AdaptedKeys.keys", 2)),
+            ("adapter", [], Moment("recollect.trainer.memory.key_sources.AdaptedKeys.keys", 2)),
             # The last state still exists.
             ("full", ["--resume"], Moment("recollect.trainer.run_folder.RunFolder.write_training", 2, after=True)),
         ],

@@ -17,10 +17,10 @@ import torch
 import recollect
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import ALONE
-from recollect.trainer.encoding.keys import AdaptedKeys
 from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
+from recollect.trainer.memory.key_sources import AdaptedKeys
 from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan, open_memory, write_defaults
 from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.tune import Trial, tune

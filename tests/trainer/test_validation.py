@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.sharded import Sharded
+from recollect.trainer.training.keys import Keys
 from recollect.trainer.training.validation import Validation
 from tests.trainer.helpers import label_sets, random_sets, random_units
 

@@ -32,16 +32,11 @@ from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.pretrained import check_lengths, given_settings, load_pretrained, load_transformer
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter
-from recollect.trainer.heads.classifier import Classifier
 from recollect.trainer.heads.head import Head
-from recollect.trainer.heads.ova import OvaClassifier
-from recollect.trainer.heads.projection import Projection
-from recollect.trainer.heads.prototypes import Prototypes
+from recollect.trainer.methods import METHODS
 
 _CONFIG, _LAYERS = "recollect.json", "layers.safetensors"
 _ADAPTER, _HEAD = "adapter.safetensors", "head.safetensors"
-# The class of each head, by its name in `recollect.json`.
-_HEADS: dict[str, type[Head]] = {head.kind: head for head in (Prototypes, Classifier, OvaClassifier, Projection)}
 _FORMAT_VERSION = 2
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -207,8 +202,8 @@ def load_head(folder: Path, dim: int) -> Head | None:
 def _create_head(path: Path, dim: int, described: Any) -> Head:
     """Create an untrained head from the kind and the shape that `recollect.json` describes."""
     try:
-        shape = dict(described)
-        return _HEADS[shape.pop("kind")](dim, **shape)
+        shape, heads = dict(described), [method.head() for method in METHODS.values() if method.head is not None]
+        return {head.kind: head for head in heads}[shape.pop("kind")](dim, **shape)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise EncoderError(f"{path}: expected the description of a head, found: {error!r}; train again") from None
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from recollect.trainer.encoding.pooling import Layer, Pooler
+from recollect.trainer.encoding.static_model import StaticModel, TextVectors
 from recollect.trainer.encoding.tokens import Inputs, Texts, TokenBags, TokenTable, VectorTable, batches_by_length
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.heads.adapter import Adapter, Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from recollect.trainer.heads.head import Head
 from recollect.trainer.held_out import ALL, HeldOutTexts
-from recollect.trainer.static.model import StaticModel, TextVectors
 
 # Tokens in one batch, including padding: enough to use all cores or the GPU, and few enough to fit into the CPU cache
 # or the GPU memory.

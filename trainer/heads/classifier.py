@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from recollect.trainer.enriched import mix
 from recollect.trainer.heads.head import Head
 from recollect.trainer.heads.projection import TanhLayer
-from recollect.trainer.memory.label_keys import mix
 from recollect.trainer.sharded import Sharded
 
 _DROPOUT = 0.1

@@ -28,6 +28,7 @@ class DualEncoder(nn.Module):
 
     Attributes:
         dropout: Dropout on the vectors below the head, in training only. Its probability is 0 until training sets it.
+        numbers: The learned numbers of the loss, in training only.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class DualEncoder(nn.Module):
         self.adapter = adapter
         self.head = head
         self.dropout = nn.Dropout(0.0)
+        self.numbers = nn.ParameterDict()
 
     @property
     def key_dim(self) -> int:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from recollect.trainer.heads.label_table import LabelTable
 from recollect.trainer.sharded import Sharded
-from recollect.trainer.training.batches import Batch
 
 
 class Head(nn.Module, abc.ABC):
@@ -89,8 +88,16 @@ class Head(nn.Module, abc.ABC):
             seed: Seed of all random draws.
         """
 
-    def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:  # noqa: B027
-        """Update the head with the vectors of the batch's queries, at the end of a step."""
+    def follow(  # noqa: B027
+        self, queries: Float[Tensor, "query dim"], query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"]
+    ) -> None:
+        """Update the head at the end of a step.
+
+        Args:
+            queries: The vectors of the batch's queries.
+            query: The query of each pair with a drawn true label, as its place in the batch.
+            label: The label of each pair.
+        """
 
     def lookups(self) -> list[nn.Parameter]:
         """Return the tables with one vector for each label or cluster.

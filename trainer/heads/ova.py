@@ -19,10 +19,9 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from recollect.trainer.enriched import mix
 from recollect.trainer.heads.head import Head
 from recollect.trainer.heads.label_table import LabelTable
-from recollect.trainer.memory.label_keys import mix
-from recollect.trainer.settings import ClassifierKeys
 from recollect.trainer.sharded import Sharded
 
 # The threshold at the start: halfway between unrelated and equal vectors.
@@ -42,7 +41,7 @@ class OvaClassifier(Head):
     query_views, label_views = 1, 1
     table: LabelTable
 
-    def __init__(self, dim: int, labels: int, keys: ClassifierKeys = "alone") -> None:
+    def __init__(self, dim: int, labels: int, keys: str = "alone") -> None:
         super().__init__(dim + 1, LabelTable(labels, dim))
         self.keys = keys
         self.threshold = nn.Parameter(torch.tensor(_THRESHOLD))

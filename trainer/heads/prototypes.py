@@ -17,12 +17,10 @@ from jaxtyping import Float, Int
 from scipy import sparse
 from torch import Tensor, nn
 
+from recollect.trainer.clustering import balanced_clusters
 from recollect.trainer.heads.head import Head
 from recollect.trainer.randomness import Purpose, generator
-from recollect.trainer.settings import PrototypeToken
 from recollect.trainer.sharded import Sharded
-from recollect.trainer.training.batches import Batch
-from recollect.trainer.training.clustering import balanced_clusters
 
 _FEED_FORWARD, _DROPOUT = 1_024, 0.1
 # Weight of a centroid's old vector.
@@ -58,14 +56,15 @@ class Centroids(nn.Module):
         self.vectors.copy_(nn.functional.normalize(sums, dim=-1))
         self.known.copy_(torch.from_numpy(np.bincount(values.indices, minlength=len(self.known)) > 0))
 
-    def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
+    def follow(
+        self, queries: Float[Tensor, "query dim"], query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"]
+    ) -> None:
         """Move the centroids of the labels that were drawn as positives."""
-        drawn, place, counts = np.unique(batch.positives.key, return_inverse=True, return_counts=True)
+        drawn, place, counts = np.unique(label, return_inverse=True, return_counts=True)
         shares = (1 / counts[place]).astype(np.float32)
-        mean = sparse.csr_matrix((shares, (place, batch.positives.query)), shape=(len(drawn), len(batch.rows)))
-        # numpy adds in the same order on every rank
-        means, labels = torch.from_numpy(mean @ queries.cpu().numpy()), torch.from_numpy(batch.pool[drawn])
-        labels = labels.to(self.vectors.device)
+        mean = sparse.csr_matrix((shares, (place, query)), shape=(len(drawn), len(queries)))
+        means = torch.from_numpy(mean @ queries.cpu().numpy())  # numpy adds in the same order on every rank
+        labels = torch.from_numpy(drawn).to(self.vectors.device)
         self.vectors[labels] = _MOMENTUM * self.vectors[labels] + (1 - _MOMENTUM) * means.to(labels.device)
 
 
@@ -86,7 +85,7 @@ class Prototypes(Head):
         self,
         dim: int,
         labels: int,
-        tokens: Sequence[PrototypeToken],
+        tokens: Sequence[str],
         bank: int,
     ) -> None:
         super().__init__(dim)
@@ -141,9 +140,11 @@ class Prototypes(Head):
                 self.cluster.copy_(torch.from_numpy(cluster))
                 self.free.copy_(nn.functional.normalize(torch.from_numpy(means), dim=-1))
 
-    def follow(self, batch: Batch, queries: Float[Tensor, "query dim"]) -> None:
+    def follow(
+        self, queries: Float[Tensor, "query dim"], query: Int[np.ndarray, " pair"], label: Int[np.ndarray, " pair"]
+    ) -> None:
         if self.centroids is not None:
-            self.centroids.follow(batch, queries)
+            self.centroids.follow(queries, query, label)
 
     def lookups(self) -> list[nn.Parameter]:
         return [self.free]

@@ -1,9 +1,7 @@
-"""Enriched labels: a label's text vector mixed with the mean of its instances (PEFA-XS, Chang et al., WSDM 2024).
+"""Enriched labels (`trainer.enriched`) in a memory and in a training.
 
-    z_l = unit( (1 - alpha) t_l + alpha unit( sum over instances i that have l of x_i ) )
-
-A label without instances keeps its text vector. `LabelKeys` are the keys of labels in a memory: they need no training
-and cost nothing at query time. `LabelInputs` are the vectors of labels that an adapter reads while it is trained.
+`LabelKeys` are the keys of labels in a memory: they need no training and cost nothing at query time. `LabelInputs` are
+the vectors of labels that an adapter reads while it is trained.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.encoding.tokens import Inputs, VectorTable, row_numbers
+from recollect.trainer.enriched import mix
 from recollect.trainer.heads.adapter import Side
 from recollect.trainer.sharded import Sharded
 
@@ -153,20 +152,3 @@ class LabelInputs(Inputs):
             sums = sums - own @ np.asarray(self.instances[self.excluded], dtype=np.float32)
             sums[self.counts[rows] == np.diff(own.indptr)] = 0  # without instances the sum is 0: remove rounding errors
         return mix(texts, sums, self.alpha)
-
-
-def mix(
-    texts: Float[np.ndarray, "row dim"], sums: Float[np.ndarray, "row dim"], alpha: float
-) -> Float[np.ndarray, "row dim"]:
-    """Mix text vectors with instance sums into unit vectors. A label whose sum is zero keeps its text vector."""
-    mixed = (1 - alpha) * texts + alpha * _unit(sums)
-    lengths = np.linalg.norm(mixed, axis=1, keepdims=True)
-    unmixed = (np.linalg.norm(sums, axis=1, keepdims=True) == 0) | (lengths == 0)
-    keys: np.ndarray = np.where(unmixed, texts, mixed / np.where(unmixed, 1, lengths)).astype(np.float32)
-    return keys
-
-
-def _unit(vectors: Float[np.ndarray, "row dim"]) -> Float[np.ndarray, "row dim"]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: np.ndarray = vectors / np.where(lengths == 0, 1, lengths)
-    return unit

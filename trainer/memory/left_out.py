@@ -11,14 +11,14 @@ import numpy as np
 from jaxtyping import Int
 
 from recollect.core.neighbours import Neighbours
+from recollect.trainer.enriched import mix
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.held_out import ALL, HeldOutTexts
-from recollect.trainer.memory.label_keys import mix
+from recollect.trainer.memory.distillation import read_distillation
 from recollect.trainer.memory.memory import Memory, read_texts
 from recollect.trainer.memory.search import nearest
 from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
-from recollect.trainer.run_folder import RunFolder
 
 # The next step if too few instances are held out.
 MORE_HELD_OUT = "train on more texts, or with a larger --validation-fraction"
@@ -57,7 +57,7 @@ def held_out_of(memory: Memory, run: Path) -> HeldOutTexts:
     Raises:
         TrainingError: If `distillation.json` is invalid.
     """
-    distillation = None if memory.distilled is None else RunFolder(run).distillation()
+    distillation = None if memory.distilled is None else read_distillation(run)
     return memory.held_out if distillation is None else HeldOutTexts.of_json(distillation["held_out"])
 
 

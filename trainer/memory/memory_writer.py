@@ -15,8 +15,8 @@ from recollect.core.system.console import progress_bar
 from recollect.core.system.files import flush, save_array, write_json, write_lines
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
-from recollect.trainer.encoding.keys import KeySource
 from recollect.trainer.errors import MemoryFolderError
+from recollect.trainer.memory.key_sources import KeySource
 from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
 
 # Texts of one rank in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.

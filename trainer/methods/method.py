@@ -1,30 +1,31 @@
 """A training method: a pool of keys, a loss over the pool, an optional head, defaults, and flags of its own.
 
-The files of the methods import torch only when a loss or a head is computed, so that `recollect train --help` is fast.
+The modules of the methods import torch only when a loss or a head is computed, so that `recollect train --help` is
+fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
-from pydantic_settings import CliImplicitFlag, SettingsConfigDict
+from pydantic import BaseModel
+from pydantic_settings import SettingsConfigDict
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
     from recollect.trainer.heads.head import Head
-    from recollect.trainer.methods.losses import Scored, ScoredLabels
+    from recollect.trainer.methods.scored import Scored
 
 
 class MethodOptions(BaseModel):
     """The flags that belong to one method. Subclasses declare each flag once: name, type, default and help text.
 
     `TrainSettings` inherits the options of all methods, so that each field is a flag and an environment variable. The
-    recipe stores the options of the chosen method.
+    help names the methods of a flag. The recipe stores the options of the chosen method.
     """
 
     # A settings class inherits this class, so mypy needs the type that settings have.
@@ -43,22 +44,14 @@ class MethodOptions(BaseModel):
         return self
 
 
-class SymmetricOptions(MethodOptions):
-    """The flag of methods that also have a loss for labels."""
-
-    symmetric: CliImplicitFlag[bool] = Field(
-        True, description="prime, unidec, supcon: also train labels to find their queries"
-    )
-
-
 @dataclass(frozen=True)
 class Method:
     """One way to train an encoder.
 
     Attributes:
-        name: Value of `--method`.
-        options: The flags of the method.
+        source: The paper.
         loss: The loss of each query, given the method's options.
+        options: The flags of the method.
         hard_negatives: Default number of mined negatives for each query. None: the pool is the whole label space and
             needs no mined negatives.
         positives: Default number of true labels drawn for a query each time the query is in a batch. 0: all true labels
@@ -67,31 +60,40 @@ class Method:
         instances: Whether the instances of the batch are keys of the pool too.
         pulls_pool: Whether the positives of a query are all its true labels in the pool, or only the labels drawn for
             this query.
-        label_loss: The loss of each label, added to the queries' loss with `--symmetric`. None: the method has no such
-            loss.
+        follows_draws: Whether the draw of true labels has an effect beside their place in the pool.
+        label_loss: The loss of each label over the queries, added to the queries' loss. A flag `symmetric` of the
+            method can switch it off. None: the method has no such loss.
+        numbers: The learned numbers of the loss, such as a scale, with their values at the start. The loss reads them
+            in `Scored.numbers`; they are trained and saved with the weights of the model.
         positive_sampling: Default way to draw true labels.
         clusters: Default composition of batches: random queries; clusters that grow (NGAME); or one cluster a batch.
         label_inputs: Default input of an adapter for a label: `text` or `enriched`.
-        head: Makes the head, given the size of a vector, the number of labels and the options. None: the method has no
-            head.
+        head: Imports the class of the head. None: the method has no head.
+        head_shape: Arguments of the head besides the size of a vector, given the number of labels and the options.
         head_option: The option that adds the head if it is not 0. None: the method always has its head.
+        without_table: What the options have in place of a head with a vector for each label or group of labels, in the
+            words of a message; None if the head has such vectors.
         tuned: Whether `--tune auto` chooses the memory's lambda after training.
     """
 
-    name: str
-    options: type[MethodOptions]
+    source: str
     loss: Callable[[Scored, Any], Float[Tensor, " query"]]
     hard_negatives: int | None
     positives: int
     temperature: float | None
+    options: type[MethodOptions] = MethodOptions
     instances: bool = False
     pulls_pool: bool = False
-    label_loss: Callable[[ScoredLabels, Any], Float[Tensor, " label"]] | None = None
+    follows_draws: Callable[[Any], bool] = lambda _: False
+    label_loss: Callable[[Scored, Any], Float[Tensor, " label"]] | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
     positive_sampling: Literal["uniform", "propensity"] = "uniform"
     clusters: Literal["none", "growing", "whole"] = "none"
     label_inputs: Literal["text", "enriched"] = "enriched"
-    head: Callable[[int, int, Any], Head] | None = None
+    head: Callable[[], type[Head]] | None = None
+    head_shape: Callable[[int, Any], dict[str, Any]] = lambda labels, _: {"labels": labels}
     head_option: str | None = None
+    without_table: Callable[[Any], str | None] = lambda _: None
     tuned: bool = False
 
     def mined(self, given: int | Literal["all"] | None) -> int | None:
@@ -103,10 +105,12 @@ class Method:
             return None
         return self.hard_negatives if given is None else given
 
-    def has_head(self, options: MethodOptions) -> bool:
+    def has_head(self, options: Any) -> bool:
         """Return whether a model has a head with these options."""
         return self.head is not None and (self.head_option is None or bool(getattr(options, self.head_option)))
 
     def make_head(self, dim: int, labels: int, options: MethodOptions) -> Head | None:
         """Make the head for vectors of this size and this number of labels. None if there is no head."""
-        return self.head(dim, labels, options) if self.head is not None and self.has_head(options) else None
+        if self.head is None or not self.has_head(options):
+            return None
+        return self.head()(dim, **self.head_shape(labels, options))

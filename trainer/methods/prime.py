@@ -1,43 +1,43 @@
-"""PRIME: triplets of queries and label prototypes, and of queries and label texts, in batches of similar queries.
-
-The second stage of PRIME is NGAME's classifier: triplets of queries and a trained vector for each label.
-"""
+"""PRIME: triplets of queries and label prototypes, and of queries and label texts, in batches of similar queries."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.methods.method import Method, MethodOptions, SymmetricOptions
-from recollect.trainer.methods.table import OvaOptions, ova_classifier
-from recollect.trainer.settings import Listed, NotEmpty, Positive, PrototypeToken
+from recollect.trainer.methods.method import Method, MethodOptions
+from recollect.trainer.settings import Listed, NotEmpty, Positive
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from recollect.trainer.distributed import Ranks
     from recollect.trainer.heads.prototypes import Prototypes
-    from recollect.trainer.methods.losses import Scored, ScoredLabels
+    from recollect.trainer.methods.scored import Scored
+
+PrototypeToken = Literal["text", "free", "centroid"]
 
 # Number of labels that share a free vector, at least.
 _LABELS_PER_FREE = 2
+# Temperature of the softmax that weighs the negatives that violate a margin.
+_SHARPNESS = 0.1
+# Margin of the regulariser in PRIME's code.
+_REGULARISER_MARGIN = 0.1
 
 
 class TripletOptions(MethodOptions):
     """The flags of methods that train with triplets."""
 
     margin: Annotated[tuple[Positive, Positive], *Listed] = Field(
-        (0.1, 0.3),
-        description="prime, ngame: lower and upper bound of the triplet margin; equal bounds give a constant margin",
+        (0.1, 0.3), description="lower and upper bound of the triplet margin; equal bounds give a constant margin"
     )
     triplet_negatives: int = Field(
-        100, ge=1, description="prime, ngame: number of negatives in a query's triplets, the hardest ones of the pool"
+        100, ge=1, description="number of negatives in a query's triplets, the hardest ones of the pool"
     )
 
     def contradictions(self) -> Iterator[str]:
@@ -46,24 +46,30 @@ class TripletOptions(MethodOptions):
             yield f"--margin: expected the lower bound first, found {low:g},{high:g}; swap the bounds"
 
 
+class SymmetricOptions(MethodOptions):
+    """The flag of methods that also have a loss for labels."""
+
+    symmetric: CliImplicitFlag[bool] = Field(True, description="also train labels to find their queries")
+
+
 class PrimeOptions(TripletOptions, SymmetricOptions):
     """The flags of PRIME."""
 
     prototype: Annotated[list[PrototypeToken], *Listed, NotEmpty] = Field(
-        ["text", "free", "centroid"], description="prime: parts of a label's prototype"
+        ["text", "free", "centroid"], description="parts of a label's prototype"
     )
     bank: int | None = Field(
         None,
         ge=1,
-        description="prime: number of free vectors; unset: a power of two, so that 2 or 3 labels share each vector",
+        description="number of free vectors; unset: a power of two, so that 2 or 3 labels share each vector",
     )
     text_loss: CliImplicitFlag[bool] = Field(
-        True, description="prime: also train queries to find label texts, not only prototypes"
+        True, description="also train queries to find label texts, not only prototypes"
     )
     regulariser_weight: float = Field(
         0.1,
         ge=0,
-        description="prime: weight of the term that makes prototypes better than label texts by a margin; 0: no term",
+        description="weight of the term that makes prototypes better than label texts by a margin; 0: no term",
     )
 
     def contradictions(self) -> Iterator[str]:
@@ -89,85 +95,104 @@ class PrimeOptions(TripletOptions, SymmetricOptions):
         return self.model_copy(update={"bank": bank})
 
 
-def _loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
+def loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " query"]:
     """L(queries, prototypes) + L(queries, texts) + w R. Options leave out the second term, and choose w."""
-    from recollect.trainer.methods import losses
-
-    prototypes, texts = scored.labels
-    loss = _triplets(prototypes, scored, options, scored.ranks)
+    prototypes, texts = scored.scores
+    total = triplets(scored, prototypes, options)
     if options.text_loss:
-        loss = loss + _triplets(texts, scored, options, scored.ranks)
+        total = total + triplets(scored, texts, options)
     if options.regulariser_weight:
-        loss = loss + options.regulariser_weight * losses.prototype_regulariser(
-            prototypes,
-            texts,
-            scored.positives,
-            scored.relevant,
-            ranks=scored.ranks,
-            hardest=options.triplet_negatives,
-        )
-    return loss
+        total = total + options.regulariser_weight * regulariser(scored, options.triplet_negatives)
+    return total
 
 
-def _label_loss(scored: ScoredLabels, options: PrimeOptions) -> Float[Tensor, " label"]:
+def label_loss(scored: Scored, options: PrimeOptions) -> Float[Tensor, " label"]:
     """L(texts, queries)."""
-    return _triplets(scored.queries[1], scored, options)
+    return triplets(scored, scored.scores[1], options)
 
 
-def _triplets(
-    view: Float[Tensor, "row key"], scored: Scored | ScoredLabels, options: TripletOptions, *ranks: Ranks
-) -> Float[Tensor, " row"]:
-    from recollect.trainer.methods import losses
+def triplets(scored: Scored, scores: Float[Tensor, "query key"], options: TripletOptions) -> Float[Tensor, " query"]:
+    """Triplet loss over the hardest negatives, with a margin that depends on the positive (PRIME, Eq. 3).
 
-    pairs = scored.positives, scored.relevant
-    return losses.clipped_triplet(view, *pairs, options.margin, *ranks, hardest=options.triplet_negatives)
+    mean over p in T_i of  sum over n of  w_n v_n,    v_n = max(0, s_in - s_ip + m),    m = clamp(|s_ip - s_in|)
+
+    The margin is a constant for the gradient. The weights w are a softmax of s_n / .1 over the negatives with v_n > 0.
+    As in PRIME's code, the gradient also flows through the weights. If the similarity of the positive exceeds that of
+    the negative by an amount between the bounds, v_n is exactly 0. The paper prints a sum over all positives and
+    negatives instead. The code draws one positive at each step, of which this mean is the expected loss.
+
+    Args:
+        scored: The queries and the keys.
+        scores: The similarities of one view, not divided by tau.
+        options: The bounds of m, and the number of hardest negatives.
+    """
+    from recollect.trainer.methods.scored import MASKED
+
+    negatives = scored.top_k(scores.masked_fill(scored.relevant, MASKED), options.triplet_negatives)
+    query, key = scored.positives.nonzero(as_tuple=True)
+    lead = scores[query, key][:, None] - negatives[query]
+    violations = (lead.detach().abs().clamp(*options.margin) - lead).relu()
+    violates = (violations > 0) & (negatives[query] > MASKED)
+    logits = (negatives[query] / _SHARPNESS).masked_fill(~violates, MASKED)
+    weights = logits.softmax(dim=1).masked_fill(~violates, 0)
+    losses = scores.new_zeros(len(scores)).index_add(0, query, (weights * violations).sum(dim=1))
+    return losses / scored.positive_counts.clamp_min(1)
 
 
-def _head(dim: int, labels: int, options: PrimeOptions) -> Prototypes:
+def regulariser(scored: Scored, hardest: int) -> Float[Tensor, " query"]:
+    """Make prototypes better than label texts by a margin: nearer to the label's queries, farther from others (PRIME).
+
+    1/2 ( mean over p in T_i of max(0, s_ip - b_ip + m)  +  mean over n of max(0, b_in - s_in + m) )
+
+    b are similarities to prototypes, s are similarities to label texts, n are the hardest negatives. Each mean is over
+    the terms that are not 0; a mean without such terms is 0. PRIME's code takes means over a whole batch. Here the
+    means are over one query, so that each query has the same weight. The paper prints the means without the hinges
+    (Eq. 6 and 7), and no value of m. The code has .1.
+
+    Args:
+        scored: The queries and the keys. The views are b and s, not divided by tau.
+        hardest: Number of negatives of a query, taken by highest b; more if several have the lowest of these b.
+    """
+    from recollect.trainer.methods.scored import MASKED
+
+    to_prototypes, to_texts = scored.scores
+    negatives = to_prototypes.detach().masked_fill(scored.relevant, MASKED)
+    easiest = scored.top_k(negatives, hardest)[:, -1:]
+    left_out = scored.relevant | (negatives < easiest) | (scored.positive_counts == 0)[:, None]
+    nearer = (to_texts - to_prototypes + _REGULARISER_MARGIN).relu().masked_fill(~scored.positives, 0)
+    farther = (to_prototypes - to_texts + _REGULARISER_MARGIN).relu().masked_fill(left_out, 0)
+    return (scored.mean(nearer, nearer > 0) + scored.mean(farther, farther > 0)) / 2
+
+
+def _head() -> type[Prototypes]:
     from recollect.trainer.heads.prototypes import Prototypes
 
-    return Prototypes(dim, labels, options.prototype, options.bank or 0)
+    return Prototypes
 
 
-PRIME = Method(
-    name="prime",
+def _head_shape(labels: int, options: PrimeOptions) -> dict[str, Any]:
+    return {"labels": labels, "tokens": options.prototype, "bank": options.bank or 0}
+
+
+def _without_free_vectors(options: PrimeOptions) -> str | None:
+    return None if "free" in options.prototype else f"--prototype {','.join(options.prototype)}"
+
+
+METHOD = Method(
+    source="https://arxiv.org/abs/2410.20401",
     options=PrimeOptions,
-    loss=_loss,
-    label_loss=_label_loss,
+    loss=loss,
+    label_loss=label_loss,
     hard_negatives=0,
     positives=3,
     positive_sampling="propensity",
     pulls_pool=True,
+    follows_draws=lambda options: "centroid" in options.prototype,  # drawn labels move their centroids
     temperature=None,
     clusters="growing",
     label_inputs="text",  # the centroid in a prototype already contains the instances
     head=_head,
+    head_shape=_head_shape,
+    without_table=_without_free_vectors,
     tuned=True,
-)
-
-
-# ---- NGAME's classifier ----
-
-
-class NgameOptions(TripletOptions, OvaOptions):
-    """The flags of NGAME's classifier."""
-
-
-def _classifier_loss(scored: Scored, options: NgameOptions) -> Float[Tensor, " query"]:
-    """L(queries, vectors of the classifier)."""
-    return _triplets(scored.labels[0], scored, options, scored.ranks)
-
-
-# On PRIME's trained and frozen encoder, it is PRIME's second stage.
-NGAME = Method(
-    name="ngame",
-    options=NgameOptions,
-    loss=_classifier_loss,
-    hard_negatives=0,
-    positives=3,
-    pulls_pool=True,
-    temperature=None,
-    clusters="growing",
-    label_inputs="text",
-    head=ova_classifier,
 )

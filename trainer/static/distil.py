@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from recollect.core.system.console import with_progress
 from recollect.trainer.encoding.encoder import UnitVectorModel
+from recollect.trainer.encoding.static_model import StaticModel
 from recollect.trainer.encoding.tokens import Inputs
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.randomness import Purpose, generator
-from recollect.trainer.static.model import StaticModel
 
 _EPOCHS, _MOST_STEPS, _BATCH = 12, 10_000, 1_024
 _RATE, _WARM_UP_SHARE, _CLIP = 1e-3, 0.1, 1.0

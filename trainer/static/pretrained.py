@@ -18,8 +18,8 @@ from torch import Tensor
 
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.pooling import Pooler
+from recollect.trainer.encoding.static_model import StaticModel
 from recollect.trainer.encoding.tokens import Texts, TokenTable
-from recollect.trainer.static.model import StaticModel
 
 # The constant a of SIF.
 _RARE = 1e-4

@@ -23,6 +23,7 @@ from recollect.trainer.encoding.encoder import Encoder, embed
 from recollect.trainer.encoding.tokens import TokenBags
 from recollect.trainer.errors import EncoderError, TrainingError
 from recollect.trainer.held_out import HeldOutTexts
+from recollect.trainer.memory.distillation import read_distillation, write_distillation
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
 from recollect.trainer.settings import STATIC
@@ -88,7 +89,7 @@ def write_query_encoder(
         measured["held_out_cosine"] = _mean_cosine(vectors[untaught], np.asarray(memory.instance_keys[untaught]))
         cosine = f", mean cosine {measured['held_out_cosine']:.3f} on {int(untaught.sum()):,} held-out texts"
     save_checkpoint(student.trained_without(held_out), folder.query_encoder)
-    folder.write_distillation({**origin, "measured": measured})
+    write_distillation(settings.out, {**origin, "measured": measured})
     _store_vectors(memory, vectors)
     report(f"{folder.query_encoder}: {steps:,} steps in {measured['seconds']:,.0f} s{cosine}")
 
@@ -106,7 +107,7 @@ def load_query_encoder(run: Path, memory: Memory, encoder: Encoder) -> Encoder:
         EncoderError: If the query encoder is unfinished, damaged, or distilled from another encoder.
     """
     folder = RunFolder(run)
-    saved = folder.distillation()
+    saved = read_distillation(run)
     if saved is None and memory.distilled is None:
         return encoder
     if saved is None or memory.distilled is None:
@@ -125,7 +126,7 @@ def load_query_encoder(run: Path, memory: Memory, encoder: Encoder) -> Encoder:
 
 
 def _check_same_origin(folder: RunFolder, origin: dict[str, object]) -> None:
-    saved = folder.distillation()
+    saved = read_distillation(folder.path)
     differs = [name for name in origin if saved is None or saved[name] != origin[name]]
     if differs:
         raise TrainingError(

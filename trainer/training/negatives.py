@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,9 +11,8 @@ from recollect.trainer.data.split import LabelSets
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.memory.search import nearest, nearest_approximate
 from recollect.trainer.metrics import hits
+from recollect.trainer.recipe import MineSearch
 from recollect.trainer.sharded import Sharded
-
-MineSearch = Literal["exact", "approximate"]
 
 
 @dataclass(frozen=True)

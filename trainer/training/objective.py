@@ -12,8 +12,8 @@ from torch import Tensor
 
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.tokens import Inputs
-from recollect.trainer.methods import Method, MethodOptions, SymmetricOptions
-from recollect.trainer.methods.losses import Scored, ScoredLabels
+from recollect.trainer.methods import Method, MethodOptions
+from recollect.trainer.methods.scored import Scored
 from recollect.trainer.training.batches import Batch, Pairs
 from recollect.trainer.training.gradient_cache import Embedder, Part
 
@@ -64,7 +64,7 @@ class Objective:
         tables = [] if head is None else head.label_tables()
         self.ranks.all_reduce_gradients(model, tables, batch.pool)
         if head is not None:
-            head.follow(batch, step.queries[:, 0])
+            head.follow(step.queries[:, 0], batch.positives.query, batch.pool[batch.positives.key])
         return loss
 
 
@@ -76,7 +76,7 @@ class _Step:
     """
 
     def __init__(self, objective: Objective, batch: Batch, pool: tuple[int, int]) -> None:
-        self._head = objective.embedder.model.head
+        self._head, self._numbers = objective.embedder.model.head, dict(objective.embedder.model.numbers.items())
         self._method, self._options, self._ranks = objective.method, objective.options, objective.ranks
         self._temperature = objective.temperature
         self._batch = batch
@@ -106,7 +106,7 @@ class _Step:
         with_positive = _count_distinct(self._positives.query)  # queries without a positive have no loss
         for queries in self._blocks(count, views * len(self._batch.pool) + (count if self._method.instances else 0)):
             total += self._query_loss(queries, with_positive)
-        if isinstance(self._options, SymmetricOptions) and self._options.symmetric:
+        if self._method.label_loss is not None and getattr(self._options, "symmetric", True):
             with_positive = _count_distinct(self._positives.key)
             for labels in self._blocks(len(keys), views * count * self._ranks.size):
                 total += self._label_loss(labels, with_positive)
@@ -129,17 +129,18 @@ class _Step:
         span, scaled = (queries.start, queries.stop), self._scaled[queries]
         own = self._own if self._method.instances else self._own[:0]
         scored = Scored(
-            labels=_similarities(scaled, self._keys),
+            scores=_similarities(scaled, self._keys),
             positives=self._mask(self._positives, span),
             relevant=self._mask(self._batch.relevant, span),
             instances=(scaled[:, 0] @ own[:, 0].T).requires_grad_(),
             disjoint_instances=self._disjoint_instances(span),
+            numbers=self._numbers,
             ranks=self._ranks,
         )
         loss = self._method.loss(scored, self._options).sum() / with_positive
         loss.backward()  # type: ignore[no-untyped-call]
-        if scored.labels.grad is not None:
-            self._add_gradients(scored.labels.grad, queries, slice(None))
+        if scored.scores.grad is not None:
+            self._add_gradients(scored.scores.grad, queries, slice(None))
         if scored.instances.grad is not None:
             self._gradient[queries, 0].addmm_(scored.instances.grad, own[:, 0], alpha=1 / self._temperature)
             self._own_gradient[:, 0].addmm_(scored.instances.grad.T, scaled[:, 0])
@@ -149,15 +150,19 @@ class _Step:
         """Compare some of this rank's labels with all queries, which every rank holds."""
         assert self._method.label_loss is not None
         span = (self._pool[0] + labels.start, self._pool[0] + labels.stop)
-        scored = ScoredLabels(
-            queries=_similarities(self._scaled, self._keys[labels]).transpose(1, 2).detach().requires_grad_(),
+        none = torch.empty((labels.stop - labels.start, 0), device=self._own.device)
+        scored = Scored(
+            scores=_similarities(self._scaled, self._keys[labels]).transpose(1, 2).detach().requires_grad_(),
             positives=self._mask(self._positives, (0, len(self._scaled)), span).T,
             relevant=self._mask(self._batch.relevant, (0, len(self._scaled)), span).T,
+            instances=none,
+            disjoint_instances=none.bool(),
+            numbers=self._numbers,
         )
         loss = self._method.label_loss(scored, self._options).sum() / with_positive
         loss.backward()  # type: ignore[no-untyped-call]
-        if scored.queries.grad is not None:
-            self._add_gradients(scored.queries.grad.transpose(1, 2), slice(None), labels)
+        if scored.scores.grad is not None:
+            self._add_gradients(scored.scores.grad.transpose(1, 2), slice(None), labels)
         return loss.detach()
 
     def _add_gradients(self, gradient: Float[Tensor, "view query key"], queries: slice, labels: slice) -> None:

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recollect.trainer.clustering import balanced_clusters
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.encoder import embed
-from recollect.trainer.encoding.keys import KeyMaker, Keys
 from recollect.trainer.encoding.tokens import Inputs
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.heads.dual_encoder import DualEncoder
@@ -27,8 +27,8 @@ from recollect.trainer.metrics import propensity_weights
 from recollect.trainer.randomness import Purpose, generator
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.training.batches import Batches
-from recollect.trainer.training.clustering import Curriculum, balanced_clusters
 from recollect.trainer.training.gradient_cache import Embedder, Part
+from recollect.trainer.training.keys import KeyMaker, Keys
 from recollect.trainer.training.memory_check import kept_tokens, trim_heap
 from recollect.trainer.training.negatives import HardNegatives, mine
 from recollect.trainer.training.objective import Objective
@@ -88,8 +88,10 @@ def train(
     """
     device = recipe.device
     torch.manual_seed(int(generator(recipe.seed, Purpose.DROPOUT, ranks.rank).integers(2**62)))
-    model = task.model.to(device).train()
+    method, model = METHODS[recipe.method], task.model.train()
     model.dropout.p = recipe.embedding_dropout
+    model.numbers.update({name: torch.tensor(start) for name, start in method.numbers.items()})
+    model.to(device)
     if (table := model.table) is not None:
         table.divide(ranks)
     batches = Batches(
@@ -103,13 +105,8 @@ def train(
         _label_weights(task, recipe),
     )
     embedder = _embedder(model, task, recipe, ranks)
-    objective = Objective(
-        METHODS[recipe.method], recipe.options, recipe.temperature, embedder, task.queries, task.labels, ranks
-    )
+    objective = Objective(method, recipe.options, recipe.temperature, embedder, task.queries, task.labels, ranks)
     keys = KeyMaker(model, task.queries, task.labels, device, ranks, embedder.autocast)
-    curriculum = Curriculum(
-        recipe.clusters, recipe.cluster_from, recipe.cluster_every, batches.per_epoch, recipe.cluster_double_at
-    )
     learner = Learner(model, _optimizer(model, recipe), device)
     progress = load_state(folder / "state", learner, ranks)
     saved = time.monotonic()
@@ -127,7 +124,8 @@ def train(
                 _validate(task, keys, progress, ranks, log)
         while not recipe.ended(progress.step, progress.seconds):
             step, tick = progress.step, time.monotonic()
-            if step % batches.per_epoch == 0 and (clusters := curriculum.due(step // batches.per_epoch)):
+            epoch, in_epoch = divmod(step, batches.per_epoch)
+            if in_epoch == 0 and (clusters := recipe.clusters_at(epoch, batches.per_epoch)):
                 with watch("cluster"):
                     learner.clusters = _cluster(task, keys, step, clusters, recipe)
             if recipe.mines_at(step):

@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float, Int
 
 from recollect.core.neighbours import Neighbours
 from recollect.trainer.data.split import LabelSets
-from recollect.trainer.encoding.keys import Keys
 from recollect.trainer.memory.inference import InferenceSetting, predict
 from recollect.trainer.memory.memory import DEFAULTS
 from recollect.trainer.memory.search import merge_nearest, nearest, nearest_among
 from recollect.trainer.metrics import hits, ndcg_at
 from recollect.trainer.settings import VALIDATE_LAMBDA
+from recollect.trainer.training.keys import Keys
 
 # A checkpoint is compared at its best tau and lambda, because its memory will be tuned.
 _TOP_B = int(DEFAULTS["top_b"])

@@ -1,12 +1,10 @@
-"""Balanced clusters of unit vectors, and the curriculum: when training makes clusters, and how many.
+"""Balanced clusters of unit vectors.
 
 Balanced binary k-means as in NGAME (Dahiya et al., WSDM 2023) and PRIME, for any number of clusters: each node (a set
 of vectors) is split in two by 2-means with fixed sizes of both halves, until every node is one cluster.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,40 +19,6 @@ from recollect.trainer.sharded import Sharded
 _CHUNK_ROWS = 4_096
 # A split ends when at most a hundredth of the vectors move to the other half.
 _ROUNDS, _CHANGED = 10, 0.01
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    """When to cluster the queries, and into how many clusters: first small, then larger clusters (NGAME, PRIME).
-
-    Each clustering makes half as many clusters as the previous clustering, so clusters become twice as large. With
-    `double_at`, only the clusterings at and after these epochs do so.
-
-    Attributes:
-        clusters: Number of clusters of the first clustering. 0: batches are random in every epoch.
-        from_epoch: The first epoch with clustered batches. The first epoch of a training is 0.
-        every: Epochs between two clusterings.
-        fewest: Smallest number of clusters: the batches of an epoch. Clusters larger than a batch have no further
-            benefit.
-        double_at: Epochs after `from_epoch` at which the clusters become twice as large; empty: at every clustering.
-    """
-
-    clusters: int
-    from_epoch: int
-    every: int
-    fewest: int
-    double_at: tuple[int, ...] = ()
-
-    def due(self, epoch: int) -> int:
-        """Return the number of clusters to make at the start of this epoch.
-
-        0: keep the clusters of the previous epoch.
-        """
-        clusterings, epochs_since = divmod(epoch - self.from_epoch, self.every)
-        if self.clusters == 0 or clusterings < 0 or epochs_since > 0:
-            return 0
-        doublings = sum(self.from_epoch < each <= epoch for each in self.double_at) if self.double_at else clusterings
-        return max(self.clusters >> doublings, self.fewest)
 
 
 def balanced_clusters(

@@ -1,13 +1,11 @@
-"""Computes the keys of instances and labels: at one training step, and after the training for the memory.
+"""The sources of a memory's keys: texts and the whole encoder, or vectors of a frozen encoder and the layers above.
 
-Each rank encodes its share. A key source makes the keys of a memory, chunk by chunk: either from texts, with the whole
-encoder, or from the vectors of a frozen encoder, with an adapter and a head.
+A source makes the keys chunk by chunk. Each rank makes its share.
 """
 
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,72 +19,8 @@ from recollect.trainer.distributed import ALONE, Ranks
 from recollect.trainer.encoding.encoder import Encoder, embed
 from recollect.trainer.encoding.tokens import Inputs, VectorTable
 from recollect.trainer.heads.adapter import Side
-from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.memory.reuse import ReusableKeys
-from recollect.trainer.sharded import Sharded
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys at one training step.
-
-    Attributes:
-        instances: Keys of the instances. Each rank holds its share.
-        labels: Keys of all labels, on every rank.
-    """
-
-    instances: Sharded
-    labels: Float[np.ndarray, "label dim"]
-
-    def part(self, view: slice) -> Keys:
-        """Return a part of each key."""
-        return Keys(dataclasses.replace(self.instances, own=self.instances.own[:, view]), self.labels[:, view])
-
-
-class KeyMaker:
-    """Encodes all instances and labels with the current model, and caches the keys until the next step.
-
-    Args:
-        model: The model in training.
-        queries: Inputs of all instances.
-        labels: Inputs of all labels.
-        device: Where the model is.
-        ranks: The processes that share the work.
-        autocast: Whether matrix products are in bfloat16, as in the training steps.
-    """
-
-    def __init__(
-        self,
-        model: DualEncoder,
-        queries: Inputs,
-        labels: Inputs,
-        device: str,
-        ranks: Ranks,
-        autocast: bool = False,
-    ) -> None:
-        self._model, self._device, self._ranks, self._autocast = model, device, ranks, autocast
-        self._queries, self._labels = queries, labels
-        self._cached: tuple[int, Keys] | None = None
-
-    def at(self, step: int) -> Keys:
-        """Return the keys of the model after `step` steps, without dropout."""
-        if self._cached is None or self._cached[0] != step:
-            self.clear()
-            self._model.eval()
-            instances, labels = self._embed_share(self._queries), self._embed_share(self._labels)
-            self._model.train()
-            all_labels = self._ranks.all_gather_arrays(labels, len(self._labels), self._device)
-            shares = Sharded(instances, len(self._queries), self._ranks, self._device)
-            self._cached = step, Keys(shares, all_labels)
-        return self._cached[1]
-
-    def clear(self) -> None:
-        """Free the cached keys."""
-        self._cached = None
-
-    def _embed_share(self, inputs: Inputs) -> Float[np.ndarray, "row dim"]:
-        start, stop = self._ranks.bounds(len(inputs))
-        return embed(self._model, inputs[start:stop], self._model.key_dim, self._device, autocast=self._autocast)
 
 
 class KeySource(abc.ABC):
