@@ -32,7 +32,6 @@ class HeldOutTexts:
     """The texts whose number is at least `start` and less than `below`.
 
     Attributes:
-        seed: Seed of the numbers.
         below: The limit. 1: all texts; 0: none.
         start: 0, except for a part of the held-out texts.
     """

@@ -189,7 +189,6 @@ class PairedGain(NamedTuple):
     """The gain from one set of scores to another one, of the same queries.
 
     Attributes:
-        mean: The mean difference.
         error: Standard error of the mean; infinite for a single query.
     """
 

@@ -50,10 +50,7 @@ class Recipe:
     Attributes:
         encoder: Name, pooling and lengths of the encoder.
         encoder_sha256: Digest of the weights at the start of the training.
-        dataset_sha256: Digest of labels and instances.
-        method: A key of `METHODS`.
         train: `adapter` or `head` (on a frozen encoder), or `full`.
-        steps: Optimizer steps in all.
         epochs: Passes over the instances. `steps` may end the last epoch early.
         batch_size: Number of queries in a step.
         learning_rate: Peak learning rate, reached after the warm-up. Then the rate falls linearly to 0.
@@ -63,10 +60,8 @@ class Recipe:
         hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
         mine_from: First step with mined negatives.
         mine_every: Steps between two minings of negatives.
-        mine_search: `exact` or `approximate`.
         positives: Number of true labels drawn for a query; 0: all true labels.
         label_inputs: Input of an adapter for a label: `text` or `enriched`.
-        precision: `fp32`, `tf32` or `bf16`.
         micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
         device: `cpu` or `cuda`, whose random numbers differ.
@@ -76,7 +71,6 @@ class Recipe:
         cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
         validate_lambda: Values of lambda at which checkpoints are compared.
-        options: The options of the method.
     """
 
     encoder: dict[str, Any]
@@ -259,12 +253,7 @@ class Recipe:
         return vars(self) | {"options": self.options.model_dump(mode="json")}
 
     def differences(self, other: dict[str, Any], trained: bool = False) -> list[str]:
-        """Return the names of the fields in which a saved recipe differs.
-
-        Args:
-            other: The saved recipe.
-            trained: Whether the training of the saved recipe is finished.
-        """
+        """Return the names of the fields in which a saved recipe differs."""
         own, other = _flat(self.as_json()), _flat(other)
         counts = [name for name in own if not (trained and name in _ONLY_WHILE_TRAINING)]
         names = [name.removesuffix("_sha256") for name in counts if name not in other or other[name] != own[name]]
@@ -292,11 +281,7 @@ def _cluster_every(settings: TrainSettings, epochs: int) -> int:
 
 
 def _label_inputs(settings: TrainSettings, method: Method, encoder: dict[str, Any]) -> str:
-    """Return the inputs for labels: those of the adapter from which the training starts, if there is one.
-
-    Raises:
-        TrainingError: If --label-inputs asks for others.
-    """
+    """Return the inputs for labels: those of the adapter from which the training starts, if there is one."""
     alpha = encoder.get("label_alpha")
     if alpha is None:
         return settings.label_inputs or method.label_inputs
@@ -316,9 +301,6 @@ def _refuse_late(settings: TrainSettings, epochs: int, cluster_every: int) -> No
         settings: The settings.
         epochs: Number of epochs that begin.
         cluster_every: Epochs between two clusterings.
-
-    Raises:
-        TrainingError: If negatives or clusters begin after the end, or if clusters double after the last clustering.
     """
     given, first = settings.model_fields_set, settings.cluster_from
     for name in ("mine_from", "cluster_from"):

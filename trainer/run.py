@@ -144,10 +144,6 @@ def _plan_training(run: Run) -> tuple[Run, tuple[Recipe, np.ndarray]]:
 
     Returns:
         The run, whose encoder records the held-out texts; the recipe, and the mask.
-
-    Raises:
-        TrainingError: If the dataset is too small, the method's head does not fit into memory, or --lora finds no
-            layers.
     """
     settings, labels = run.settings, len(run.dataset.labels)
     if settings.lora:
@@ -197,11 +193,7 @@ def _describe_held_out(settings: TrainSettings, held_out: int, labelled: int) ->
 
 
 def _refuse_without_held_out(settings: TrainSettings) -> None:
-    """Refuse given flags that need held-out instances, for a dataset of which the fraction is less than one instance.
-
-    Raises:
-        TrainingError: If there is such a flag.
-    """
+    """Refuse given flags that need held-out instances if the fraction of the dataset is less than one instance."""
     flag = "--validate-lambda" if "validate_lambda" in settings.model_fields_set else "--tune"
     if flag != "--tune" or settings.tune == "yes":
         raise TrainingError(
@@ -211,21 +203,13 @@ def _refuse_without_held_out(settings: TrainSettings) -> None:
 
 
 def _check_vectors(run: Run, given: Path) -> None:
-    """Check that --vectors has vectors of the frozen encoder, before any file is written.
-
-    Raises:
-        MemoryFolderError: If it does not.
-    """
+    """Check that --vectors has vectors of the frozen encoder, before any file is written."""
     frozen = run.encoder.without_adapter()
     open_earlier(given, frozen, encoder_digest(frozen), "float32")
 
 
 def _check_head(run: Run, recipe: Recipe) -> None:
-    """Check that the method's head fits into memory, before any file is written.
-
-    Raises:
-        TrainingError: If free memory is too small.
-    """
+    """Check that the method's head fits into memory, before any file is written."""
     with torch.device("meta"):  # on `meta`, tensors have a size but no storage
         head = _create_head(run, recipe)
         if head is not None and head.table is not None:

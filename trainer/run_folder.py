@@ -207,9 +207,6 @@ class RunFolder:
         Args:
             plan: Plan of the new memory. A checkpoint of its encoder without a memory is allowed: a run that was killed
                 before it began the memory leaves one, with an adapter or a head also the vectors below them.
-
-        Raises:
-            TrainingError: If there are other files.
         """
         found = [path for path in self._run_paths if path.exists()]
         unfinished = plan is not None and {*found} <= {self.checkpoint, self.frozen} and self._has_checkpoint_of(plan)

@@ -24,8 +24,6 @@ class Sharded:
     Attributes:
         own: This rank's share.
         rows: Number of rows of the whole array.
-        ranks: The processes that hold the other shares.
-        device: Device of the exchanges between ranks.
     """
 
     own: np.ndarray

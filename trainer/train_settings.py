@@ -47,10 +47,6 @@ class TrainSettings(OptionsOfAllMethods, SharedTrainSettings):
         """Use the values of --from and --preset for the flags that the user does not give.
 
         These flags do not count as given. A preset chooses the trained part, also with --from.
-
-        Raises:
-            TrainingError: If the preset is unknown, has another method than --method, or needs a run to start from. If
-                a flag contradicts --from.
         """
         earlier = start_from(Path(run), given) if (run := given.get("from")) is not None else {}
         settings = validate(given | earlier)
@@ -80,10 +76,6 @@ class TrainSettings(OptionsOfAllMethods, SharedTrainSettings):
         """Refuse contradictory flags before a file is read or removed.
 
         A flag without effect is refused only if the user gives it.
-
-        Raises:
-            TrainingError: If flags contradict each other. The message names the flag and its requirement. The error is
-                no ValueError, so pydantic passes it on unchanged.
         """
         for message in _contradictions(self):
             raise TrainingError(message)

@@ -70,12 +70,7 @@ class LabelSets:
 
     @classmethod
     def of_pairs(cls, pairs: Int[np.ndarray, "pair 2"], rows: int) -> LabelSets:
-        """Make the label sets from pairs (row, label), sorted and distinct.
-
-        Args:
-            pairs: The pairs.
-            rows: Number of rows.
-        """
+        """Make the label sets from pairs (row, label), sorted and distinct."""
         return cls(np.searchsorted(pairs[:, 0], np.arange(rows + 1)).astype(np.int64), pairs[:, 1].astype(np.int32))
 
     def where(self, kept: Bool[np.ndarray, " row"]) -> LabelSets:
@@ -85,21 +80,12 @@ class LabelSets:
         return LabelSets(indptr, self.indices[np.repeat(kept, sizes)])
 
     def to_csr(self, labels: int) -> sparse.csr_matrix:
-        """Make the relevance matrix Y of zeros and ones, with the axes (row, label).
-
-        Args:
-            labels: Number of columns.
-        """
+        """Make the relevance matrix Y of zeros and ones, with the axes (row, label)."""
         ones = np.ones(len(self.indices), dtype=np.float32)
         return sparse.csr_matrix((ones, self.indices, self.indptr), shape=(len(self), labels))
 
     def union(self, other: LabelSets, labels: int) -> LabelSets:
-        """Join the label sets of each row.
-
-        Args:
-            other: Label sets of the same rows.
-            labels: Number of labels.
-        """
+        """Join the label sets of each row."""
         return LabelSets.of(self.to_csr(labels) + other.to_csr(labels))
 
     def pairs(self) -> Int[np.ndarray, "pair 2"]:
@@ -108,11 +94,7 @@ class LabelSets:
         return np.stack([rows, self.indices.astype(np.int64)], axis=1)
 
     def codes(self, labels: int) -> Int[np.ndarray, " pair"]:
-        """The pairs as numbers row * labels + label, sorted if the label sets are.
-
-        Args:
-            labels: Number of labels.
-        """
+        """The pairs as numbers row * labels + label, sorted if the label sets are."""
         row, label = self.pairs().T
         return np.asarray(row * labels + label)
 
@@ -126,8 +108,6 @@ class Split:
     """Texts with their label sets.
 
     Attributes:
-        entries: Texts and uids.
-        labels: The label set of each text.
         filtered_pairs: Pairs (row, label), sorted and distinct: the label is removed from the predictions for the row.
     """
 

@@ -36,7 +36,6 @@ class EncoderConfig:
     """The settings that, together with the weights, determine the vector of a text, and the origin of the weights.
 
     Attributes:
-        name: Name of the encoder.
         pooling: Combination of the token vectors, as in `Pooler`.
         max_length: Number of tokens to which instance and query texts are cut.
         label_max_length: Number of tokens to which label texts are cut.
@@ -143,9 +142,7 @@ class Encoder:
 
     Attributes:
         config: Pooling, length limits and prompts.
-        model: The model, in evaluation mode.
         tokenizer: The tokenizer. It does not pad. It truncates texts to the `max_length` of the latest call.
-        dim: Size of a key.
     """
 
     def __init__(

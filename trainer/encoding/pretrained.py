@@ -209,11 +209,7 @@ def _check_vocabulary(tokenizer: Tokenizer, transformer: PreTrainedModel, where:
 
 
 def _check_padding(encoder: Encoder, where: str) -> None:
-    """Refuse an architecture whose vector of a text depends on the padding, such as FNet.
-
-    Raises:
-        EncoderError: If it does.
-    """
+    """Refuse an architecture whose vector of a text depends on the padding, such as FNet."""
     short, long = encoder.tokenizer.encode("a").ids or [encoder.pad_id], encoder.tokenizer.encode("a " * 8).ids
     ids = torch.full((2, len(long)), encoder.pad_id, device=encoder.device)
     ids[0, : len(short)], ids[1] = (torch.tensor(each) for each in (short, long))

@@ -58,15 +58,11 @@ class Declared:
     """The declarations of a model.
 
     Attributes:
-        source: Folder or name of the model.
         transformer: Folder of the transformer in the model.
-        pooling: The pooling.
         layers: The layers after the pooling. A `Normalize` at the end is left out, because encoders do that anyway.
         folders: The folder of each layer in the model.
         lower_case: Whether texts become lower case.
         include_prompt: Whether the pooling includes the tokens of a prompt.
-        query_prompt: Text before each query.
-        label_prompt: Text before each label.
     """
 
     source: str
@@ -106,9 +102,6 @@ class Declared:
 
 def read_declared(source: str) -> Declared:
     """Read the declarations of a model. A model without `modules.json` has a transformer, and pools the mean.
-
-    Args:
-        source: Folder or name of a Hugging Face model.
 
     Raises:
         EncoderError: If a file is damaged, or declares a module or a setting that is not supported.

@@ -26,10 +26,6 @@ class LabelTable(nn.Module):
     """The vectors of all labels, as in a checkpoint; after `divide`, the vectors of this rank's share of the labels.
 
     The divided rows are no weights of the model for AdamW, for exchanges of gradients, or for `state_dict`.
-
-    Args:
-        labels: Number of labels.
-        dim: Size of a vector.
     """
 
     def __init__(self, labels: int, dim: int) -> None:

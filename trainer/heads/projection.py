@@ -38,12 +38,7 @@ class TanhLayer(nn.Linear):
 
 
 class Projection(Head):
-    """Queries and labels have one view, which is the key: the layer g on the text vector.
-
-    Args:
-        dim: Size of a vector below the head.
-        projection: Size of a key.
-    """
+    """Queries and labels have one view, which is the key: the layer g on the text vector."""
 
     kind: ClassVar[str] = "projection"
     query_views, label_views = 1, 1

@@ -33,10 +33,6 @@ class Centroids(nn.Module):
         c_l <- .95 c_l + .05 m_l,    m_l = mean vector of the batch's queries for which l was drawn as a positive
 
     A centroid starts as the unit mean of the label's instances. A rare label moves slowly.
-
-    Args:
-        labels: Number of labels.
-        dim: Size of a vector.
     """
 
     def __init__(self, labels: int, dim: int) -> None:

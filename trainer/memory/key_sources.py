@@ -36,10 +36,6 @@ class EncodedTexts(KeySource):
     """Keys that the whole encoder makes from texts.
 
     Attributes:
-        encoder: The encoder.
-        labels: The labels.
-        instances: The instances.
-        ranks: The processes that share the work.
         reusable: Keys of an earlier run, which are not computed again.
     """
 

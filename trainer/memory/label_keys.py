@@ -99,12 +99,8 @@ class LabelInputs(Inputs):
     queries out of the inputs.
 
     Attributes:
-        texts: Vectors of the label texts.
-        instances: Vectors of the instances.
         values: The relevance matrix Y, with the axes (instance, label). The row of a held-out instance is empty.
-        alpha: Weight of the instances.
         sums: The sum of each label's instance vectors.
-        counts: Number of instances of each label.
         excluded: Instances that are left out of all labels, without repetitions.
     """
 

@@ -29,7 +29,6 @@ class ReusableKeys:
     """The row of each text's key in the memory of an earlier run; -1 for a new or changed text.
 
     Attributes:
-        memory: The earlier memory.
         rows: The rows for the instances, then for the labels.
     """
 

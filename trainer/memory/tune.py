@@ -48,8 +48,6 @@ class Tuning:
     """The result of tuning.
 
     Attributes:
-        metric: Name of the metric.
-        queries: Number of queries.
         before: The trial with the previous defaults.
         best: The best trial that is better than `before` by more than the standard error of the gain, else `before`.
             Its values are the new defaults.

@@ -49,7 +49,6 @@ class Method:
     """One way to train an encoder.
 
     Attributes:
-        source: The paper.
         loss: The loss of each query, given the method's options.
         options: The flags of the method.
         hard_negatives: Default number of mined negatives for each query. None: the pool is the whole label space and

@@ -33,7 +33,6 @@ class Sourced:
     """A value of a preset.
 
     Attributes:
-        value: The value.
         source: Where the value is published. It starts with a key of `Preset.sources`.
     """
 
@@ -59,10 +58,6 @@ class Preset:
 
     Attributes:
         name: `method/dataset`, the value of `--preset`.
-        method: Value of `--method`.
-        dataset: Published name of the dataset.
-        variants: Its published variants.
-        figure: The published result.
         first_stage: The preset that trains the run to start from (`--from`). None: the preset has one stage.
         flags: Flags of `recollect train`, with underscores.
         build: Flags of `recollect build` for the index of the published experiment.

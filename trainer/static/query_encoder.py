@@ -97,11 +97,6 @@ def write_query_encoder(
 def load_query_encoder(run: Path, memory: Memory, encoder: Encoder) -> Encoder:
     """Load the distilled encoder of queries. A run without one has one encoder for all texts.
 
-    Args:
-        run: The run folder.
-        memory: The memory of the run.
-        encoder: The encoder of the run's keys.
-
     Raises:
         TrainingError: If the description of the query encoder is damaged.
         EncoderError: If the query encoder is unfinished, damaged, or distilled from another encoder.

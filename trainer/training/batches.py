@@ -52,7 +52,6 @@ class Batch:
         pool: Positions of the labels in the pool, ascending and distinct.
         relevant: The pairs of a query and a true label in the pool.
         positives: The pairs in `relevant` whose label this step moves closer to the query.
-        label_sets: All labels of each query.
     """
 
     rows: Int[np.ndarray, " query"]

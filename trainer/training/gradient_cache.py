@@ -28,7 +28,6 @@ class Part:
 
     Attributes:
         inputs: The inputs of all rows of this side.
-        rows: The rows to embed.
     """
 
     inputs: Inputs
@@ -40,8 +39,6 @@ class Embedder:
     """How a model embeds rows in training.
 
     Attributes:
-        model: The model in training.
-        device: Where the model is.
         autocast: Whether matrix products are in bfloat16.
         micro_tokens: Tokens of a micro-batch, padding included.
         micro_rows: Rows of a micro-batch.

@@ -30,12 +30,7 @@ class Objective:
 
     Attributes:
         method: The pool and the loss.
-        options: The method's options.
         temperature: Tau; 1 if the method has none.
-        embedder: The model in training.
-        queries: Inputs of all instances.
-        labels: Inputs of all labels.
-        ranks: The processes that share each step.
     """
 
     method: Method

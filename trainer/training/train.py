@@ -50,9 +50,6 @@ class Task:
 
     Attributes:
         model: The model to train: the whole encoder, or adapter and head above a frozen one.
-        queries: Inputs of all instances.
-        labels: Inputs of all labels.
-        label_sets: The labels of each instance.
         filtered: The labels that are removed from the predictions for each instance. They are never mined.
         validation: The held-out instances.
         save_best: Function that writes the model's checkpoint. It is called when the model is the best so far.

@@ -45,7 +45,6 @@ class Progress:
     """The progress of a training.
 
     Attributes:
-        step: Steps done.
         best: The best validation score so far; None before the first validation.
         best_step: The step of the best validation score.
         seconds: Time spent in training steps, before and after all interruptions, without the time for validation and

@@ -27,9 +27,6 @@ class Validation:
 
     Attributes:
         held_out: The instances that take no part in training, and are not in the memory.
-        label_sets: The labels of each instance.
-        labels: Number of labels.
-        device: Where to search.
         filtered: The labels that are removed from the predictions for each instance.
         temperatures: Values of tau, of which the best counts.
         lambdas: Values of lambda, of which the best counts.

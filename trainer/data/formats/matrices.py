@@ -135,9 +135,6 @@ def _parse(path: Path, first: int, lines: Sequence[str], columns: int) -> np.nda
         first: Number of the first line.
         lines: The lines.
         columns: Number of columns of the matrix.
-
-    Raises:
-        DatasetError: If an entry is invalid. The message names its line.
     """
     try:
         entries = [entry.split(":") for line in lines for entry in line.split()]

@@ -222,9 +222,6 @@ def _refuse_nested_entities(path: Path, content: str) -> None:
     """Refuse XML with an entity that refers to entities: rdflib would expand a few of them to millions of texts.
 
     Entities for namespaces, as editors of ontologies write them, refer to none.
-
-    Raises:
-        DatasetError: If there is such an entity.
     """
     from xml.parsers import expat
 

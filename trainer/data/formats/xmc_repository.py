@@ -61,11 +61,7 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
 
 
 def _read_values(found: object, count: int, where: str) -> Sequence[float] | np.ndarray:
-    """The relevance values of a record; without any, each is 1.
-
-    Raises:
-        DatasetError: If they are not as many finite numbers as there are positions.
-    """
+    """The relevance values of a record; without any, each is 1."""
     if found is None:
         return [1.0] * count
     if not (isinstance(found, list) and len(found) == count and all(isinstance(each, int | float) for each in found)):
