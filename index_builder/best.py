@@ -28,8 +28,8 @@ import pyarrow as pa
 from recollect.core.system.console import print_status
 from recollect.core.system.files import clear_folder, find_files, write_json, write_text
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.ranking.gains import METRICS
-from recollect.index_builder.ranking.rank import LEAST_QUERIES, Ranking, rank_run
+from recollect.index_builder.reranker.gains import METRICS
+from recollect.index_builder.reranker.rank import LEAST_QUERIES, RankerFit, rank_run
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import Split
@@ -169,9 +169,9 @@ class Result:
     seconds: float
 
     @classmethod
-    def of(cls, name: str, ranking: Ranking, seconds: float) -> Result:
-        metrics = {gain.name: gain.ranker if ranking.kept else gain.votes for gain in ranking.gains}
-        return cls(name, "probability" if ranking.kept else "score", metrics, seconds)
+    def of(cls, name: str, fit: RankerFit, seconds: float) -> Result:
+        metrics = {gain.name: gain.ranker if fit.kept else gain.votes for gain in fit.gains}
+        return cls(name, "probability" if fit.kept else "score", metrics, seconds)
 
 
 def table(results: Sequence[Result], winner: Result) -> list[str]:
@@ -185,11 +185,11 @@ def table(results: Sequence[Result], winner: Result) -> list[str]:
     return lines
 
 
-def train_best(settings: TrainSettings) -> str:
+def train_best(settings: TrainSettings) -> list[str]:
     """Write the run folder of the best contestant, with `best.md` and `best.json`.
 
     Returns:
-        The table of the contestants, in Markdown.
+        The lines of the table of the contestants, in Markdown.
 
     Raises:
         BuildError: If the run folder is not empty, or too few texts are held out.
@@ -227,7 +227,7 @@ def train_best(settings: TrainSettings) -> str:
     shutil.rmtree(runs)
     _measure(out, settings, held_out.both, held_out.both)
     print_status(f"{out}: kept {winner.name}, which has the highest {_METRIC}; {time.perf_counter() - start:,.0f} s")
-    return "\n".join(lines)
+    return lines
 
 
 def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[Contestant], Halves]:
@@ -263,7 +263,7 @@ def _run(
     return Result.of(contestant.name, ranking, end - start), end - trained
 
 
-def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked: HeldOutTexts) -> Ranking:
+def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked: HeldOutTexts) -> RankerFit:
     """Tune a run on some held-out texts, and rank and judge it with some."""
     shared: dict[str, Any] = {"run": run, "metric": _METRIC, "seed": settings.seed}
     tune(TuneSettings(**shared), tuned_on)

@@ -51,8 +51,8 @@ from recollect.index_builder.errors import BuildError, CheckFailed
 from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from recollect.index_builder.ranking.artefact import choose_ranker, lexical_for, write_bundle_ranker
-from recollect.index_builder.ranking.calibrate import fit_vote_probabilities
+from recollect.index_builder.reranker.artefact import choose_ranker, lexical_for, write_bundle_ranker
+from recollect.index_builder.reranker.calibrate import fit_vote_probabilities
 from recollect.index_builder.settings import BuildSettings, PublishSettings
 from recollect.index_builder.verify import current_metrics, encode_sample, format_checks, golden_queries, verify
 from recollect.store.store import Store

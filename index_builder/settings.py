@@ -309,13 +309,3 @@ class CompareSettings(TrainingInputs):
     )
     limit: int = Field(0, ge=0, description="use only this number of test texts, from the first one; 0: all texts")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
-
-
-class DemoSettings(Settings):
-    """Run everything on this machine: sample dataset, memory, bundle, evaluation and service."""
-
-    folder: CliPositionalArg[Path] = Field(Path("demo"), description="working folder")
-    serve: CliImplicitFlag[bool] = Field(True, description="serve after the demo, until Ctrl-C")
-    host: str = Field("127.0.0.1", description="address to serve on")
-    port: int = Field(8000, ge=0, le=65535, description="port to serve on; 0: any free port")
-    browser: CliImplicitFlag[bool] = Field(True, description="open the playground in a browser if there is a display")

@@ -13,16 +13,17 @@ to standard output. `import recollect` is fast: it imports the packages when a f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import keyword
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recollect.cli.command_line import main
-from recollect.cli.verbs import UsageError, describe, require_extra, settings_class
+from recollect.cli.verbs import VERBS, UsageError, describe, require_extra, settings_class
 from recollect.core.errors import RecollectError
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **
     Returns:
         The number of rows.
     """
-    with require_extra("serve"):
-        settings = _from_keywords("predict", {"input": input, "output": output, "store": store, **flags})
+    with _settings("predict", input=input, output=output, store=store, **flags) as settings:
         from recollect.bulk.job import predict_file as predict_rows
 
         return predict_rows(settings)
@@ -110,16 +110,10 @@ def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
     Returns:
         The run folder.
     """
-    with require_extra("train"):
-        settings = _from_keywords("train", {"dataset": dataset, "out": out, **flags})
-        if settings.best:
-            from recollect.index_builder.best import train_best
+    with _settings("train", dataset=dataset, out=out, **flags) as settings:
+        from recollect.index_builder.training import train as train_run
 
-            train_best(settings)
-        else:
-            from recollect.index_builder.ranking.after_training import train_and_rank
-
-            train_and_rank(settings)
+        train_run(settings)
     return Path(out)
 
 
@@ -129,11 +123,11 @@ def tune(run: str | Path, **flags: Any) -> dict[str, float]:
     Returns:
         The new defaults, `lambda`, `temperature`, `top_b` and `label_key_alpha`, and their `score` in percent.
     """
-    with require_extra("train"):
-        settings = _from_keywords("tune", {"run": run, **flags})
-        from recollect.index_builder.ranking.after_training import tune_and_rank
+    with _settings("tune", run=run, **flags) as settings:
+        from recollect.index_builder.training import tune as tune_run
 
-        return tune_and_rank(settings)[0].best.as_json()
+        tuning, _ = tune_run(settings)
+        return tuning.best.as_json()
 
 
 def rank(run: str | Path, **flags: Any) -> dict[str, Any]:
@@ -142,9 +136,8 @@ def rank(run: str | Path, **flags: Any) -> dict[str, Any]:
     Returns:
         `kept`, and the `gains` of the ranker over the votes. `recollect rank --json` prints the same dict as JSON.
     """
-    with require_extra("build"):
-        settings = _from_keywords("rank", {"run": run, **flags})
-        from recollect.index_builder.ranking.rank import rank_run
+    with _settings("rank", run=run, **flags) as settings:
+        from recollect.index_builder.reranker.rank import rank_run
 
         return rank_run(settings).as_json()
 
@@ -155,8 +148,7 @@ def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
     Returns:
         The new version.
     """
-    with require_extra("build"):
-        settings = _from_keywords("build", {"run": run, "store": store, **flags})
+    with _settings("build", run=run, store=store, **flags) as settings:
         from recollect.index_builder.build import build as build_bundle
 
         return build_bundle(settings)
@@ -168,8 +160,7 @@ def push(run: str | Path, *, to: str, **flags: Any) -> str:
     Returns:
         The address of the uploaded commit, `hf://user/name@commit`, which `build` reads.
     """
-    with require_extra("build"):
-        settings = _from_keywords("push", {"run": run, "to": to, **flags})
+    with _settings("push", run=run, to=to, **flags) as settings:
         from recollect.core import extras
 
         return str(extras.load("verb", "push").push(settings))
@@ -183,8 +174,7 @@ def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[st
         dict with these three and every metric in percent (None if undefined). `recollect evaluate --json` prints the
         same dict as JSON.
     """
-    with require_extra("build"):
-        settings = _from_keywords("evaluate", {"dataset": dataset, "store": store, **flags})
+    with _settings("evaluate", dataset=dataset, store=store, **flags) as settings:
         from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
 
         return vars(evaluate_bundle(settings))
@@ -196,9 +186,8 @@ def export(store: str | Path, *, out: str | Path, **flags: Any) -> Path:
     Returns:
         The dataset folder.
     """
-    with require_extra("serve"):
-        settings = _from_keywords("export", {"store": store, "out": out, **flags})
-        from recollect.edits.export import export_version
+    with _settings("export", store=store, out=out, **flags) as settings:
+        from recollect.cli.memory import export as export_version
 
         export_version(settings)
     return Path(out)
@@ -210,6 +199,13 @@ if not TYPE_CHECKING:
         if name == "sklearn":  # the module needs scikit-learn
             return importlib.import_module("recollect.sklearn")
         raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+
+
+@contextlib.contextmanager
+def _settings(verb: str, /, **keywords: Any) -> Iterator[Any]:
+    """Yield the settings of a call. An error names the extra to install if a package of the verb is missing."""
+    with require_extra(VERBS[verb].extra):
+        yield _from_keywords(verb, keywords)
 
 
 def _from_keywords(function: str, keywords: Mapping[str, Any], declared: Any = None) -> Any:

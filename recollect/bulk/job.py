@@ -30,8 +30,8 @@ from recollect.bulk.reading import (
     read_blocks,
     recognise,
 )
+from recollect.bulk.settings import PredictSettings
 from recollect.core import extras
-from recollect.core.command_settings import PredictSettings
 from recollect.core.errors import SettingsError
 from recollect.core.options import chosen_options
 from recollect.core.settings import default_live

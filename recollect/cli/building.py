@@ -1,120 +1,89 @@
-"""Command-line verbs of the index builder. A verb imports heavy modules when it runs, so `--help` stays fast."""
+"""The verbs from a dataset to a measured bundle. A verb imports its libraries when it runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import TYPE_CHECKING
 
+from recollect.core.system.console import print_status
 from recollect.index_builder.settings import (
     BuildSettings,
     CompactSettings,
     CompareSettings,
-    DemoSettings,
     EvaluateSettings,
     PushSettings,
     RankSettings,
 )
-from recollect.trainer.settings import TuneSettings
-from recollect.trainer.train_settings import TrainSettings
-
-if TYPE_CHECKING:
-    from recollect.index_builder.ranking.rank import Ranking
+from recollect.trainer.settings import PresetsSettings, SampleSettings, TuneSettings
 
 
-def train(settings: TrainSettings) -> None:
-    """Train; `--best` and `--rank` also fit rankers, which the trainer cannot do alone."""
-    if settings.best:
-        from recollect.index_builder.best import train_best
+def sample(settings: SampleSettings) -> None:
+    from recollect.trainer.data.sample import write_sample
 
-        print(train_best(settings))  # noqa: T201
-        return
-    from recollect.index_builder.ranking.after_training import train_and_rank
-
-    ranking = train_and_rank(settings)
-    if ranking is not None:
-        _print_ranking(ranking)
+    counts = write_sample(settings.folder)
+    print_status(
+        f"{settings.folder}: {counts.labels:,} labels, {counts.train:,} train and {counts.test:,} test sentences"
+    )
 
 
-def tune(settings: TuneSettings) -> None:
-    from recollect.index_builder.ranking.after_training import tune_and_rank
+def presets(settings: PresetsSettings) -> list[str]:
+    from recollect.trainer.presets.listing import details, table
+    from recollect.trainer.presets.preset import all_presets, find_preset
+
+    chosen = [*all_presets().values()] if settings.preset is None else [find_preset(settings.preset)]
+    if settings.json_:
+        documents = [dataclasses.asdict(preset) for preset in chosen]
+        return [json.dumps(documents if settings.preset is None else documents[0])]
+    return table(chosen) if settings.preset is None else details(chosen[0])
+
+
+def tune(settings: TuneSettings) -> list[str]:
+    from recollect.index_builder.training import tune as tune_and_rank
     from recollect.trainer.memory.tune import table
 
-    tuning, ranking = tune_and_rank(settings)
+    tuning, fit = tune_and_rank(settings)
     if settings.json_:
-        print(json.dumps(tuning.as_json() | ({} if ranking is None else {"ranking": ranking.as_json()})))  # noqa: T201
-        return
-    print("\n".join(table(tuning)))  # noqa: T201
-    if ranking is not None:
-        _print_ranking(ranking)
+        return [json.dumps(tuning.as_json() | ({} if fit is None else {"ranking": fit.as_json()}))]
+    return [*table(tuning), *([] if fit is None else fit.table())]
 
 
-def build(settings: BuildSettings) -> None:
+def rank(settings: RankSettings) -> list[str]:
+    from recollect.index_builder.reranker.rank import rank_run
+
+    fit = rank_run(settings)
+    return [json.dumps(fit.as_json())] if settings.json_ else fit.table()
+
+
+def build(settings: BuildSettings) -> str:
     from recollect.index_builder.build import build as build_bundle
 
-    print(build_bundle(settings))  # noqa: T201
+    return build_bundle(settings)
 
 
-def push(settings: PushSettings) -> None:
+def push(settings: PushSettings) -> list[str]:
     from recollect.core import extras
 
-    print(extras.load("verb", "push").push(settings))  # noqa: T201
+    card: str = extras.load("verb", "push").push(settings)
+    return card.split("\n")
 
 
-def compact(settings: CompactSettings) -> None:
+def compact(settings: CompactSettings) -> str | None:
     from recollect.index_builder.live_memory.compact import compact as compact_memory
 
-    if (version := compact_memory(settings)) is not None:
-        print(version)  # noqa: T201
+    return compact_memory(settings)
 
 
-def rank(settings: RankSettings) -> None:
-    from recollect.index_builder.ranking.rank import rank_run
-
-    ranking = rank_run(settings)
-    if settings.json_:
-        print(json.dumps(ranking.as_json()))  # noqa: T201
-    else:
-        _print_ranking(ranking)
-
-
-def evaluate(settings: EvaluateSettings) -> None:
+def evaluate(settings: EvaluateSettings) -> list[str]:
     from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
     from recollect.index_builder.evaluation.table import format_evaluation
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
-        print(json.dumps(vars(evaluation)))  # noqa: T201
-        return
-    print("\n".join(format_evaluation(evaluation, settings.intervals, settings.deciles)))  # noqa: T201
+        return [json.dumps(vars(evaluation))]
+    return [*format_evaluation(evaluation, settings.intervals, settings.deciles)]
 
 
-def compare(settings: CompareSettings) -> None:
+def compare(settings: CompareSettings) -> list[str]:
     from recollect.index_builder.compare import compare as compare_methods
 
-    print(compare_methods(settings))  # noqa: T201
-
-
-def demo(settings: DemoSettings) -> None:
-    from recollect.index_builder.demo import demo as run_demo
-    from recollect.index_builder.demo import open_playground
-
-    if not settings.serve:
-        print(run_demo(settings))  # noqa: T201
-        return
-    from recollect.service.addresses import bind, start_listening, url
-    from recollect.service.process.server import serve
-    from recollect.service.settings import ServeSettings
-
-    with bind(settings.host, settings.port) as bound:  # a port in use fails here, before the work of minutes
-        print(run_demo(settings))  # noqa: T201
-        start_listening(bound)  # the browser waits until the server answers
-        print(f"\nTry it in a browser: {url(bound)}/ (stop with Ctrl-C)", flush=True)  # noqa: T201
-        if settings.browser:
-            open_playground(f"{url(bound)}/")
-        serve(ServeSettings(store=settings.folder / "store", workers=1), bound)
-
-
-def _print_ranking(ranking: Ranking) -> None:
-    from recollect.index_builder.ranking.rank import table
-
-    print("\n".join(table(ranking)))  # noqa: T201
+    return compare_methods(settings).split("\n")

@@ -18,7 +18,7 @@ from typing import Any
 
 from recollect.cli.verbs import VERBS, UsageError, describe, load_command, require_extra, settings_class
 from recollect.core.errors import RecollectError
-from recollect.core.system.console import printable
+from recollect.core.system.console import print_line, printable
 
 # What to do after an error of the operating system.
 _NEXT_STEPS: dict[type[OSError], str] = {
@@ -89,8 +89,12 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     try:
         with require_extra(VERBS[name].extra):
             command = load_command(name)
-            settings = _from_arguments(name, arguments)
-            return command(settings) or 0
+            result = command(_from_arguments(name, arguments))
+        if isinstance(result, int):
+            return result
+        for line in [result] if isinstance(result, str) else result or ():
+            print_line(line)
+        return 0
     except KeyboardInterrupt:
         _write(sys.stderr, f"recollect {name}: interrupted")
         return 130

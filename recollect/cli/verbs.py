@@ -1,7 +1,9 @@
 """The verbs: their modules, settings, extras and the messages of wrong settings.
 
-A verb is a function with one argument `settings`. The class of this argument declares the flags, the environment
-variables, the defaults and the help together.
+To add a verb, add a row to `VERBS`, and write a function with the name of the verb in the module of the row. The class
+of its argument `settings` declares the flags, the environment variables, the defaults and the help together. The
+function returns the line or the lines that the command prints, or its exit status. Its module imports libraries when
+the function runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -28,37 +30,39 @@ _ENGINES = {"cpu": ("faiss-cpu", "onnxruntime"), "gpu": ("faiss-gpu", "faiss-gpu
 
 
 class Verb(NamedTuple):
+    """The module of the function of a verb, the extra that installs its packages, and its line in the overview."""
+
     module: str
     extra: str
     summary: str
 
 
 VERBS = {
-    "demo": Verb("recollect.cli.building", "build,serve", "run all steps on the built-in sample, and serve the result"),
-    "sample": Verb("recollect.cli.data", "train", "write the built-in sample dataset"),
-    "presets": Verb("recollect.cli.data", "train", "list the settings of published experiments"),
-    "train": Verb("recollect.cli.building", "train", "train an encoder on a dataset and encode its memory"),
+    "demo": Verb("recollect.cli.demo", "build,serve", "run all steps on the built-in sample, and serve the result"),
+    "sample": Verb("recollect.cli.building", "train", "write the built-in sample dataset"),
+    "presets": Verb("recollect.cli.building", "train", "list the settings of published experiments"),
+    "train": Verb("recollect.index_builder.training", "train", "train an encoder on a dataset and encode its memory"),
     "tune": Verb("recollect.cli.building", "train", "choose lambda, tau, b and label keys on held-out instances"),
     "rank": Verb("recollect.cli.building", "build", "fit a ranker of labels on left-out instances"),
     "build": Verb("recollect.cli.building", "build", "build a bundle from a run and publish it in a store"),
     "push": Verb("recollect.cli.building", "build", "upload a run to the Hugging Face hub"),
     "evaluate": Verb("recollect.cli.building", "build", "measure a bundle on the test split of a dataset"),
     "compare": Verb("recollect.cli.building", "build", "train several methods with the same budget and write a table"),
-    "predict": Verb("recollect.cli.serving", "serve", "answer a query or a file of queries, without a server"),
-    "serve": Verb("recollect.cli.serving", "serve", "answer queries over HTTP"),
-    "memory": Verb("recollect.cli.serving", "serve", "show the live memory of a store"),
-    "extend": Verb("recollect.cli.serving", "serve", "add instances and labels to a live memory, and remove some"),
+    "predict": Verb("recollect.cli.answering", "serve", "answer a query or a file of queries, without a server"),
+    "serve": Verb("recollect.cli.answering", "serve", "answer queries over HTTP"),
+    "memory": Verb("recollect.cli.memory", "serve", "show the live memory of a store"),
+    "extend": Verb("recollect.cli.memory", "serve", "add instances and labels to a live memory, and remove some"),
     "compact": Verb("recollect.cli.building", "build", "publish a bundle with the live memory of a store"),
-    "versions": Verb("recollect.cli.serving", "serve", "list the bundles of a store"),
-    "activate": Verb("recollect.cli.serving", "serve", "make a version current"),
+    "versions": Verb("recollect.cli.versions", "serve", "list the bundles of a store"),
+    "activate": Verb("recollect.cli.versions", "serve", "make a version current"),
     "rollback": Verb(
-        "recollect.cli.serving", "serve", "remove the candidate, or make the previous version current again"
+        "recollect.cli.versions", "serve", "remove the candidate, or make the previous version current again"
     ),
-    "log": Verb("recollect.cli.serving", "serve", "list all activations and rollbacks of a store"),
-    "verify": Verb("recollect.cli.serving", "serve", "check the files of a version and its golden queries"),
-    "export": Verb("recollect.cli.serving", "serve", "write the memory of a version as a dataset"),
-    "copy": Verb("recollect.cli.serving", "serve", "copy a version to another store"),
-    "prune": Verb("recollect.cli.serving", "serve", "remove old versions from a store"),
+    "log": Verb("recollect.cli.versions", "serve", "list all activations and rollbacks of a store"),
+    "verify": Verb("recollect.cli.versions", "serve", "check the files of a version and its golden queries"),
+    "export": Verb("recollect.cli.memory", "serve", "write the memory of a version as a dataset"),
+    "copy": Verb("recollect.cli.versions", "serve", "copy a version to another store"),
+    "prune": Verb("recollect.cli.versions", "serve", "remove old versions from a store"),
 }
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from recollect.core.command_settings import ExportSettings
 from recollect.core.errors import OutputError
 from recollect.core.system.files import filled_folder, write_lines
 from recollect.core.tables.snapshot import Snapshot
@@ -27,7 +26,7 @@ from recollect.store.store import Store
 _BLOCK_ROWS = 4_096
 
 
-def export_version(settings: ExportSettings) -> tuple[int, int, int]:
+def export_version(store: Store, version: str, out: Path) -> tuple[int, int, int]:
     """Export a published version; return the numbers of instances and labels, and that of the last live entry.
 
     Raises:
@@ -35,10 +34,9 @@ def export_version(settings: ExportSettings) -> tuple[int, int, int]:
         BundleError, MemoryLogError: If the bundle or the log is damaged, or is not signed by a key in `verify_key`.
         OutputError: If the folder cannot be written.
     """
-    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
-    bundle = store.open(store.resolve(settings.version))
+    bundle = store.open(store.resolve(version))
     memory = follow(MemoryLog.of(store, bundle.manifest), bundle).catch_up()
-    return *export(memory, settings.out), memory.sequence
+    return *export(memory, out), memory.sequence
 
 
 def export(memory: Snapshot, out: Path) -> tuple[int, int]:

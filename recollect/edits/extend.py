@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
-from recollect.core.command_settings import ExtendSettings
 from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import InputError, SettingsError
 from recollect.core.system.console import progress_bar
@@ -61,11 +60,8 @@ class Extended(NamedTuple):
     sequence: int
 
 
-def extend(settings: ExtendSettings) -> Extended:
+def extend(store: Store, add: Path | None, remove: Path | None) -> Extended:
     """Add the lines of a file to the live memory of a store, and remove those of another file.
-
-    Args:
-        settings: The store and the files.
 
     Raises:
         SettingsError: If neither file is given.
@@ -73,11 +69,10 @@ def extend(settings: ExtendSettings) -> Extended:
         MemoryLogError: If the log cannot be read or written.
         StoreError, BundleError, KeyFileError: If the current version or a key cannot be opened.
     """
-    if settings.add is None and settings.remove is None:
+    if add is None and remove is None:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
-    additions = _read_additions(settings.add) if settings.add else {}
-    removals = _read_removals(settings.remove) if settings.remove else []
-    store = Store(settings.store, settings.verify_key, settings.bundle_cache)
+    additions = _read_additions(add) if add else {}
+    removals = _read_removals(remove) if remove else []
     bundle = store.open(store.require_current())
     log = MemoryLog.of(store, bundle.manifest)
     live = follow(log, bundle)

@@ -17,7 +17,7 @@ from recollect.trainer.errors import TrainingError
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries, held_out_of
 from recollect.trainer.memory.memory import open_memory, read_texts
-from tests.index_builder.ranking.conftest import write_names
+from tests.index_builder.reranker.conftest import write_names
 from tests.tiny_runs import write_tiny_encoder
 
 

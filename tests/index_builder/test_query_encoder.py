@@ -11,7 +11,7 @@ import pytest
 
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.ranking.artefact import fitted_for
+from recollect.index_builder.reranker.artefact import fitted_for
 from recollect.index_builder.settings import BuildSettings
 from recollect.model import open_model
 from recollect.trainer.encoding.checkpoint import load_checkpoint

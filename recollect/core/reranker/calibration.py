@@ -1,6 +1,6 @@
 """Calibration: logits of labels become probabilities.
 
-Among all labels with the probability p, the share p is true. `index_builder/ranking/calibrate.py` fits the calibration
+Among all labels with the probability p, the share p is true. `index_builder/reranker/calibrate.py` fits the calibration
 on held-out texts. Both forms rise with the logit, so labels in order of their logits are in order of their
 probabilities. Without a ranker, the log-odds of the score take the place of the logit.
 

@@ -13,7 +13,7 @@ from recollect.core.reranker.calibration import calibrate
 from recollect.core.reranker.candidates import ALL_FEATURES
 from recollect.core.reranker.model import RankerModel
 from recollect.model import Model, open_model
-from tests.index_builder.ranking.conftest import NAMES, RankedRun
+from tests.index_builder.reranker.conftest import NAMES, RankedRun
 
 QUERIES = ["amber instead of basil", "lemon unlike kelp", "something else", "jade and also ivory"]
 

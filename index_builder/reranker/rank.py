@@ -16,11 +16,11 @@ from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
-from recollect.index_builder.ranking.artefact import write_ranker
-from recollect.index_builder.ranking.calibrate import HeldOut
-from recollect.index_builder.ranking.examples import ExampleSource
-from recollect.index_builder.ranking.fit import cross_fitted_logits, fit_ranker
-from recollect.index_builder.ranking.gains import METRICS, Gain, Judge, best_candidates, format_gains
+from recollect.index_builder.reranker.artefact import write_ranker
+from recollect.index_builder.reranker.calibrate import HeldOut
+from recollect.index_builder.reranker.examples import ExampleSource
+from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
+from recollect.index_builder.reranker.gains import METRICS, Gain, Judge, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
@@ -34,7 +34,7 @@ _FOLDS = 3
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankerFit:
     """The result of fitting a ranker.
 
     Attributes:
@@ -63,8 +63,16 @@ class Ranking:
             "recall@5_by_frequency": [vars(gain) for gain in self.segments],
         }
 
+    def table(self) -> list[str]:
+        """The lines of a table of the gains, and whether the ranker is kept."""
+        metric = self.metric
+        gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
+        decision = "the ranker is kept" if self.kept else "less than two standard errors: the votes stay in use"
+        lines = format_gains(self.gains, self.segments)
+        return [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
 
-def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ranking:
+
+def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
     """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
 
     Args:
@@ -100,7 +108,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     metric = judge.gain(settings.metric, votes, ranked)
     held_out_logits = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
     ranker = fit_ranker(examples, threads) if metric.certain else None
-    result = Ranking(
+    result = RankerFit(
         kept=ranker is not None,
         metric=metric,
         gains=gains,
@@ -110,12 +118,3 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     )
     write_ranker(memory, ranker, held_out_logits, result.as_json())
     return result
-
-
-def table(ranking: Ranking) -> list[str]:
-    """The gains, and whether the ranker is kept."""
-    metric = ranking.metric
-    gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
-    decision = "the ranker is kept" if ranking.kept else "less than two standard errors: the votes stay in use"
-    lines = format_gains(ranking.gains, ranking.segments)
-    return [f"{ranking.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]

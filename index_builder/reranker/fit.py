@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.core.reranker.model import RankerFile, RankerModel, Tree
-from recollect.index_builder.ranking.examples import Examples
+from recollect.index_builder.reranker.examples import Examples
 
 # A logistic loss, because the trees' sum must be a logit. Small and regularised trees: with 31 leaves and no
 # regularisation, nDCG@5 on library abstracts is 2.2 points lower, and lower than that of a logistic regression.

@@ -12,13 +12,13 @@ import pytest
 import recollect
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError, NothingToRank
-from recollect.index_builder.ranking.artefact import read_held_out
+from recollect.index_builder.reranker.artefact import read_held_out
 from recollect.index_builder.settings import BuildSettings
 from recollect.model import open_model
 from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import open_memory, read_texts, write_defaults
-from tests.index_builder.ranking.conftest import NAMES, RankedRun
+from tests.index_builder.reranker.conftest import NAMES, RankedRun
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
 

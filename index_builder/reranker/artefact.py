@@ -24,7 +24,7 @@ from recollect.core.system.files import read_json, write_json, write_text
 from recollect.core.words.names import Names
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.ranking.calibrate import HeldOut, reliable_probabilities
+from recollect.index_builder.reranker.calibrate import HeldOut, reliable_probabilities
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.trainer.memory.memory import Memory
 

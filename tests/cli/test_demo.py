@@ -22,7 +22,7 @@ def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        "recollect.index_builder.demo.write_sample", lambda folder, _: shutil.copytree(built.dataset, folder)
+        "recollect.trainer.data.sample.write_sample", lambda folder, _: shutil.copytree(built.dataset, folder)
     )
     for run in (1, 2):
         assert recollect.main(["demo", str(tmp_path), "--no-serve"]) == 0
@@ -45,7 +45,7 @@ def test_demo_prints_its_url_and_serves_its_store(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("recollect.index_builder.demo.demo", lambda settings: "the table")
+    monkeypatch.setattr("recollect.cli.demo.build_and_ask", lambda folder: ["the table"])
     monkeypatch.setattr(
         "recollect.service.process.server.serve", lambda settings, listener: served.append((settings.store, listener))
     )

@@ -1,4 +1,4 @@
-"""`--rank` of `recollect train` and `recollect tune`: fit the ranker as soon as the memory is finished."""
+"""`recollect train` and `recollect tune`, with the rankers (`--rank`) and the comparison (`--best`) after them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,44 @@ from recollect.trainer.train_flags import SharedTrainSettings
 from recollect.trainer.train_settings import TrainSettings
 
 if TYPE_CHECKING:
-    from recollect.index_builder.ranking.rank import Ranking
+    from recollect.index_builder.reranker.rank import RankerFit
     from recollect.trainer.memory.tune import Tuning
 
 
-def train_and_rank(settings: TrainSettings) -> Ranking | None:
+def train(settings: TrainSettings) -> list[str]:
     """Write a run folder, and fit its ranker if `--rank` asks for one.
 
+    Returns:
+        The lines of a table: the contestants of `--best`, or the gains of the ranker.
+
     Raises:
-        BuildError: If a package of the ranker is missing, or `--rank yes` finds too few texts.
-        TrainerError: As `recollect train`.
-        ServiceError: If Ray does not start.
+        BuildError: If a package of the ranker is missing, or `--rank yes` or `--best` finds too few texts.
+        TrainerError: If the settings, the dataset or the encoder are wrong, or the training fails.
     """
+    if settings.best:
+        from recollect.index_builder.best import train_best
+
+        return train_best(settings)
     _require_packages(settings.rank)
     from recollect.trainer.distributed import is_first_rank
     from recollect.trainer.run import write_run
 
     write_run(settings)
-    return _rank(settings.out, settings, "nDCG@5") if is_first_rank() else None
+    fit = _rank(settings.out, settings, "nDCG@5") if is_first_rank() else None
+    return [] if fit is None else fit.table()
 
 
-def tune_and_rank(settings: TuneSettings) -> tuple[Tuning, Ranking | None]:
+def tune(settings: TuneSettings) -> tuple[Tuning, RankerFit | None]:
     """Tune a memory, and fit its ranker by the same metric if `--rank` asks for one.
 
     Raises:
         BuildError: If a package of the ranker is missing, or `--rank yes` finds too few texts.
-        TrainerError: As `recollect tune`.
+        TrainerError: If the run cannot be read, or no instances with labels are held out.
     """
     _require_packages(settings.rank)
-    from recollect.trainer.memory.tune import tune
+    from recollect.trainer.memory.tune import tune as tune_memory
 
-    return tune(settings), _rank(settings.run, settings, settings.metric)
+    return tune_memory(settings), _rank(settings.run, settings, settings.metric)
 
 
 def _require_packages(choice: RankChoice) -> None:
@@ -51,7 +58,7 @@ def _require_packages(choice: RankChoice) -> None:
     if choice == "no":
         return
     try:
-        import recollect.index_builder.ranking.rank  # noqa: F401
+        import recollect.index_builder.reranker.rank  # noqa: F401
     except ModuleNotFoundError as error:
         raise BuildError(
             f"--rank {choice}: expected {error.name}, which fits the ranker, found no such package; "
@@ -59,10 +66,10 @@ def _require_packages(choice: RankChoice) -> None:
         ) from error
 
 
-def _rank(run: Path, settings: SharedTrainSettings | TuneSettings, metric: Metric) -> Ranking | None:
+def _rank(run: Path, settings: SharedTrainSettings | TuneSettings, metric: Metric) -> RankerFit | None:
     if settings.rank == "no":
         return None
-    from recollect.index_builder.ranking.rank import rank_run
+    from recollect.index_builder.reranker.rank import rank_run
 
     print_status(f"rank: {run}")
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import recollect
-from tests.index_builder.ranking.conftest import RankedRun
+from tests.index_builder.reranker.conftest import RankedRun
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
 
@@ -64,7 +64,7 @@ def test_too_few_texts_are_an_error_only_with_yes(tmp_path: Path, capsys: pytest
 def test_a_missing_package_is_an_error_before_the_work_begins(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("recollect.index_builder.ranking.rank", "recollect.index_builder.ranking.fit"):
+    for module in ("recollect.index_builder.reranker.rank", "recollect.index_builder.reranker.fit"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "lightgbm", None)  # importing it then fails as if it were not installed
     out = tmp_path / "run"

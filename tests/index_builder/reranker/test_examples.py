@@ -11,7 +11,7 @@ import pytest
 
 from recollect.core.words.index import LexicalIndex
 from recollect.core.words.terms import Words
-from recollect.index_builder.ranking.examples import Examples, ExampleSource
+from recollect.index_builder.reranker.examples import Examples, ExampleSource
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory, open_memory, write_defaults
 from tests.trainer.helpers import random_sets, random_units

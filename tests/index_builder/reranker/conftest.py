@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recollect.index_builder.build import build
-from recollect.index_builder.ranking.rank import rank_run
+from recollect.index_builder.reranker.rank import rank_run
 from recollect.index_builder.settings import BuildSettings, RankSettings
 from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recollect.core.reranker.model import RankerFile, RankerModel
-from recollect.index_builder.ranking.fit import Examples, cross_fitted_logits, export_tree, fit_ranker
+from recollect.index_builder.reranker.fit import Examples, cross_fitted_logits, export_tree, fit_ranker
 
 NAMES = ("a", "b", "c", "d")
 

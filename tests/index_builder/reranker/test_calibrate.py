@@ -10,7 +10,7 @@ import pytest
 
 from recollect.core.bundle.manifest import Isotonic, Platt
 from recollect.core.reranker.calibration import calibrate
-from recollect.index_builder.ranking.calibrate import (
+from recollect.index_builder.reranker.calibrate import (
     LEAST_TEXTS,
     Fit,
     HeldOut,

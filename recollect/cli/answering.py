@@ -1,0 +1,65 @@
+"""The verbs that answer queries. A verb imports its libraries when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from recollect.bulk.settings import PredictSettings
+from recollect.core.errors import SettingsError
+from recollect.core.options import chosen_options
+from recollect.core.system.console import print_status
+from recollect.service.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from recollect.core.answers import Answer
+
+
+def serve(settings: ServeSettings) -> int:
+    from recollect.service.process.server import serve as serve_http
+
+    return serve_http(settings)
+
+
+def predict(settings: PredictSettings) -> list[str] | None:
+    if settings.text == "-" or settings.input is not None:
+        from recollect.bulk.job import predict_file
+
+        predict_file(settings)
+        return None
+    return _predict_one(settings)
+
+
+def _predict_one(settings: PredictSettings) -> list[str]:
+    from pydantic_core import to_json
+
+    from recollect.core.search.filters import describe_unknown
+    from recollect.model import open_model
+
+    if settings.text is None:
+        raise SettingsError("expected a text, or --input; see `recollect predict --help`")
+    if settings.output is not None:
+        raise SettingsError("--output: expected --input, or - for the lines of standard input, found one query")
+    model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache, live=settings.live)
+    options = chosen_options(settings)
+    (answer,) = model.answer([settings.text], **options)
+    for message in describe_unknown(model.resolve(**options), model.predictor.memory.labels):
+        print_status(message)
+    if settings.json_:
+        return [to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode()]
+    if answer.truncated:
+        print_status(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
+    return [*_lines(answer)]
+
+
+def _lines(answer: Answer) -> Iterator[str]:
+    for label in answer.labels:
+        probability = "" if label.probability is None else f"{label.probability:6.1%}  "
+        text = f"  {label.text}" if label.text != label.uid else ""
+        yield f"{probability}{label.score:.4f}  {label.uid}{text}"
+        for reason in label.because or []:
+            kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
+            yield f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}"
+        for term in label.ranked_by or []:
+            value = "" if term.value is None else f"  {term.value:g}"
+            yield f"    {term.log_odds:+.4f}  log-odds by {term.feature}{value}"
