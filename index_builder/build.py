@@ -48,7 +48,7 @@ from recollect.edits.log import extent
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.errors import BuildError, CheckFailed
-from recollect.index_builder.faiss_index import check_factory, check_units, factory_string, is_graph
+from recollect.index_builder.faiss_index import KeysToIndex, check_factory, factory_string, is_graph
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from recollect.index_builder.reranker.artefact import choose_ranker, lexical_for, write_bundle_ranker
@@ -315,7 +315,8 @@ def write_indexes(
     queries = Queries(memory.queries(rows), rows)
     if memory.defaults["label_key_alpha"]:
         # An enriched label key is normalised again, so a damaged key of a label's text would go unnoticed.
-        check_units(memory.keys[instances:], instances)
+        for _ in KeysToIndex(memory.keys[instances:], instances).blocks():
+            pass
     size_bytes, milliseconds = settings.memory_budget or np.inf, settings.latency_budget_ms or np.inf
     infos: dict[str, IndexInfo] = {}
     points: dict[str, Point] = {}
@@ -337,15 +338,13 @@ def write_indexes(
         path = folder / f"{part[:-1]}_keys.faiss"
         bar = functools.partial(_progress_bar, part)
         infos[part], points[part], curves[part] = build_chosen_index(
-            keys,
-            first_row,
+            KeysToIndex(keys, first_row, memory.is_normalised),
             path,
             kind,
             queries if part == "instances" else Queries(queries.vectors),
             target,
             bar,
             device,
-            memory.is_normalised,
             settings.hnsw_ef_construction,
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds

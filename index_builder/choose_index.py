@@ -30,12 +30,12 @@ from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.core.settings import Device
 from recollect.index_builder.faiss_index import (
     Keys,
+    KeysToIndex,
     add_left_out,
     build_index,
     can_add_later,
     is_graph,
     lists,
-    select_keys,
     write_index,
 )
 from recollect.index_builder.left_out_votes import leave_out
@@ -121,15 +121,13 @@ def candidate_factories(keys: int, dim: int) -> list[str]:
 
 
 def build_chosen_index(
-    keys: Keys,
-    first_row: int,
+    indexed: KeysToIndex,
     path: Path,
     kind: str,
     queries: Queries,
     target: Target,
     progress: Progress,
     device: Device = "cpu",
-    unit: bool = True,
     construction_effort: int | None = None,
 ) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose, build and write the fastest index that meets the requirements.
@@ -137,15 +135,13 @@ def build_chosen_index(
     If no index meets them, choose the index with the best recall among the indexes within the budgets.
 
     Args:
-        keys: The keys.
-        first_row: Row of `keys[0]` in the memory, for error messages.
+        indexed: The keys. `auto` does not try a graph if they may have other lengths than 1.
         path: The file to write.
         kind: `auto`, or a kind of index that `build_index` accepts.
         queries: Queries for the measurement on all keys.
         target: Requirements of the index.
         progress: Opens a progress bar for each index.
         device: Device that trains and fills indexes. Measurements always run on the CPU.
-        unit: Whether all keys must be unit vectors. A graph needs them, so `auto` does not try one otherwise.
         construction_effort: efConstruction of a graph; None: the default.
 
     Returns:
@@ -156,20 +152,21 @@ def build_chosen_index(
         BuildError: If a key is not a unit vector, or faiss rejects the kind.
     """
     measured: list[Point] = []
+    keys = indexed.keys
     families = [kind] if kind != "auto" else ["Flat"]
     if kind == "auto" and len(keys) >= _FEW_KEYS:
-        measured += compare_families(keys, first_row, target, progress, unit)
+        measured += compare_families(indexed, target, progress)
         families = rank_families(measured, target, len(keys), keys.shape[1])
     built: dict[Point, IndexInfo] = {}  # manifest entry of each built index, by its chosen measurement
     trial_path = path.with_suffix(".trial")
     for family in families:
         asked, left_out = _left_out(keys, queries, family, device)
         rows = None if left_out is None else np.delete(np.arange(len(keys)), left_out)
-        info = _build_and_write(keys, family, first_row, trial_path, progress, device, unit, construction_effort, rows)
+        info = _build_and_write(indexed, family, trial_path, progress, device, construction_effort, rows)
         chosen, point, points = choose_effort(Trial.open(trial_path, info, keys, asked, target.top_b, rows), target)
         measured += points
         if left_out is not None:
-            complete = add_left_out(trial_path, keys, left_out, first_row, unit)
+            complete = add_left_out(trial_path, indexed, left_out)
             point = point.model_copy(update={"keys": len(keys), "reachable": reachable_share(complete)})
             chosen = chosen.model_copy(update={"keys": len(keys)})
         built[point] = chosen
@@ -196,7 +193,7 @@ def _left_out(
     return Queries(few.vectors), few.rows
 
 
-def compare_families(keys: Keys, first_row: int, target: Target, progress: Progress, unit: bool = True) -> list[Point]:
+def compare_families(indexed: KeysToIndex, target: Target, progress: Progress) -> list[Point]:
     """Measure the recall and speed of every index family on a sample of the keys.
 
     The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are
@@ -205,20 +202,20 @@ def compare_families(keys: Keys, first_row: int, target: Target, progress: Progr
     Raises:
         BuildError: If a key of the sample or of the queries is not a unit vector.
     """
-    rows = np.linspace(0, len(keys) - 1, num=min(len(keys), _SAMPLE_KEYS + QUERIES), dtype=np.int64)
+    count, dim = indexed.keys.shape
+    rows = np.linspace(0, count - 1, num=min(count, _SAMPLE_KEYS + QUERIES), dtype=np.int64)
     held_out = evenly_spaced_rows(len(rows), QUERIES)
-    some = select_keys(keys, rows, first_row, unit)
+    some = indexed.select(rows)
     queries, sample = some[held_out], np.delete(some, held_out, axis=0)
-    dim = keys.shape[1]
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.faiss"
         for factory in candidate_factories(len(sample), dim):
-            if not unit and is_graph(factory):
+            if not indexed.unit and is_graph(factory):
                 continue
-            info = _build_and_write(sample, factory, first_row, path, progress, unit=unit)
+            info = _build_and_write(indexed._replace(keys=sample), factory, path, progress)
             points += measure_curve(Trial.open(path, info, sample, Queries(queries), target.top_b))
-            expected = meeting([_expected(point, len(keys), dim) for point in points], target)
+            expected = meeting([_expected(point, count, dim) for point in points], target)
             if any(_exact_and_fast(point, target) for point in expected):
                 break
     return points
@@ -353,19 +350,17 @@ def bisect_effort(trial: Trial, points: list[Point], target: Target) -> Iterator
 
 
 def _build_and_write(
-    keys: Keys,
+    indexed: KeysToIndex,
     factory: str,
-    first_row: int,
     path: Path,
     progress: Progress,
     device: Device = "cpu",
-    unit: bool = True,
     construction_effort: int | None = None,
     rows: Int[np.ndarray, " row"] | None = None,
 ) -> IndexInfo:
     """Build an index, write it to a file, and free its memory. The measurements open the file, as the service does."""
-    with progress(factory, len(keys)) as advance:
-        index, info = build_index(keys, factory, first_row, advance, device, unit, construction_effort, rows)
+    with progress(factory, len(indexed.keys)) as advance:
+        index, info = build_index(indexed, factory, advance, device, construction_effort, rows)
     write_index(index, path)
     return info
 
@@ -385,8 +380,8 @@ def efforts(info: IndexInfo, lists: int, top_b: int) -> list[int]:
         case "hnsw" | "diskann":
             steps = {int(min(wanted * factor, info.keys)) for factor in _GRAPH_EFFORTS}
         case "ivf":
-            least = math.ceil(lists * wanted / info.keys)
-            steps = {max(least, round(lists * share)) for share in _LIST_SHARES}
+            minimum = math.ceil(lists * wanted / info.keys)
+            steps = {max(minimum, round(lists * share)) for share in _LIST_SHARES}
         case "flat":
             steps = {0}
     return sorted(steps)

@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import ValidationError
-from scipy.stats import ttest_1samp
 
 from recollect.core.system.console import aligned, print_status
 from recollect.core.system.files import find_files, read_json, write_json, write_text
 from recollect.index_builder.errors import BuildError, ContestantError
+from recollect.index_builder.evaluation.bootstrap import bootstrap, means
 from recollect.index_builder.run_quality import Quality, Queries, measure
 from recollect.index_builder.settings import CompareSettings
 from recollect.trainer.data.dataset import open_named
@@ -158,17 +158,11 @@ def compare(settings: CompareSettings) -> str:
     ]
     best = sorted(results, key=lambda each: -statistics.fmean(each.figures("tuned", settings.metric) or [0]))[:2]
     report = {
-        "format_version": 1,
+        "format_version": 2,
         "title": f"Methods compared: {settings.dataset.resolve().name}, {Path(settings.encoder).name}",
         "metric": settings.metric,
         "contestants": [each.as_json() for each in results],
-        "significance": {
-            "best": [each.contestant.name for each in best],
-            "tests": [
-                {"metric": metric, **paired_test(*(each.scores(metric) for each in best))}
-                for metric in best[0].runs[0].scores
-            ],
-        },
+        "significance": {"best": [each.contestant.name for each in best], "tests": _differences(best)},
         "dataset": f"{len(train):,} instances, {len(dataset.labels):,} labels, {len(test):,} test texts",
         "versions": f"recollect {importlib.metadata.version('recollect-xmc')}, torch {torch.__version__}",
     }
@@ -328,19 +322,12 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
 # ---- Report ----
 
 
-def paired_test(first: np.ndarray, second: np.ndarray) -> dict[str, float | None]:
-    """Test whether the scores of two contestants for the same queries differ: a paired t-test (RAE-XMC, B.3).
-
-    Returns:
-        The difference of the means, and p, the probability of at least this difference by chance; p is None if there is
-        only one query.
-    """
-    differences = np.round(first - second, 10)  # the means over seeds have rounding errors
-    mean = float(differences.mean())
-    if len(differences) == 1:
-        return {"difference": mean, "p": None}
-    differ = np.ptp(differences) > 0
-    return {"difference": mean, "p": float(ttest_1samp(differences, 0).pvalue) if differ else float(mean == 0)}
+def _differences(best: Sequence[Results]) -> list[dict[str, Any]]:
+    """Each metric of the first contestant minus that of the second, and the ends of the 95% confidence interval."""
+    scores = [{metric: each.scores(metric) for metric in each.runs[0].scores} for each in best]
+    first, second = bootstrap([[means(of_contestant)] for of_contestant in scores])
+    gains = {metric: first[metric] - second[metric] for metric in first}
+    return [{"metric": name, "difference": gain.value, "interval": [*gain.interval]} for name, gain in gains.items()]
 
 
 def _column(
@@ -390,12 +377,12 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
         plain[f"nDCG@5, {view} alone"] = _column(results, "views", view)
     yield f"\n## Label keys alone (λ = 0, α = 0)\n\n{_table(results, plain)}"
     yield f"\n## Significance\n\n{best[0]} minus {best[1]}, the best two by {metric}: difference over the test texts in"
-    yield "points, and p of a paired t-test. A difference is significant at .05 if p is below .05.\n"
+    yield "points, and its 95% interval (paired bootstrap). A difference is significant if its interval excludes 0.\n"
     tests = [
-        [test["metric"], f"{test['difference']:+.2f}", "-" if test["p"] is None else f"{test['p']:.2g}"]
+        [test["metric"], f"{test['difference']:+.2f}", "{:+.2f} to {:+.2f}".format(*test["interval"])]
         for test in report["significance"]["tests"]
     ]
-    yield _in_markdown([["metric", "difference", "p"], *tests])
+    yield _in_markdown([["metric", "difference", "95% interval"], *tests])
     yield f"\n## Flags of `recollect train`\n\n{report['dataset']}; {report['versions']}\n"
     yield from (f"- {each.contestant.name}: `{shlex.join(each.contestant.flags)}`" for each in results)
     yield ""

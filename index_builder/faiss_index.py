@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -22,12 +22,11 @@ from recollect.core.settings import Device
 from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.trainer.memory.label_keys import LabelKeys
+from recollect.trainer.memory.search import blocks
 
 # An array of keys in rows: mapped from a file, or label keys that are computed from texts and instances when read.
 Keys = Float[np.ndarray, "key dim"] | LabelKeys
 
-# Number of keys in one block: a block is read, checked and added at once.
-_BLOCK_KEYS = 65_536
 # Tolerance for the length of a unit vector that is stored in float16.
 _NORM_TOLERANCE = 5e-3
 
@@ -59,6 +58,34 @@ faiss.deserialize_index(faiss.serialize_index(index)).search(keys[:2], 2)
 _CODEBOOK = 256
 
 
+class KeysToIndex(NamedTuple):
+    """The keys of an index.
+
+    Attributes:
+        keys: Keys in float32 or float16, usually a slice of a mapped memory.
+        first_row: Row of `keys[0]` in the memory, for error messages.
+        unit: Whether all keys must be unit vectors.
+    """
+
+    keys: Keys
+    first_row: int = 0
+    unit: bool = True
+
+    def select(self, rows: Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
+        """Some keys, in float32.
+
+        Raises:
+            BuildError: If a selected key is not finite or no unit vector; the message names its row.
+        """
+        return select_keys(self.keys, rows, self.first_row, self.unit)
+
+    def blocks(self, rows: Int[np.ndarray, " row"] | None = None) -> Iterator[Float[np.ndarray, "block dim"]]:
+        """Yield the keys, or those of some rows, block by block; each block is checked like `select`."""
+        for block_rows, block in blocks(self.keys, rows):
+            _check(block, self.first_row + block_rows, self.unit)
+            yield block
+
+
 def factory_string(kind: str, keys: int, links: int | None = None) -> str:
     """The faiss factory string for `flat`, `ivf` or `hnsw` (with this number of links) and this number of keys.
 
@@ -85,25 +112,21 @@ def lists(keys: int) -> int:
 
 
 def build_index(
-    keys: Keys,
+    indexed: KeysToIndex,
     kind: str,
-    first_row: int,
-    progress: Callable[[int], object],
+    progress: Callable[[int], object] = lambda keys: None,
     device: Device = "cpu",
-    unit: bool = True,
     construction_effort: int | None = None,
     rows: Int[np.ndarray, " row"] | None = None,
 ) -> tuple[Any, IndexInfo]:
     """Build an index over keys. The keys are read and added block by block.
 
     Args:
-        keys: Keys in float32 or float16, usually a slice of a mapped memory.
+        indexed: The keys.
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
-        first_row: Row of `keys[0]` in the memory, for error messages.
         progress: Called after each block with its number of keys.
         device: Device that trains and fills the index, and links the keys of a graph. If faiss has no GPU version of
             an index, the CPU fills the index, and a message on standard error states this.
-        unit: Whether all keys must be unit vectors.
         construction_effort: efConstruction of a graph; None: the default.
         rows: Rows of the keys that a CPU adds, in rising order; None: all.
 
@@ -114,21 +137,21 @@ def build_index(
         BuildError: If a key is not finite or no unit vector (the message names its row), or faiss rejects the factory
             string, needs more keys to train the index, or cannot add keys to the index.
     """
-    factory = factory_string(kind, len(keys))
+    count, dim = indexed.keys.shape
+    factory = factory_string(kind, count)
     if device == "cuda":
         try:
-            index = _build_on_gpu(
-                empty_index(factory, keys.shape[1], construction_effort), factory, keys, first_row, progress, unit
-            )
+            index = _build_on_gpu(empty_index(factory, dim, construction_effort), factory, indexed, progress)
             return index, _describe(index, factory)
         except (NoGpuError, RuntimeError) as error:
             print_status(f"{factory}: built on the CPU: {reason(error)}")
-    index = empty_index(factory, keys.shape[1], construction_effort)
+    index = empty_index(factory, dim, construction_effort)
     if not index.is_trained:
-        _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
-    _reserve_codes(index, len(keys))
-    for block in _checked_blocks(keys, first_row, progress, unit, rows):
+        _train(index, factory, indexed.select(_training_rows(count, index)))
+    _reserve_codes(index, count)
+    for block in indexed.blocks(rows):
         _add(index, factory, block)
+        progress(len(block))
     return index, _describe(index, factory)
 
 
@@ -138,15 +161,15 @@ def can_add_later(factory: str, dim: int) -> bool:
     return isinstance(unwrapped(index), faiss.IndexHNSW)
 
 
-def add_left_out(path: Path, keys: Keys, left_out: Int[np.ndarray, " row"], first_row: int, unit: bool = True) -> Any:
+def add_left_out(path: Path, indexed: KeysToIndex, left_out: Int[np.ndarray, " row"]) -> Any:
     """Add the keys that were left out of the file of a graph, and bring all keys into the order of their rows.
 
     Returns:
         The complete index.
     """
     index = faiss.read_index(str(path))
-    index.add(select_keys(keys, left_out, first_row, unit))
-    rows = np.append(np.delete(np.arange(len(keys)), left_out), left_out)
+    index.add(indexed.select(left_out))
+    rows = np.append(np.delete(np.arange(len(indexed.keys)), left_out), left_out)
     _permute(index, np.argsort(rows))
     write_index(index, path)
     return index
@@ -164,24 +187,18 @@ def _permute(index: Any, order: Int[np.ndarray, " key"]) -> None:
             inner.permute_entries(order)
 
 
-def _build_on_gpu(
-    index: Any, factory: str, keys: Keys, first_row: int, progress: Callable[[int], object], unit: bool
-) -> Any:
+def _build_on_gpu(index: Any, factory: str, indexed: KeysToIndex, progress: Callable[[int], object]) -> Any:
     """Fill an empty index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
-    resources = gpu_resources()
-    if (
-        isinstance(index, faiss.IndexHNSW)
-        and len(keys) >= _LEAST_KEYS_TO_LINK_ON_GPU
-        and hasattr(faiss, "GpuIndexCagra")
-    ):
-        return _build_graph_on_gpu(resources, index, factory, keys, first_row, progress, unit)
+    resources, count = gpu_resources(), len(indexed.keys)
+    if isinstance(index, faiss.IndexHNSW) and count >= _LEAST_KEYS_TO_LINK_ON_GPU and hasattr(faiss, "GpuIndexCagra"):
+        return _build_graph_on_gpu(resources, index, factory, indexed, progress)
     inner = unwrapped(index)
     if not index.is_trained:
         centroids = None
         if isinstance(inner, faiss.IndexIVF):
             centroids = faiss.index_cpu_to_gpu(resources, 0, faiss.IndexFlatIP(inner.d))
             inner.clustering_index = centroids
-        index.train(select_keys(keys, _training_rows(len(keys), index), first_row, unit))
+        index.train(indexed.select(_training_rows(count, index)))
         if centroids is not None:
             inner.clustering_index = None
     try:
@@ -189,9 +206,10 @@ def _build_on_gpu(
     except RuntimeError as error:
         print_status(f"{factory}: trained on the GPU, filled on the CPU: {reason(error)}")
         filling = index
-        _reserve_codes(index, len(keys))
-    for block in _checked_blocks(keys, first_row, progress, unit):
+        _reserve_codes(index, count)
+    for block in indexed.blocks():
         filling.add(block)
+        progress(len(block))
     # A proxy of `downcast_index` would not keep the new index alive.
     filled = index if filling is index else faiss.index_gpu_to_cpu(filling)
     if type(faiss.downcast_index(filled)) is not type(faiss.downcast_index(index)):
@@ -200,32 +218,27 @@ def _build_on_gpu(
 
 
 def _build_graph_on_gpu(
-    resources: Any,
-    index: Any,
-    factory: str,
-    keys: Keys,
-    first_row: int,
-    progress: Callable[[int], object],
-    unit: bool,
+    resources: Any, index: Any, factory: str, indexed: KeysToIndex, progress: Callable[[int], object]
 ) -> Any:
     """Link the keys of an empty graph on a GPU, which holds all keys in float16 meanwhile.
 
     The algorithm is CAGRA (Ootomo et al., ICDE 2024; https://arxiv.org/abs/2308.15136). It ignores efConstruction.
     """
-    links = index.hnsw.nb_neighbors(0)
-    halves = np.empty(keys.shape, dtype=np.float16)
+    links, count = index.hnsw.nb_neighbors(0), len(indexed.keys)
+    halves = np.empty(indexed.keys.shape, dtype=np.float16)
     if not index.is_trained:
-        _train(index, factory, select_keys(keys, _training_rows(len(keys), index), first_row, unit))
-    _reserve_codes(index, len(keys))
-    for block in _checked_blocks(keys, first_row, progress, unit):
+        _train(index, factory, indexed.select(_training_rows(count, index)))
+    _reserve_codes(index, count)
+    for block in indexed.blocks():
         halves[index.storage.ntotal :][: len(block)] = block
         index.storage.add(block)
+        progress(len(block))
     settings = faiss.GpuIndexCagraConfig()
     settings.graph_degree, settings.intermediate_graph_degree = links, 2 * links
     settings.guarantee_connectivity = True
     on_gpu = faiss.GpuIndexCagra(resources, index.d, index.metric_type, settings)
     on_gpu.train(halves, numeric_type=faiss.Float16)
-    return linked_graph(index, faiss.vector_to_array(on_gpu.get_knngraph()).reshape(len(keys), links))
+    return linked_graph(index, faiss.vector_to_array(on_gpu.get_knngraph()).reshape(count, links))
 
 
 def linked_graph(index: Any, linked: Int[np.ndarray, "key links"]) -> Any:
@@ -244,20 +257,6 @@ def linked_graph(index: Any, linked: Int[np.ndarray, "key links"]) -> Any:
     neighbours[first[:, None] + np.arange(links)] = linked
     graph.storage, graph.ntotal, index.own_fields = index.storage, keys, False
     return graph
-
-
-def _checked_blocks(
-    keys: Keys,
-    first_row: int,
-    progress: Callable[[int], object],
-    unit: bool,
-    rows: Int[np.ndarray, " row"] | None = None,
-) -> Iterator[Float[np.ndarray, "block dim"]]:
-    """Check the keys of each block, yield it, and then report its size to `progress`."""
-    for block_rows, block in blocks(keys, rows):
-        _check(block, first_row + block_rows, unit)
-        yield block
-        progress(len(block))
 
 
 def check_factory(factory: str, dim: int) -> None:
@@ -309,16 +308,6 @@ def empty_index(factory: str, dim: int, construction_effort: int | None = None) 
     return index
 
 
-def check_units(keys: Keys, first_row: int) -> None:
-    """Check that all keys are unit vectors.
-
-    Raises:
-        BuildError: If a key is not a unit vector; the message names its row.
-    """
-    for rows, block in blocks(keys):
-        _check(block, first_row + rows, unit=True)
-
-
 def select_keys(
     keys: Keys, rows: Int[np.ndarray, " row"], first_row: int, unit: bool = True
 ) -> Float[np.ndarray, "row dim"]:
@@ -330,23 +319,6 @@ def select_keys(
     some = np.ascontiguousarray(keys[rows], dtype=np.float32)
     _check(some, first_row + rows, unit)
     return some
-
-
-def blocks(
-    keys: Keys, rows: Int[np.ndarray, " row"] | None = None
-) -> Iterator[tuple[Int[np.ndarray, " block"], Float[np.ndarray, "block dim"]]]:
-    """Yield the rows of each block of keys, and the keys in float32.
-
-    Args:
-        keys: The keys.
-        rows: Rows of the keys to yield, in rising order; None: all.
-    """
-    rows = np.arange(len(keys)) if rows is None else rows
-    for start in range(0, len(rows), _BLOCK_KEYS):
-        block = rows[start : start + _BLOCK_KEYS]
-        # A slice of a mapped file is read without a copy.
-        is_slice = block[-1] - block[0] == len(block) - 1
-        yield block, np.ascontiguousarray(keys[block[0] : block[-1] + 1] if is_slice else keys[block], np.float32)
 
 
 def write_index(index: Any, path: Path) -> None:

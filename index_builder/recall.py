@@ -10,13 +10,14 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.core.neighbours import Neighbours, merge
+from recollect.core.neighbours import Neighbours
 from recollect.core.search.searcher import unwrapped
-from recollect.index_builder.faiss_index import Keys, blocks
+from recollect.index_builder.faiss_index import Keys
+from recollect.trainer.memory.search import nearest_among
 
 # Rounding error of an inner product in float32: of unit vectors, and relative to greater products.
 _ROUNDING = 1e-5
-# Least share of a graph's keys that a search must be able to reach.
+# Minimum share of a graph's keys that a search must be able to reach.
 MIN_REACHABLE = 0.999
 # Number of keys whose links are read at once when the reachable keys are counted.
 _FOLLOWED_KEYS = 65_536
@@ -25,14 +26,8 @@ _FOLLOWED_KEYS = 65_536
 def exact_neighbours(
     keys: Keys, queries: Float[np.ndarray, "query dim"], top_b: int, rows: Int[np.ndarray, " row"] | None = None
 ) -> Neighbours:
-    """Find the top-b keys of each query by exact search, block by block; with `rows`, among the keys in these rows."""
-    top_b = min(top_b, len(keys) if rows is None else len(rows))
-    nothing = np.empty((len(queries), 0))
-    best = Neighbours(nothing.astype(np.float32), nothing.astype(np.int64))
-    for block_rows, block in blocks(keys, rows):
-        similarities, found = faiss.knn(queries, block, min(top_b, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-        best = merge(best, Neighbours(similarities, block_rows[found]), top_b)
-    return best
+    """Find the top-b keys of each query by exact search; with `rows`, among the keys in these rows."""
+    return Neighbours(*nearest_among(queries, keys, rows, top_b))
 
 
 def recall(
@@ -52,22 +47,24 @@ def recall(
         queries: The queries.
         exact: The neighbours of the queries by `exact_neighbours`.
     """
-    least = exact.similarities[:, -1:]
+    last = exact.similarities[:, -1:]
     rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
     similarities = np.einsum("qd,qbd->qb", queries, keys[rows][places.reshape(found.shape)], dtype=np.float32)
-    least = least - _ROUNDING * np.maximum(1, np.abs(least))
-    return float(((similarities >= least) & (found >= 0)).mean())
+    minimum = last - _ROUNDING * np.maximum(1, np.abs(last))
+    return float(((similarities >= minimum) & (found >= 0)).mean())
 
 
 def search_milliseconds(
-    search: Callable[[Float[np.ndarray, "1 dim"]], object], queries: Float[np.ndarray, "query dim"], most_seconds: float
+    search: Callable[[Float[np.ndarray, "1 dim"]], object],
+    queries: Float[np.ndarray, "query dim"],
+    seconds: float,
 ) -> Float[np.ndarray, " query"]:
     """Measure the search time of each query. The queries are searched one after the other on one thread.
 
     Args:
         search: Searches one query.
         queries: The queries.
-        most_seconds: Time limit for all queries. The queries that remain after this time are not measured.
+        seconds: Time limit for all queries. The queries that remain after this time are not measured.
     """
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
@@ -78,7 +75,7 @@ def search_milliseconds(
             start = time.perf_counter()
             search(query[None])
             spent.append(time.perf_counter() - start)
-            if sum(spent) > most_seconds:
+            if sum(spent) > seconds:
                 break
     finally:
         faiss.omp_set_num_threads(threads)

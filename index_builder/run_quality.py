@@ -28,7 +28,7 @@ from recollect.trainer.run_folder import RunFolder
 # Number of labels to predict for each query, for R@100.
 DEPTH = 100
 _BLOCK_QUERIES = 8_192
-# Metrics whose scores of single queries are kept, for the paired t-test.
+# Metrics whose scores of single queries are kept, for the intervals of differences.
 _TESTED = ("P@1", "P@3", "P@5", "nDCG@5")
 
 Vectors = Float[np.ndarray, "query width"]

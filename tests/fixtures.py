@@ -28,7 +28,7 @@ def write_bundle() -> Callable[..., Path]:
     from recollect.core.bundle.integrity import describe_files
     from recollect.core.bundle.manifest import Indexes, Manifest
     from recollect.core.bundle.strings import write_table
-    from recollect.index_builder.faiss_index import build_index, write_index
+    from recollect.index_builder.faiss_index import KeysToIndex, build_index, write_index
 
     def write(
         folder: Path,
@@ -52,7 +52,7 @@ def write_bundle() -> Callable[..., Path]:
         np.save(folder / "label_counts.npy", np.array([len(row) for row in voters], dtype=np.int32))
         info = {}
         for part, keys in (("instance", instance_keys), ("label", label_keys)):
-            index, info[part] = build_index(keys, kind, 0, lambda _: None)
+            index, info[part] = build_index(KeysToIndex(keys), kind)
             write_index(index, folder / f"{part}_keys.faiss")
             uids = write_table(folder, f"{part}_uids", (f"{part} {row}" for row in range(len(keys))))
             write_table(folder, f"{part}_texts", (f"text of {part} {row}" for row in range(len(keys))))

@@ -19,7 +19,7 @@ from recollect.core.predictor import Predictor
 from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.core.words.index import write_lexical_index
 from recollect.core.words.names import Names
-from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.faiss_index import KeysToIndex, build_index, write_index
 
 KEPT = ("encoder.onnx", "tokenizer.json", "golden.json")
 
@@ -89,7 +89,7 @@ class Tables:
             np.save(folder / f"{name}_indices.npy", np.array([each for row in rows for each in row], dtype=np.int32))
         np.save(folder / "label_counts.npy", np.array([*map(len, voters)], dtype=np.int32))
         for part, content in (("instance", self.instances), ("label", self.labels)):
-            index, info = build_index(np.array([each[-1] for each in content.values()]), "flat", 0, lambda _: None)
+            index, info = build_index(KeysToIndex(np.array([each[-1] for each in content.values()])), "flat")
             write_index(index, folder / f"{part}_keys.faiss")
             manifest["index"][f"{part}s"] = json.loads(info.model_dump_json())
             uids = write_table(folder, f"{part}_uids", content)

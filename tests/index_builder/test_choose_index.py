@@ -24,7 +24,7 @@ from recollect.index_builder.choose_index import (
     measure_curve,
     rank_families,
 )
-from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.faiss_index import KeysToIndex, build_index, write_index
 from recollect.index_builder.recall import exact_neighbours
 from tests.index_builder.vectors import clustered_keys, near, random_keys, recall_of
 
@@ -43,16 +43,14 @@ def point(factory: str, recall: float, milliseconds: float, **more: Any) -> Poin
 
 def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
     """Build and write an index, and prepare a trial with queries close to the first keys."""
-    index, info = build_index(keys, kind, 0, lambda rows: None)
+    index, info = build_index(KeysToIndex(keys), kind)
     write_index(index, folder / "keys.faiss")
     return Trial.open(folder / "keys.faiss", info, keys, Queries(near(keys, 50)), top_b)
 
 
-def best(
-    keys: Any, kind: str, folder: Path, target: Target, first_row: int = 0
-) -> tuple[IndexInfo, Point, list[Point]]:
+def best(keys: Any, kind: str, folder: Path, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
     queries = Queries(near(keys[:], min(len(keys), 50)))
-    return build_chosen_index(keys, first_row, folder / "keys.faiss", kind, queries, target, silent)
+    return build_chosen_index(KeysToIndex(keys), folder / "keys.faiss", kind, queries, target, silent)
 
 
 @pytest.fixture(autouse=True)
@@ -224,7 +222,7 @@ def test_all_keys_are_found_when_there_are_fewer_than_top_b(tmp_path: Path, kind
 def test_equal_keys_count_as_equally_good(tmp_path: Path, kind: str, rows: int) -> None:
     keys = np.repeat(random_keys(1), rows, axis=0)
     info, chosen, _ = build_chosen_index(
-        keys, 0, tmp_path / "keys.faiss", kind, Queries(keys[:20]), Target(0.98, 200), silent
+        KeysToIndex(keys), tmp_path / "keys.faiss", kind, Queries(keys[:20]), Target(0.98, 200), silent
     )
     assert (chosen.recall, info.keys) == (1, rows)
 
@@ -234,7 +232,7 @@ def test_recall_is_that_of_queries_outside_of_the_index(tmp_path: Path, kind: st
     all_keys = random_keys(3_500, 64)
     keys, outside, rows = all_keys[:3_000], all_keys[3_000:], np.arange(0, 3_000, 12)
     path, target = tmp_path / "keys.faiss", Target(0.9, 20, effort=20)
-    info, chosen, _ = build_chosen_index(keys, 0, path, kind, Queries(keys[rows], rows), target, silent)
+    info, chosen, _ = build_chosen_index(KeysToIndex(keys), path, kind, Queries(keys[rows], rows), target, silent)
     index = KeyIndex(OpenIndex(path), info)
     truth = recall_of(index, keys, outside, exact_neighbours(keys, outside, 20))
     assert chosen.recall == pytest.approx(truth, abs=0.03)

@@ -13,19 +13,15 @@ from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import (
     HNSW_EFFORT,
+    KeysToIndex,
     build_index,
     check_factory,
-    check_units,
     empty_index,
     linked_graph,
     write_index,
 )
 from recollect.index_builder.recall import exact_neighbours, reachable_share
 from tests.index_builder.vectors import clustered_keys, enriched, opened, random_keys, recall_of
-
-
-def silent(rows: int) -> None:
-    """Ignore progress."""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +40,7 @@ def silent(rows: int) -> None:
 def test_manifest_entry_states_kind_and_effort_for_any_factory_string(
     factory: str, kind: str, effort: int, refine: float
 ) -> None:
-    _, info = build_index(random_keys(3_000), factory, 0, silent)
+    _, info = build_index(KeysToIndex(random_keys(3_000)), factory)
     expected = {"kind": kind, "factory": factory, "keys": 3_000, "effort": effort, "refine": refine}
     assert info.model_dump() == expected
 
@@ -52,14 +48,14 @@ def test_manifest_entry_states_kind_and_effort_for_any_factory_string(
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
 def test_keys_of_any_length_are_found_by_their_inner_products(tmp_path: Path, factory: str) -> None:
     keys = np.random.default_rng(0).uniform(0.1, 9, (3_000, 1)).astype(np.float32) * random_keys(3_000)
-    index, info = build_index(keys, factory, 0, silent, unit=False)
+    index, info = build_index(KeysToIndex(keys, unit=False), factory)
     write_index(index, tmp_path / "keys.faiss")
     found = KeyIndex(OpenIndex(tmp_path / "keys.faiss"), info.model_copy(update={"effort": 4})).search(keys[:50], 5)
     expected = -np.sort(-(keys[:50].astype(np.float64) @ keys.T), axis=1)[:, :5]
     np.testing.assert_allclose(found.similarities, expected, rtol=1e-5)
     keys[42, 0] = np.nan
     with pytest.raises(BuildError, match="row 1042: expected a vector of finite numbers"):
-        build_index(keys, factory, 1_000, silent, unit=False)
+        build_index(KeysToIndex(keys, 1_000, unit=False), factory)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +67,7 @@ def test_keys_of_any_length_are_found_by_their_inner_products(tmp_path: Path, fa
 )
 def test_error_for_a_rejected_factory_string_contains_the_message_of_faiss(factory: str, reason: str) -> None:
     with pytest.raises(BuildError) as refused:
-        build_index(random_keys(100), factory, 0, silent)
+        build_index(KeysToIndex(random_keys(100)), factory)
     expected = "expected auto, flat, ivf, hnsw or a faiss factory string for keys of 16 dimensions, faiss says: "
     assert str(refused.value).startswith(f"--index {factory!r}: {expected}")
     assert str(refused.value).endswith(reason)
@@ -97,7 +93,7 @@ def test_factory_string_that_crashes_faiss_is_rejected_without_a_crash(factory: 
 def test_error_for_fewer_keys_than_clusters_names_the_next_step(factory: str) -> None:
     expected = r"expected enough keys to train the index, found 15: .*number of clusters.*; use fewer clusters, or "
     with pytest.raises(BuildError, match=expected):
-        build_index(random_keys(15), factory, 0, silent)
+        build_index(KeysToIndex(random_keys(15)), factory)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "PCA8,HNSW8"])
@@ -107,16 +103,16 @@ def test_error_names_the_memory_row_of_a_key_that_is_not_a_unit_vector(kind: str
     keys[42] = value if value != 0.2 else keys[42] * 1.01
     expected = "row 1042: expected a unit vector, found length .*train --overwrite"
     with pytest.raises(BuildError, match=expected):
-        build_index(keys, kind, 1_000, silent)
+        build_index(KeysToIndex(keys, 1_000), kind)
     with pytest.raises(BuildError, match=expected):
-        check_units(keys, 1_000)
+        list(KeysToIndex(keys, 1_000).blocks())
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_index_can_be_built_over_enriched_label_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", 64)
+    monkeypatch.setattr("recollect.trainer.memory.search._BLOCK_KEYS", 64)
     keys, queries = enriched(300), random_keys(20)
     index = opened(keys, kind, tmp_path)
     found = index.search(queries, 300)
@@ -138,7 +134,9 @@ HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 def test_cpu_builds_the_same_index_if_there_is_no_gpu_and_a_message_states_the_reason(
     factory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on_cuda, on_cpu = (build_index(random_keys(900), factory, 0, silent, device)[0] for device in ("cuda", "cpu"))
+    on_cuda, on_cpu = (
+        build_index(KeysToIndex(random_keys(900)), factory, device=device)[0] for device in ("cuda", "cpu")
+    )
     np.testing.assert_array_equal(faiss.serialize_index(on_cuda), faiss.serialize_index(on_cpu))
     lacking = "this faiss does not support GPUs; it needs recollect-xmc[gpu] in place of [cpu]"
     assert capsys.readouterr().err == f"{factory}: built on the CPU: {lacking}\n"
@@ -150,7 +148,7 @@ def test_index_built_on_a_gpu_is_as_good_as_one_built_on_the_cpu(factory: str) -
     keys = clustered_keys(4_000)
     found = []
     for device in ("cuda", "cpu"):
-        index, info = build_index(keys, factory, 0, silent, device)
+        index, info = build_index(KeysToIndex(keys), factory, device=device)
         assert info.keys == index.ntotal == 4_000
         found.append(index.search(keys[:100], 10)[0].mean())
     assert abs(found[0] - found[1]) < 0.02
@@ -176,7 +174,7 @@ def test_keys_of_a_graph_are_linked_on_a_gpu_and_searched_on_the_cpu(
     tmp_path: Path, factory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = clustered_keys(20_000)
-    index, info = build_index(keys, factory, 0, silent, "cuda")
+    index, info = build_index(KeysToIndex(keys), factory, device="cuda")
     assert capsys.readouterr().err == ""  # nothing was built on the CPU instead
     write_index(index, tmp_path / "keys.faiss")
     graph = KeyIndex(OpenIndex(tmp_path / "keys.faiss"), info)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recollect.core.search.searcher import unwrapped
-from recollect.index_builder.faiss_index import build_index
+from recollect.index_builder.faiss_index import KeysToIndex, build_index
 from recollect.index_builder.recall import exact_neighbours, reachable_share
 from tests.index_builder.vectors import opened, random_keys, recall_of
 
@@ -18,7 +18,7 @@ from tests.index_builder.vectors import opened, random_keys, recall_of
 @pytest.mark.parametrize("block", [7, 64, 1_000])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_exact_neighbours_equal_a_float64_brute_force(monkeypatch: pytest.MonkeyPatch, block: int, dtype: str) -> None:
-    monkeypatch.setattr("recollect.index_builder.faiss_index._BLOCK_KEYS", block)
+    monkeypatch.setattr("recollect.trainer.memory.search._BLOCK_KEYS", block)
     keys, queries = random_keys(300, dtype=dtype), random_keys(320)[300:]
     similarities = queries.astype(np.float64) @ keys.astype(np.float64).T
     expected = np.argsort(-similarities, axis=1)[:, :25]
@@ -48,7 +48,7 @@ def test_key_as_similar_as_the_last_exact_neighbour_counts_as_found(tmp_path: Pa
 
 def graph_of(links: dict[int, list[int]], entry: int, factory: str = "HNSW8") -> Any:
     """A graph over 40 keys with exactly these links on its lowest level."""
-    index, _ = build_index(random_keys(40), factory, 0, lambda rows: None)
+    index, _ = build_index(KeysToIndex(random_keys(40)), factory)
     hnsw = unwrapped(index).hnsw
     neighbours = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
     first = faiss.vector_to_array(hnsw.offsets).astype(int)

@@ -8,7 +8,7 @@ import numpy as np
 
 from recollect.core.neighbours import Neighbours
 from recollect.core.search.searcher import KeyIndex, OpenIndex
-from recollect.index_builder.faiss_index import Keys, build_index, write_index
+from recollect.index_builder.faiss_index import Keys, KeysToIndex, build_index, write_index
 from recollect.index_builder.recall import recall
 from recollect.trainer.data.split import LabelSets
 from recollect.trainer.memory.label_keys import LabelKeys
@@ -43,7 +43,7 @@ def enriched(labels: int) -> LabelKeys:
 
 def opened(keys: Keys, kind: str, folder: Path) -> KeyIndex:
     """Build and write an index, and open its file as the service does."""
-    index, info = build_index(keys, kind, 0, lambda rows: None)
+    index, info = build_index(KeysToIndex(keys), kind)
     write_index(index, folder / "keys.faiss")
     return KeyIndex(OpenIndex(folder / "keys.faiss"), info)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import faiss
 import numpy as np
@@ -10,14 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recollect.core.neighbours import Neighbours, merge
 from recollect.trainer.distributed import Ranks
+from recollect.trainer.memory.label_keys import LabelKeys
 
 # Limits of one block on a GPU: the number of queries, and the number of similarities of queries to keys.
 _BLOCK_QUERIES, _BLOCK_SIMILARITIES = 4_096, 1 << 28
 # Number of key elements on a GPU at once: 4 GiB.
 _GPU_NUMBERS = 1 << 30
-# Number of keys in one chunk of `nearest_among`, which copies keys.
-_CHUNK_KEYS = 65_536
+# Number of keys in one block of `blocks`.
+_BLOCK_KEYS = 65_536
 # Inverted lists: 4 sqrt(keys) lists with at least 39 training keys each; a query searches 1 list in 16.
 _LISTS_PER_SQRT_KEY, _TRAINING_KEYS_PER_LIST, _LISTS_PER_PROBE = 4, 39, 16
 
@@ -44,22 +47,36 @@ def nearest(
 
 def nearest_among(
     queries: Float[np.ndarray, "query dim"],
-    keys: Float[np.ndarray, "key dim"],
-    rows: Int[np.ndarray, " row"],
+    keys: Float[np.ndarray, "key dim"] | LabelKeys,
+    rows: Int[np.ndarray, " row"] | None,
     top: int,
     device: str = "cpu",
 ) -> tuple[Float[np.ndarray, "query top"], Int[np.ndarray, "query top"]]:
-    """Search like `nearest`, but only the keys in `rows`. The function copies one chunk of keys at a time."""
-    similarities: np.ndarray = np.empty((len(queries), 0), np.float32)
-    found: np.ndarray = np.empty((len(queries), 0), np.int64)
-    for start in range(0, len(rows), _CHUNK_KEYS):
-        chunk = rows[start : start + _CHUNK_KEYS]
-        near, places = nearest(queries, keys[chunk], top, device)
-        similarities = np.concatenate([similarities, near], axis=1)
-        found = np.concatenate([found, chunk[places]], axis=1)
-        best = np.argsort(-similarities, axis=1, kind="stable")[:, :top]
-        similarities, found = (np.take_along_axis(part, best, axis=1) for part in (similarities, found))
-    return similarities, found
+    """Search like `nearest`, one block of keys at a time, and only the keys in `rows`; None: all."""
+    nothing = np.empty((len(queries), 0))
+    best = Neighbours(nothing.astype(np.float32), nothing.astype(np.int64))
+    for block_rows, block in blocks(keys, rows):
+        similarities, places = nearest(queries, block, top, device)
+        count = min(top, best.keys.shape[1] + len(block))
+        best = merge(best, Neighbours(similarities, block_rows[places]), count)
+    return best.similarities, best.keys
+
+
+def blocks(
+    keys: Float[np.ndarray, "key dim"] | LabelKeys, rows: Int[np.ndarray, " row"] | None = None
+) -> Iterator[tuple[Int[np.ndarray, " block"], Float[np.ndarray, "block dim"]]]:
+    """Yield the rows of each block of keys, and the keys in float32.
+
+    Args:
+        keys: The keys.
+        rows: Rows of the keys to yield, in rising order; None: all.
+    """
+    rows = np.arange(len(keys)) if rows is None else rows
+    for start in range(0, len(rows), _BLOCK_KEYS):
+        block = rows[start : start + _BLOCK_KEYS]
+        # A slice of a mapped file is read without a copy.
+        is_slice = block[-1] - block[0] == len(block) - 1
+        yield block, _contiguous(keys[block[0] : block[-1] + 1] if is_slice else keys[block])
 
 
 def merge_nearest(

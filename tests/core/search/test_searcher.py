@@ -14,7 +14,7 @@ from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import IndexInfo
 from recollect.core.neighbours import Neighbours, merge
 from recollect.core.search.searcher import KeyIndex, OpenIndex, Searcher
-from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.faiss_index import KeysToIndex, build_index, write_index
 from recollect.index_builder.recall import exact_neighbours
 from tests.index_builder.vectors import recall_of
 
@@ -134,7 +134,7 @@ def build(clustered: tuple[np.ndarray, np.ndarray], tmp_path_factory: pytest.Tem
 
     @functools.cache
     def build(kind: str) -> Built:
-        index, info = build_index(clustered[0], kind, 0, lambda _: None)
+        index, info = build_index(KeysToIndex(clustered[0]), kind)
         write_index(index, folder / f"{kind}.faiss")
         return Built(folder / f"{kind}.faiss", info)
 
