@@ -35,7 +35,8 @@ from recollect.core.predictor import Predictor
 from recollect.core.scoring import Voting, vote
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
-from recollect.index_builder.build import usable_device, write_bundle
+from recollect.index_builder.build import write_bundle
+from recollect.index_builder.draft import Draft, usable_device
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import check_factory, factory_string
 from recollect.index_builder.onnx_export import Sample
@@ -114,8 +115,9 @@ def measure(synthetic: SyntheticMemory, queries: int, settings: BuildSettings) -
     bundle.mkdir()
     start = time.perf_counter()
     with _peak_memory() as peak:
-        manifest, _ = write_bundle(memory, encoder, sample, bundle, settings, usable_device(settings))
-    built = time.perf_counter() - start
+        new = Draft(bundle, settings, usable_device(settings))
+        write_bundle(memory, encoder, sample, new, settings)
+    built, manifest = time.perf_counter() - start, new.manifest
     print_status("open and query")
     start = time.perf_counter()
     predictor = Predictor.open(open_bundle(bundle), threads)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import faiss
 import numpy as np
 
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.manifest import Manifest, Point
-from recollect.core.bundle.signing import read_signing_key
 from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import ActivationConflictError
 from recollect.core.golden import write_golden
-from recollect.core.settings import Device
+from recollect.core.settings import EngineSettings
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.snapshot import Snapshot
@@ -30,26 +29,16 @@ from recollect.core.words.index import write_lexical_index
 from recollect.core.words.names import Names
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import follow
-from recollect.index_builder.build import (
-    ENGINE_SECONDS,
-    KeyWriter,
-    describe_bundle,
-    key_writer,
-    publish,
-    require_passed,
-    usable_device,
-    write_keys,
-    write_manifest,
-)
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import evenly_spaced_rows
+from recollect.index_builder.draft import Draft, draft
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.live_memory.bundle_memory import read_bundle_memory
 from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.settings import CompactSettings
-from recollect.index_builder.verify import current_metrics, golden_queries, verify
+from recollect.index_builder.verify import golden_queries
 from recollect.store.activations import ActivationRecord
 from recollect.store.store import Store
 from recollect.trainer.memory.memory import Memory, open_memory
@@ -71,17 +60,13 @@ def compact(settings: CompactSettings) -> str | None:
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
     """
-    signing = read_signing_key(settings.sign) if settings.sign else None
-    settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, ENGINE_SECONDS)})
-    threads = threads_or_cores(settings.threads)
-    faiss.omp_set_num_threads(threads)
     if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
     store = Store(settings.store, settings.verify_key, settings.bundle_cache)
     current, record = store.require_current(), store.activation()
     bundle = store.open(current)
     old = bundle.manifest
-    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads)
+    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(settings.threads))
     live = follow(MemoryLog.of(store, old, encoder.encode_texts), bundle)
     memory = live.catch_up()
     if memory.sequence == old.memory_sequence:
@@ -91,30 +76,32 @@ def compact(settings: CompactSettings) -> str | None:
     if kept:
         live.log.require_writable()  # a log that lacks entries fails here, before the work that takes minutes
     _describe(store, old, memory, kept)
-    with contextlib.ExitStack() as stack:
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        writer = stack.enter_context(key_writer(None if old.engine is None else old.engine.name, settings))
-        base = _base_memory(settings, bundle, encoder, temporary)
-        before = current_metrics(store, settings, threads)
-        out, device = settings.out or temporary / "merged", usable_device(settings)
-        try:
-            merged = write_merged_memory(base, memory, out / "memory")
-            sample = _sample(merged)
-            with store.incoming() as folder:
-                points = _write_bundle(folder, bundle, merged, sample, memory.sequence, settings, device, writer)
-                manifest = verify(folder, before, sample, points, settings, threads, device)
-                require_passed(manifest.checks, settings.force)
-                # The entries that a bundle cannot contain are appended again, so that they follow those that the bundle
-                # contains. Their present state is written, so that they cannot undo a change that was written
-                # meanwhile. A compaction that fails does not change the log.
-                live.write(kept_entries)
-                publish(store, folder, manifest, signing)
-        except BaseException:
-            shutil.rmtree(out, ignore_errors=True)
-            raise
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        _removed_on_error(settings.out or Path(temporary) / "merged") as out,
+        draft(store, settings, None if old.engine is None else old.engine.name) as new,
+    ):
+        base = _base_memory(settings.run, bundle, encoder, Path(temporary), new.settings)
+        merged = write_merged_memory(base, memory, out / "memory")
+        sample = _sample(merged)
+        new.check(sample, _write_bundle(new, bundle, merged, sample, memory.sequence))
+        # The entries that a bundle cannot contain are appended again, so that they follow those that the bundle
+        # contains. Their present state is written, so that they cannot undo a change that was written meanwhile. A
+        # compaction that fails does not change the log.
+        live.write(kept_entries)
+    version = new.manifest.version
     if settings.activate and record is not None:
-        _activate(store, manifest.version, record)
-    return manifest.version
+        _activate(store, version, record)
+    return version
+
+
+@contextlib.contextmanager
+def _removed_on_error(folder: Path) -> Iterator[Path]:
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _activate(store: Store, version: str, before: ActivationRecord) -> None:
@@ -150,10 +137,12 @@ def _describe(store: Store, old: Manifest, memory: Snapshot, kept: int) -> None:
     )
 
 
-def _base_memory(settings: CompactSettings, bundle: Bundle, encoder: QueryEncoder, folder: Path) -> Memory:
+def _base_memory(
+    run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path, engine: EngineSettings
+) -> Memory:
     """The memory of the current version, from its run or from its bundle, whose keys are written into a folder."""
-    if (run := settings.run) is None:
-        return read_bundle_memory(bundle, encoder, folder, settings)
+    if run is None:
+        return read_bundle_memory(bundle, encoder, folder, engine)
     memory = open_memory(run / "memory")
     _check_run(memory, encoder, bundle, run)
     return memory
@@ -184,18 +173,9 @@ def _sample(memory: Memory) -> Sample:
     return Sample(texts_of(memory, rows), memory.queries(rows))
 
 
-def _write_bundle(
-    folder: Path,
-    bundle: Bundle,
-    memory: Memory,
-    sample: Sample,
-    sequence: int,
-    settings: CompactSettings,
-    device: Device,
-    writer: KeyWriter | None,
-) -> dict[str, Point]:
+def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> dict[str, Point]:
     """Write the bundle of a merged memory; return the points at which its indexes were measured."""
-    old = bundle.manifest
+    old, folder = bundle.manifest, new.folder
     write_bundle_tables(memory, folder)
     for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
         shutil.copyfile(bundle.folder / name, folder / name)
@@ -206,7 +186,4 @@ def _write_bundle(
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
         )
-    keys = write_keys(memory, folder, settings, device, old.encoder, writer)
-    manifest = describe_bundle(memory, keys, old.encoder, old.defaults, old.probabilities, {}, sequence)
-    write_manifest(folder, manifest)
-    return keys.points
+    return new.complete(memory, old.encoder, old.defaults, old.probabilities, sequence, {})

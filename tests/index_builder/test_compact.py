@@ -19,8 +19,8 @@ from recollect.core.tables.entries import (
     subject_of,
 )
 from recollect.edits.log import MemoryLog, extent, path_of
+from recollect.index_builder import draft as draft_module
 from recollect.index_builder.errors import CheckFailed
-from recollect.index_builder.live_memory import compact as compact_module
 from recollect.model import Model, open_model
 from recollect.store.store import Store
 from tests.conftest import TOPICS, Built
@@ -149,14 +149,14 @@ def test_failed_compaction_does_not_change_the_log_and_changes_during_a_compacti
         raise CheckFailed("a check fails")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compact_module, "require_passed", fail)
+        patched.setattr(draft_module, "require_passed", fail)
         assert compact(None)[0] == 1
     assert extent(store) == (0, len(entries))
 
     def write_meanwhile(*_: object) -> None:
         write(store, Remove("instance", "heavy"), Remove("label", "Medicine"), *entries[4:5])
 
-    monkeypatch.setattr(compact_module, "require_passed", write_meanwhile)
+    monkeypatch.setattr(draft_module, "require_passed", write_meanwhile)
     status, version, errors = compact(None, "--activate")
     assert status == 0, errors
     assert [subject_of(each.entry)[1] for each in MemoryLog.of(store, store.manifest(version)).read()] == [

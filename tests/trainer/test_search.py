@@ -55,7 +55,7 @@ def test_gpu_search_in_chunks_of_keys_equals_a_full_sort(chunk: int, top: int, m
 def test_nearest_among_returns_only_keys_of_the_given_rows(
     device: str, chunk: int, top: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_CHUNK_KEYS", chunk)
+    monkeypatch.setattr(search, "_BLOCK_KEYS", chunk)
     rng = np.random.default_rng(top)
     queries, keys = random_units(rng, 9), random_units(rng, 40)
     some = np.sort(rng.choice(40, size=21, replace=False))

@@ -1,0 +1,217 @@
+"""A bundle that is not published yet: its folder is filled, checked, signed and published.
+
+The folder lies in the store. The bundle is measured with the service's own code before it is published. If a step
+fails, the store does not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import faiss
+import torch
+
+from recollect.core import extras
+from recollect.core.bundle.bundle import open_bundle
+from recollect.core.bundle.files import MANIFEST
+from recollect.core.bundle.integrity import describe_files
+from recollect.core.bundle.manifest import (
+    FORMAT_VERSION,
+    Check,
+    Counts,
+    Defaults,
+    EncoderInfo,
+    Engine,
+    FileInfo,
+    Indexes,
+    Manifest,
+    Point,
+    Probabilities,
+)
+from recollect.core.bundle.signing import read_signing_key, sign_manifest
+from recollect.core.search.gpu import NoGpuError, gpu_resources
+from recollect.core.settings import Device
+from recollect.core.system.console import print_status
+from recollect.core.system.threads import threads_or_cores
+from recollect.index_builder.errors import CheckFailed
+from recollect.index_builder.indexes import write_indexes
+from recollect.index_builder.onnx_export import Sample
+from recollect.index_builder.settings import PublishSettings
+from recollect.index_builder.verify import current_metrics, format_checks, verify
+from recollect.store.store import Store
+from recollect.trainer.memory.memory import Memory
+
+# Minimum time limit of the calls of an engine in a build. They write, load and search more than the calls of a query.
+_ENGINE_SECONDS = 600.0
+
+
+@runtime_checkable
+class KeyWriter(Protocol):
+    """Writes keys to an engine, such as Milvus. Use it as a context manager: an error removes what it has written."""
+
+    def write(self, memory: Memory, version: str) -> tuple[Engine, Indexes, dict[str, Point], dict[str, list[Point]]]:
+        """Write, measure and check the keys of a version; return the engine, and what `write_indexes` returns."""
+
+
+@dataclass
+class Draft:
+    """A bundle that is not published yet.
+
+    Attributes:
+        folder: The folder of its files.
+        settings: Settings of its indexes and its checks.
+        device: Device that trains and fills indexes, and opens the bundle to check it.
+        writer: Writes the keys to an engine; None writes them to files of the bundle.
+        before: Metrics of the current version on the gate dataset; empty without a gate.
+        manifest: The manifest, after `complete`.
+    """
+
+    folder: Path
+    settings: PublishSettings
+    device: Device
+    writer: KeyWriter | None = None
+    before: dict[str, float] = field(default_factory=dict)
+    manifest: Manifest = field(init=False)
+
+    def complete(
+        self,
+        memory: Memory,
+        encoder: EncoderInfo,
+        defaults: Defaults,
+        probabilities: Probabilities | None,
+        sequence: int,
+        metrics: dict[str, float],
+    ) -> dict[str, Point]:
+        """Write the keys and the manifest, after all other files; return the chosen measurement of each index.
+
+        Args:
+            memory: The memory of the bundle.
+            encoder: The encoder of queries.
+            defaults: Options of an answer.
+            probabilities: The calibration; None without one.
+            sequence: Sequence number of the last live entry that the memory contains.
+            metrics: Measurements of the build.
+
+        Raises:
+            BuildError: If a key is not a unit vector, or faiss or the engine rejects the requested index.
+            EngineError: If the engine does not answer, or refuses a call.
+        """
+        engine = None
+        if self.writer is None:
+            indexes, points, curves = write_indexes(memory, self.folder, self.settings, self.device, encoder)
+            files = describe_files(self.folder)
+            version = _new_version(files)
+        else:
+            files = describe_files(self.folder, with_engine=True)
+            version = _new_version(files)
+            engine, indexes, points, curves = self.writer.write(memory, version)
+        plan = memory.plan
+        self.manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            version=version,
+            created=datetime.now(UTC).replace(microsecond=0),
+            counts=Counts(instances=plan.instances, labels=plan.labels, pairs=len(memory.value_indices)),
+            dim=plan.dim,
+            encoder=encoder,
+            index=indexes,
+            engine=engine,
+            defaults=defaults,
+            probabilities=probabilities,
+            metrics=metrics,
+            curves=curves,
+            memory_sequence=sequence,
+            files=files,
+        )
+        self._write_manifest()
+        return points
+
+    def check(self, sample: Sample, points: dict[str, Point]) -> None:
+        """Open the bundle as a replica does, measure it, and print the checks.
+
+        Args:
+            sample: Texts, and their vectors from the trained encoder.
+            points: The measurements that `complete` returned.
+
+        Raises:
+            CheckFailed: If a check fails and `--force` is not set.
+        """
+        threads = threads_or_cores(self.settings.threads)
+        self.manifest = verify(self.folder, self.before, sample, points, self.settings, threads, self.device)
+        require_passed(self.manifest.checks, self.settings.force)
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        text = self.manifest.model_dump_json(indent=2, by_alias=True)
+        (self.folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def draft(store: Store, settings: PublishSettings, engine: str | None) -> Iterator[Draft]:
+    """Yield an empty draft, which the caller completes and checks; then publish it, signed if there is a key.
+
+    Args:
+        store: The store.
+        settings: Settings of the indexes, the checks and the signature.
+        engine: The engine of the keys; None for keys in files.
+
+    Raises:
+        KeyFileError: If the signing key cannot be read.
+        StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
+    """
+    signing_key = read_signing_key(settings.sign) if settings.sign else None
+    settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, _ENGINE_SECONDS)})
+    threads = threads_or_cores(settings.threads)
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    before = current_metrics(store, settings, threads)
+    if settings.gate_dataset and not before:
+        print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
+    writing: contextlib.AbstractContextManager[KeyWriter | None] = contextlib.nullcontext()
+    if engine is not None:
+        writing = extras.load("key writer", engine).NewCollections(settings)
+    with writing as writer, store.incoming() as folder:
+        new = Draft(folder, settings, usable_device(settings), writer, before)
+        yield new
+        if signing_key:
+            open_bundle(folder, sign_manifest(folder, signing_key))
+        store.publish(folder, new.manifest.version)
+
+
+def usable_device(settings: PublishSettings) -> Device:
+    """The device that builds the indexes: a GPU if one is requested and present, otherwise the CPU."""
+    try:
+        if settings.device != "cpu":
+            gpu_resources()
+            return "cuda"
+    except NoGpuError as error:
+        if settings.device == "cuda":
+            print_status(f"--device cuda: expected a GPU, found none; building on the CPU: {error}")
+    return "cpu"
+
+
+def require_passed(checks: list[Check], force: bool) -> None:
+    """Print the checks.
+
+    Raises:
+        CheckFailed: If a check failed and `force` is false.
+    """
+    for line in format_checks(checks):
+        print_status(line)
+    failed = [each.name for each in checks if not each.passed]
+    if failed and not force:
+        raise CheckFailed(
+            f"expected every check to pass, {len(failed)} failed: {', '.join(failed)}; the bundle is not published; "
+            "fix the cause, or publish anyway with --force"
+        )
+
+
+def _new_version(files: dict[str, FileInfo]) -> str:
+    """The name of a new version: the time, and a digest of the files."""
+    digest = hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{digest[:6]}"
