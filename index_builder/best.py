@@ -29,7 +29,7 @@ from recollect.core.system.console import print_status
 from recollect.core.system.files import clear_folder, find_files, write_json, write_text
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.reranker.gains import METRICS
-from recollect.index_builder.reranker.rank import LEAST_QUERIES, RankerFit, rank_run
+from recollect.index_builder.reranker.rank import MIN_QUERIES, RankerFit, rank_run
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import Split
@@ -53,7 +53,7 @@ _MEASURING_SHARE = 0.15
 # Time to tune and rank the best run with both halves of the held-out texts, relative to that for a contestant.
 _LAST_MEASURINGS = 2
 # All trainings together get at least this share of the time limit.
-_LEAST_TRAINING_SHARE = 0.1
+_MIN_TRAINING_SHARE = 0.1
 # The metric that decides.
 _METRIC = "nDCG@5"
 # Folder of the contestants, inside the run folder, until the best one is chosen.
@@ -103,9 +103,9 @@ class Halves:
             entries.strings(), labelled, settings.validation_fraction, settings.seed, encoder.config.held_out
         )
         found = int((both.mask(entries.strings(), len(entries)) & labelled).sum())
-        if found < 2 * LEAST_QUERIES:
+        if found < 2 * MIN_QUERIES:
             raise BuildError(
-                f"--best: expected at least {2 * LEAST_QUERIES} held-out instances with labels, because one half tunes "
+                f"--best: expected at least {2 * MIN_QUERIES} held-out instances with labels, because one half tunes "
                 f"and the other half decides, found {found}; {MORE_HELD_OUT}, or omit --best"
             )
         choosing, judging = both.halves(entries.strings(), labelled)
@@ -126,10 +126,7 @@ def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, second
     """The contestants that fit into a time limit.
 
     Args:
-        runs: Folder of the runs.
-        encoder: The pretrained encoder.
         encoding_seconds: Time to encode all texts with it.
-        seconds: The time limit.
     """
     static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder}, share=0.65)
     if encoding_seconds > _ENCODING_SHARE * seconds:
@@ -144,11 +141,10 @@ def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float,
     Args:
         waiting: The contestants that are not trained yet.
         left: The time that is left.
-        seconds: The time limit.
         measuring: Time for the tuning and the ranking of a contestant; None if it is not known yet.
     """
     reserved = (len(waiting) + _LAST_MEASURINGS) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
-    training = max(left - reserved, _LEAST_TRAINING_SHARE * seconds)
+    training = max(left - reserved, _MIN_TRAINING_SHARE * seconds)
     return training * waiting[0].share / sum(contestant.share for contestant in waiting)
 
 

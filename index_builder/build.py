@@ -80,9 +80,7 @@ def write_bundle(
 
     Args:
         memory: The memory of the bundle.
-        encoder: The encoder of queries.
         sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
-        new: The draft to complete.
         settings: The run, the precision of the encoder, and the use of words and ranker.
 
     Returns:
@@ -127,7 +125,6 @@ def _check_memory_sequence(store: Store, sequence: int) -> None:
     """`--memory-sequence`: check that the log of a store has all entries after those that a bundle contains.
 
     Args:
-        store: The store.
         sequence: Sequence number of the last entry that the bundle contains; 0 if it contains none.
 
     Raises:

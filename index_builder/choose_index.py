@@ -86,7 +86,6 @@ class Queries:
     """The queries of a measurement.
 
     Attributes:
-        vectors: The queries.
         rows: Row of each query's own key among the keys of the index, in rising order; None: the queries have no keys.
     """
 
@@ -136,10 +135,8 @@ def build_chosen_index(
 
     Args:
         indexed: The keys. `auto` does not try a graph if they may have other lengths than 1.
-        path: The file to write.
         kind: `auto`, or a kind of index that `build_index` accepts.
         queries: Queries for the measurement on all keys.
-        target: Requirements of the index.
         progress: Opens a progress bar for each index.
         device: Device that trains and fills indexes. Measurements always run on the CPU.
         construction_effort: efConstruction of a graph; None: the default.
@@ -238,9 +235,6 @@ class Trial:
     """An index whose results are compared with exact search.
 
     Args:
-        index: The index.
-        keys: All keys.
-        queries: Queries of the measurement.
         top_b: Number of keys that each search returns.
         bytes_per_key: Size of the index divided by the number of keys.
         reachable: Fraction of the keys that a search can reach.

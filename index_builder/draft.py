@@ -156,7 +156,6 @@ def draft(store: Store, settings: PublishSettings, engine: str | None) -> Iterat
     """Yield an empty draft, which the caller completes and checks; then publish it, signed if there is a key.
 
     Args:
-        store: The store.
         settings: Settings of the indexes, the checks and the signature.
         engine: The engine of the keys; None for keys in files.
 

@@ -36,9 +36,9 @@ _HNSW_LINKS, _HNSW_CONSTRUCTION_EFFORT = 32, 100
 # lists; candidates to refine for each requested key.
 HNSW_EFFORT, _IVF_SHARE, _REFINEMENT = 300, 16, 2
 # The k-means of faiss needs at least 39 keys for each centroid. More than 64 hardly improve the centroids.
-_LEAST_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS = 39, 64, 1 << 18
+_MIN_KEYS_PER_LIST, _TRAINING_KEYS_PER_CENTROID, _MAX_TRAINING_KEYS = 39, 64, 1 << 18
 # A GPU links the keys of a graph if there are at least this many; a CPU links fewer in less than a second.
-_LEAST_KEYS_TO_LINK_ON_GPU = 2_000
+_MIN_KEYS_TO_LINK_ON_GPU = 2_000
 # A program that builds, writes, reads and searches an index of a factory string (argument 1) with random keys of a
 # dimension (argument 2).
 _TRIAL = """
@@ -108,7 +108,7 @@ def is_graph(factory: str) -> bool:
 
 def lists(keys: int) -> int:
     """Number of inverted lists for a number of keys: four times its square root, or fewer if there are few keys."""
-    return max(1, min(int(4 * math.sqrt(keys)), keys // _LEAST_KEYS_PER_LIST))
+    return max(1, min(int(4 * math.sqrt(keys)), keys // _MIN_KEYS_PER_LIST))
 
 
 def build_index(
@@ -122,7 +122,6 @@ def build_index(
     """Build an index over keys. The keys are read and added block by block.
 
     Args:
-        indexed: The keys.
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
         progress: Called after each block with its number of keys.
         device: Device that trains and fills the index, and links the keys of a graph. If faiss has no GPU version of
@@ -190,7 +189,7 @@ def _permute(index: Any, order: Int[np.ndarray, " key"]) -> None:
 def _build_on_gpu(index: Any, factory: str, indexed: KeysToIndex, progress: Callable[[int], object]) -> Any:
     """Fill an empty index whose centroids are trained on a GPU. The GPU also fills the index if faiss supports that."""
     resources, count = gpu_resources(), len(indexed.keys)
-    if isinstance(index, faiss.IndexHNSW) and count >= _LEAST_KEYS_TO_LINK_ON_GPU and hasattr(faiss, "GpuIndexCagra"):
+    if isinstance(index, faiss.IndexHNSW) and count >= _MIN_KEYS_TO_LINK_ON_GPU and hasattr(faiss, "GpuIndexCagra"):
         return _build_graph_on_gpu(resources, index, factory, indexed, progress)
     inner = unwrapped(index)
     if not index.is_trained:
@@ -288,8 +287,6 @@ def empty_index(factory: str, dim: int, construction_effort: int | None = None) 
     """Create an empty index from a factory string.
 
     Args:
-        factory: The factory string.
-        dim: Dimensions of the keys.
         construction_effort: efConstruction of a graph; None: the default.
 
     Raises:
@@ -380,7 +377,7 @@ def _describe(index: Any, factory: str) -> IndexInfo:
 
 def _training_rows(keys: int, index: Any) -> Int[np.ndarray, " row"]:
     centroids = max(getattr(unwrapped(index), "nlist", 1024), _CODEBOOK)
-    wanted = min(centroids * _TRAINING_KEYS_PER_CENTROID, _MOST_TRAINING_KEYS, keys)
+    wanted = min(centroids * _TRAINING_KEYS_PER_CENTROID, _MAX_TRAINING_KEYS, keys)
     return np.linspace(0, keys - 1, num=wanted, dtype=np.int64)
 
 

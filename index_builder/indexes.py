@@ -47,12 +47,12 @@ def write_indexes(
         ("labels", instances, memory.label_keys(), memory.plan.labels / memory.plan.keys),
         ("instances", 0, memory.instance_keys, 1.0),
     ):
-        most_milliseconds = milliseconds * (1 + share) / 2
+        milliseconds_limit = milliseconds * (1 + share) / 2
         target = Target(
             settings.recall_target,
             top_b,
             size_bytes * share,
-            most_milliseconds,
+            milliseconds_limit,
             _EXACT_MILLISECONDS[encoder.kind],
             settings.hnsw_ef_search,
         )

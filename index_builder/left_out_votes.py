@@ -29,7 +29,6 @@ def left_out_votes(
     """Yield the keys that are found for blocks of instances, without the instances themselves.
 
     Args:
-        memory: The memory that votes.
         rows: The instances, in rising order.
         index: The lexical index; None leaves out the keys by words.
 

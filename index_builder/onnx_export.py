@@ -129,7 +129,6 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
 
     Args:
         encoder: An encoder on the CPU.
-        folder: An existing folder.
         info: Manifest entry of the encoder. The precision of the graph is `fp32`, `fp16` (the transformer in half
             precision, for GPUs) or `int8` (weights and activations in eight bits). Of a static encoder, only the
             table of token vectors has this precision.

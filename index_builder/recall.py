@@ -43,8 +43,6 @@ def recall(
 
     Args:
         found: Keys that the search found; -1 pads short lists.
-        keys: All keys.
-        queries: The queries.
         exact: The neighbours of the queries by `exact_neighbours`.
     """
     last = exact.similarities[:, -1:]
@@ -62,8 +60,6 @@ def search_milliseconds(
     """Measure the search time of each query. The queries are searched one after the other on one thread.
 
     Args:
-        search: Searches one query.
-        queries: The queries.
         seconds: Time limit for all queries. The queries that remain after this time are not measured.
     """
     threads = faiss.omp_get_max_threads()

@@ -39,13 +39,10 @@ class Queries:
     """Test texts and their true labels.
 
     Args:
-        split: The test split.
-        labels: Number of labels.
         propensity: A and B of the propensity model.
         frozen: Whether all runs share one frozen encoder. The texts are then encoded once for all adapters.
 
     Attributes:
-        texts: The texts.
         truth: Sparse matrix of true labels, with one row for each query and one column for each label.
         filtered: Sparse matrix of the labels that are removed from the predictions for each query.
         propensity: A and B of the propensity model.
@@ -104,7 +101,6 @@ def measure(path: Path, queries: Queries, device: str) -> Quality:
 
     Args:
         path: The run folder, with checkpoint and memory.
-        queries: The test queries.
         device: Device for encoding and searching.
 
     Raises:
@@ -117,8 +113,8 @@ def measure(path: Path, queries: Queries, device: str) -> Quality:
     def metrics(predictions: Int[np.ndarray, "query 100"]) -> Metrics:
         return report(predictions, queries.truth, label_counts, memory.plan.instances, queries.propensity)
 
-    most_filtered = int(np.diff(queries.filtered.indptr).max(initial=0))
-    label_keys_alone = InferenceSetting(0.0, 1.0, DEPTH + most_filtered)  # tau does not change the order of labels
+    filtered_limit = int(np.diff(queries.filtered.indptr).max(initial=0))
+    label_keys_alone = InferenceSetting(0.0, 1.0, DEPTH + filtered_limit)  # tau does not change the order of labels
 
     def plain(vectors: Vectors) -> Metrics:
         return metrics(best_labels(vectors, memory, label_keys_alone, 0.0, queries.filtered, device))

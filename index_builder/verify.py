@@ -42,7 +42,6 @@ def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> S
     """Encode some of the memory's texts as queries, and compare the vectors of these texts with those in the memory.
 
     Args:
-        memory: The memory.
         encoder: The encoder of the keys.
         query_encoder: The encoder of queries, which may be `encoder`.
 
@@ -126,7 +125,9 @@ def verify(
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision
-    checks = [check(f"worst cosine to the trained encoder ({precision})", parity.min(), least=WORST_COSINE[precision])]
+    checks = [
+        check(f"worst cosine to the trained encoder ({precision})", parity.min(), minimum=WORST_COSINE[precision])
+    ]
     metrics = {
         "parity_texts": len(sample.texts),
         "parity_mean_cosine": float(parity.mean()),
@@ -135,16 +136,16 @@ def verify(
     }
     for part, point in points.items():
         name = f"{part} ({point.factory})"
-        checks.append(check(f"recall at {top_b}, {name}", point.recall, least=settings.recall_target))
+        checks.append(check(f"recall at {top_b}, {name}", point.recall, minimum=settings.recall_target))
         metrics |= {f"recall_{part}": point.recall, f"search_{part}_ms": point.milliseconds}
-        checks.append(check(f"keys within reach, {name}", point.reachable, least=MIN_REACHABLE))
+        checks.append(check(f"keys within reach, {name}", point.reachable, minimum=MIN_REACHABLE))
     spent = sum(point.milliseconds for point in points.values())
-    checks.append(check("search, ms a query on one thread", spent, most=settings.latency_budget_ms))
+    checks.append(check("search, ms a query on one thread", spent, limit=settings.latency_budget_ms))
     if manifest.engine is None:
         size = sum(manifest.files[f"{part}_keys.faiss"].size for part in ("instance", "label"))
-        checks.append(check("indexes, bytes", size, most=settings.memory_budget))
+        checks.append(check("indexes, bytes", size, limit=settings.memory_budget))
     checks.append(
-        check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), least=_GOLDEN_SHARE[precision])
+        check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), minimum=_GOLDEN_SHARE[precision])
     )
     checks.append(check("open, seconds", opened))
     if settings.gate_dataset and before:
@@ -156,13 +157,13 @@ def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop
     """Yield a check of each metric: the points by which a bundle is worse than the current version on a test split."""
     after = default_metrics(predictor, dataset)
     for metric in _GATED:
-        yield check(f"{metric} on {dataset.name}, points lost", before[metric] - after[metric], most=max_drop)
+        yield check(f"{metric} on {dataset.name}, points lost", before[metric] - after[metric], limit=max_drop)
 
 
-def check(name: str, found: float, *, least: float | None = None, most: float | None = None) -> Check:
-    """Compare a measurement with its least and its greatest allowed value. NaN fails both comparisons."""
-    passed = (least is None or found >= least) and (most is None or found <= most)
-    return Check(name=name, found=found if np.isfinite(found) else None, least=least, most=most, passed=passed)
+def check(name: str, found: float, *, minimum: float | None = None, limit: float | None = None) -> Check:
+    """Compare a measurement with its minimum and its limit. NaN fails both comparisons."""
+    passed = (minimum is None or found >= minimum) and (limit is None or found <= limit)
+    return Check(name=name, found=found if np.isfinite(found) else None, least=minimum, most=limit, passed=passed)
 
 
 def format_checks(checks: list[Check]) -> Iterator[str]:
@@ -184,10 +185,10 @@ def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:
     labels = exact_neighbours(memory.label_keys(), vectors, how.top_b)
     ranking = vote(Found(instances, labels), how, memory.values).scores.best()
     uids = list(read_field(memory.folder / "labels.jsonl", "uid"))
-    most = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer
+    limit = min(_GOLDEN_LABELS, max(1, len(uids) // 2))  # a list of all labels would agree with every answer
     rows = np.searchsorted(ranking.query, np.arange(len(texts) + 1))
     return [
-        GoldenQuery(query=text, labels=[uids[label] for label in ranking.label[start:stop][:most]])
+        GoldenQuery(query=text, labels=[uids[label] for label in ranking.label[start:stop][:limit]])
         for text, start, stop in zip(texts, rows[:-1], rows[1:], strict=True)
         if stop > start
     ]

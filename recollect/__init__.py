@@ -213,7 +213,6 @@ def _from_keywords(function: str, keywords: Mapping[str, Any], declared: Any = N
 
     Args:
         function: Name of the public function, which is also the verb.
-        keywords: Keywords of the call.
         declared: Class of the settings; None means the settings of the verb.
 
     Raises:

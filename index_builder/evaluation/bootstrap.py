@@ -26,16 +26,15 @@ class Statistics:
     """Metrics that depend on the queries only by sums over them. A resample changes how often a query is counted.
 
     Attributes:
-        names: Names of the metrics.
         terms: What each query adds to each sum.
         finish: Computes the metrics from the sums.
-        most: Greatest possible value of the metrics; the least one is 0.
+        limit: Greatest possible value of the metrics; the minimum is 0.
     """
 
     names: Sequence[str]
     terms: Float[np.ndarray, "query term"] | sparse.csr_array
     finish: Callable[[Float[np.ndarray, "resample term"]], Float[np.ndarray, "resample metric"]]
-    most: float = 100.0
+    limit: float = 100.0
 
     def values(self, counts: Float[np.ndarray, "resample query"]) -> Float[np.ndarray, "resample metric"]:
         """The metrics of each resample.
@@ -69,17 +68,17 @@ class Sampled:
     Attributes:
         value: The metric of all queries.
         resampled: The metric of each resample.
-        least: Least possible value of the metric.
-        most: Its greatest possible value.
+        minimum: Least possible value of the metric.
+        limit: Its greatest possible value.
     """
 
     value: float
     resampled: Float[np.ndarray, " resample"]
-    least: float = 0.0
-    most: float = 100.0
+    minimum: float = 0.0
+    limit: float = 100.0
 
     def __sub__(self, other: Sampled) -> Sampled:
-        return Sampled(self.value - other.value, self.resampled - other.resampled, -other.most, self.most)
+        return Sampled(self.value - other.value, self.resampled - other.resampled, -other.limit, self.limit)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -89,7 +88,7 @@ class Sampled:
         lacks some queries and has others twice, so its calibration error is too high and its macro F1 too low.
         """
         low, high = np.percentile(self.resampled - self.resampled.mean(), _PERCENTILES)
-        return max(self.least, self.value + float(low)), min(self.most, self.value + float(high))
+        return max(self.minimum, self.value + float(low)), min(self.limit, self.value + float(high))
 
 
 def bootstrap(groups: Sequence[Sequence[Statistics]]) -> list[dict[str, Sampled]]:
@@ -110,7 +109,7 @@ def bootstrap(groups: Sequence[Sequence[Statistics]]) -> list[dict[str, Sampled]
     resampled = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
     sampled = iter(
         [
-            (name, Sampled(float(value), column, most=each.most))
+            (name, Sampled(float(value), column, limit=each.limit))
             for name, value, column in zip(each.names, values, columns.T, strict=True)
         ]
         for each, values, columns in zip(every, whole, resampled, strict=True)

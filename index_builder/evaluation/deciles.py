@@ -59,7 +59,6 @@ def count_sources(
     """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys.
 
     Args:
-        weighted: The retrieved keys.
         values: The labels that they vote for.
         relevance: True labels of each query.
         groupings: The decile of each label, in each way to form deciles.

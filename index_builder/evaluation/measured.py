@@ -99,7 +99,7 @@ def macro_f1(
     The F1 of a label that is neither true nor predicted is 0.
     """
     predictions, hit = predictions[:, :k], hit[:, :k]
-    members = {name: (label_counts > more) & (label_counts <= most) for name, (more, most) in SEGMENTS.items()}
+    members = {name: (label_counts > more) & (label_counts <= limit) for name, (more, limit) in SEGMENTS.items()}
     members = {name: inside for name, inside in members.items() if inside.any()}
     # A label that is neither true nor predicted has the F1 0 in every resample.
     present = np.union1d(truth.indices, predictions[predictions >= 0])
@@ -147,7 +147,7 @@ def _calibration_error(judged: JudgedProbabilities, k: int) -> Statistics:
         distance, count = (each.sum(axis=1, keepdims=True) for each in (np.abs(excess), predictions))
         return np.asarray(distance / np.maximum(count, 1))
 
-    return Statistics([f"ECE@{k}"], np.concatenate(parts, axis=1), finish, most=1.0)
+    return Statistics([f"ECE@{k}"], np.concatenate(parts, axis=1), finish, limit=1.0)
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,6 @@ class Measured:
     """The predictions with one setting, and their metrics.
 
     Attributes:
-        setting: The setting.
-        found: The predictions.
         metrics: The defined metrics, by name.
         hidden: The fields of the setting that do not differ between rows.
     """
@@ -198,10 +196,6 @@ def measure(
     """Predict the labels of the test texts with each setting, and compute the metrics.
 
     Args:
-        predictor: The version.
-        test: The test texts.
-        truth: Their true labels.
-        grid: The settings.
         propensity: A and B of the propensity model.
         counted: Ground truth of another version, whose numbers of training texts PSP and F1 use. Two versions with
             equal answers then have equal metrics. None: those of this version.

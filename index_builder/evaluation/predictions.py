@@ -152,11 +152,6 @@ class GroundTruth:
 def align_labels(dataset: Dataset, test: Split, bundle: Bundle) -> GroundTruth:
     """Match the labels of a test split with the labels of a bundle by uid.
 
-    Args:
-        dataset: The dataset.
-        test: Its test split.
-        bundle: The bundle.
-
     Raises:
         BuildError: If the bundle has none of the labels, or the uids are row numbers of labels in another order.
     """
@@ -184,8 +179,6 @@ def _compare_texts(dataset: Dataset, bundle: Bundle, positions: Int[np.ndarray, 
     """Compare the texts of the labels that a dataset and a bundle share, and report the number of different ones.
 
     Args:
-        dataset: The dataset.
-        bundle: The bundle.
         positions: Position in the bundle of each label of the dataset; -1 without one.
 
     Raises:
@@ -250,7 +243,6 @@ def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "
 
     Args:
         query: Query number of each row of the ranking, in ascending order. The rows of a query are best first.
-        queries: Number of queries.
     """
     rows = np.full((queries, _DEPTH), -1, dtype=np.int64)
     place = np.arange(len(query)) - np.searchsorted(query, query)

@@ -29,7 +29,7 @@ PAGE = "report.html"
 _DEPTHS_OF_RECALL = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 _HARDEST = 20
 # A label needs this number of test texts, because the recall of a label with one text is 0 or 1.
-_LEAST_TEXTS = 3
+_MIN_TEXTS = 3
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem; color: #1f2937; }
 svg { height: auto; width: 100%; }
@@ -43,10 +43,6 @@ class Report:
     """The content of a page.
 
     Attributes:
-        predictor: The measured version.
-        dataset: Name of the dataset.
-        test: The test texts.
-        truth: Their true labels.
         answering: The measurement of the default options.
         sweep: Measurements with other lambdas, in order of score.
         comparison: The comparison with another version; None without one.
@@ -161,7 +157,7 @@ class Report:
         pairs = self.truth.relevance.tocsc()
         totals = np.diff(pairs.indptr)
         counts = np.bincount(first[found], minlength=self.truth.labels)
-        candidates = np.flatnonzero((totals >= _LEAST_TEXTS) & (counts < totals))
+        candidates = np.flatnonzero((totals >= _MIN_TEXTS) & (counts < totals))
         order = np.lexsort((-totals[candidates], counts[candidates] / totals[candidates]))
         for label in candidates[order][:_HARDEST].tolist():
             texts = pairs.indices[pairs.indptr[label] : pairs.indptr[label + 1]]

@@ -47,7 +47,6 @@ def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[st
     """Format the result rows.
 
     Args:
-        evaluation: The result.
         intervals: Whether each row is followed by the ends of its 95% confidence intervals, and the table by the gains
             of the ranker with theirs.
     """

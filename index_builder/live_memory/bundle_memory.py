@@ -36,7 +36,7 @@ _BLOCK_KEYS, _BLOCK_TEXTS = 16_384, 1_024
 # eight bits for a dimension reach 0.9988 (MiniLM). Label keys that are mixed with instances with the weight 0.1 have
 # 0.994.
 _SAMPLE_TEXTS = 256
-_LEAST_SIMILARITY: dict[Precision, float] = {"fp32": 0.997, "fp16": 0.997, "int8": 0.98}
+_MIN_SIMILARITY: dict[Precision, float] = {"fp32": 0.997, "fp16": 0.997, "int8": 0.98}
 
 
 # Reads keys by their rows.
@@ -48,8 +48,6 @@ class _Part:
     """The keys of one part of a bundle, `instance` or `label`.
 
     Attributes:
-        name: The part.
-        texts: Texts of the keys.
         index: The index of the keys.
     """
 
@@ -77,12 +75,12 @@ class _Part:
         rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
         vectors = self._encode(encoder, rows.tolist())
         found = [self.index.similarities(vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)]
-        least = _LEAST_SIMILARITY[bundle.manifest.encoder.precision]
-        if not min(found) >= least:
+        minimum = _MIN_SIMILARITY[bundle.manifest.encoder.precision]
+        if not min(found) >= minimum:
             raise BuildError(
                 f"--run: required for version {bundle.manifest.version}, because its index of {self.name} keys stores "
                 f"no exact vectors, and its keys are not the vectors of their texts (similarity {min(found):.4f}, "
-                f"expected {least:g}); name the run from which the version was built"
+                f"expected {minimum:g}); name the run from which the version was built"
             )
 
     def keys(self, encoder: QueryEncoder) -> Iterator[Float[np.ndarray, "block dim"]]:
@@ -106,8 +104,6 @@ def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, engi
     """Read the memory of a bundle.
 
     Args:
-        bundle: The bundle.
-        encoder: Its encoder.
         folder: Folder for the file of the keys.
         engine: The connection to the engine of the keys, for a bundle whose keys are in one.
 

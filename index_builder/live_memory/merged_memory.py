@@ -45,7 +45,6 @@ def write_merged_memory(memory: Memory, live: Snapshot, folder: Path) -> Memory:
 
     Args:
         memory: The memory of the bundle of the snapshot.
-        live: The snapshot.
         folder: A folder that does not exist.
     """
     folder.mkdir(parents=True)

@@ -32,16 +32,16 @@ from recollect.trainer.memory.memory import Memory
 from recollect.trainer.metrics import hits
 
 # Fewer texts give no reliable calibration.
-LEAST_TEXTS = 100
+MIN_TEXTS = 100
 _FOLDS = 5
 # Least number of predictions in a pool of the isotonic regression.
-_LEAST_POOL = 50
+_MIN_POOL = 50
 # Shares of the true labels for which the least probability is stated.
 _SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # Maximum number of texts; more texts hardly change the calibration.
-_MOST_TEXTS = 2_000
+_MAX_TEXTS = 2_000
 # Largest calibration error with which a bundle gives probabilities.
-_MOST_ERROR = 0.05
+_MAX_ERROR = 0.05
 
 
 class Fit(NamedTuple):
@@ -89,7 +89,7 @@ def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
     Returns:
         The calibration; None if there are too few texts, or none of their true labels is found.
     """
-    if len(held_out) < LEAST_TEXTS or not held_out.hit.any():
+    if len(held_out) < MIN_TEXTS or not held_out.hit.any():
         return None
     crossed = [_cross_fitted(held_out, fit) for fit in _FITS]
     scores = [float(brier(found, held_out.hit, held_out.sizes).mean()) for found in crossed]
@@ -163,7 +163,7 @@ def _merge_small(starts: Int[np.ndarray, " pool"], count: Int[np.ndarray, " logi
     predictions = 0
     for start, size in zip(starts[::-1].tolist(), np.add.reduceat(count, starts)[::-1].tolist(), strict=True):
         predictions += size
-        if predictions >= _LEAST_POOL:
+        if predictions >= _MIN_POOL:
             merged.append(start)
             predictions = 0
     if predictions:  # the lowest pools are too small together
@@ -206,11 +206,11 @@ def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight:
         folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
         word_weight: Default share of the votes by words in a score.
     """
-    rows = choose_queries(memory, run, _MOST_TEXTS, seed=0)
-    if len(rows) < LEAST_TEXTS:
+    rows = choose_queries(memory, run, _MAX_TEXTS, seed=0)
+    if len(rows) < MIN_TEXTS:
         print_status(
             f"probabilities: none, because the training held out {len(rows):,} texts with labels and a calibration "
-            f"needs {LEAST_TEXTS}; {MORE_HELD_OUT}"
+            f"needs {MIN_TEXTS}; {MORE_HELD_OUT}"
         )
         return None
     return reliable_probabilities(_held_out_votes(memory, rows, folder, word_weight))
@@ -224,8 +224,8 @@ def reliable_probabilities(held_out: HeldOut) -> Probabilities | None:
         return None
     error = fitted.metrics["ECE@5"]
     summary = f"ECE@5 {error:.3f} on {fitted.texts:,} held-out texts"
-    if error > _MOST_ERROR:
-        print_status(f"probabilities: none, because {summary} exceeds {_MOST_ERROR}; {MORE_HELD_OUT}")
+    if error > _MAX_ERROR:
+        print_status(f"probabilities: none, because {summary} exceeds {_MAX_ERROR}; {MORE_HELD_OUT}")
         return None
     print_status(f"probabilities: {fitted.calibration.method}, {summary}")
     return fitted

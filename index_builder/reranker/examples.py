@@ -45,7 +45,6 @@ class Examples:
         label: The label of each candidate; those of a query are in rising order.
         score: The votes for each candidate.
         features: The features of each candidate, in the order of `names`.
-        names: Names of the features.
         true: Whether each candidate is a true label of its query.
     """
 
@@ -71,7 +70,6 @@ class ExampleSource:
     """Computes examples from a memory.
 
     Args:
-        memory: The memory.
         with_words: Whether the features of a lexical index are computed.
     """
 

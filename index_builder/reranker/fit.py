@@ -28,13 +28,13 @@ _PARAMETERS = {
 }
 _TREES = 100
 # Minimum number of examples in a leaf: one in 1,000 of all examples, but at least 20, and never more than 500.
-_EXAMPLES_PER_LEAF, _LEAST_IN_LEAF, _MOST_IN_LEAF = 1_000, 20, 500
+_EXAMPLES_PER_LEAF, _MIN_IN_LEAF, _MAX_IN_LEAF = 1_000, 20, 500
 
 
 def fit_ranker(examples: Examples, threads: int) -> RankerFile:
     """Fit trees whose sum is the logit that a candidate is true."""
     data = lightgbm.Dataset(examples.features, examples.true.astype(np.float32))
-    in_leaf = min(max(len(examples.query) // _EXAMPLES_PER_LEAF, _LEAST_IN_LEAF), _MOST_IN_LEAF)
+    in_leaf = min(max(len(examples.query) // _EXAMPLES_PER_LEAF, _MIN_IN_LEAF), _MAX_IN_LEAF)
     booster = lightgbm.train(_PARAMETERS | {"min_data_in_leaf": in_leaf, "num_threads": threads}, data, _TREES)
     return RankerFile(
         format_version=1,

@@ -43,7 +43,6 @@ class Judge:
     Args:
         truth: The true labels, with the axes (query, label).
         counts: Number of training instances of each label.
-        instances: Number of instances.
         propensity: The parameters A and B of the propensity model.
     """
 
@@ -65,14 +64,14 @@ class Judge:
     def segments(self) -> list[str]:
         """The segments of labels that have true labels."""
         counts = self._counts[self._truth.indices]
-        return [name for name, (more, most) in SEGMENTS.items() if ((counts > more) & (counts <= most)).any()]
+        return [name for name, (more, limit) in SEGMENTS.items() if ((counts > more) & (counts <= limit)).any()]
 
     def _scores(self, name: str, labels: Int[np.ndarray, "query 100"]) -> Float[np.ndarray, " query"]:
         """Score each query, so that the mean of the scores is the measure in percent."""
         if name not in SEGMENTS:
             return query_scores(name, labels, self._truth, self._weights)
-        more, most = SEGMENTS[name]
-        inside, best = (self._counts > more) & (self._counts <= most), labels[:, :_SEGMENT_DEPTH]
+        more, limit = SEGMENTS[name]
+        inside, best = (self._counts > more) & (self._counts <= limit), labels[:, :_SEGMENT_DEPTH]
         found = (hits(best, self._truth) & inside[best]).sum(axis=1)
         return np.asarray(100 * found / max(1, inside[self._truth.indices].sum()) * len(labels))
 

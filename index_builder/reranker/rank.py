@@ -29,7 +29,7 @@ from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
 
 # With fewer queries, no ranker is fitted.
-LEAST_QUERIES = 100
+MIN_QUERIES = 100
 _FOLDS = 3
 
 
@@ -76,7 +76,6 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
 
     Args:
-        settings: The settings.
         held_out: The part of the held-out instances that are queries; None: all of them.
 
     Raises:
@@ -87,9 +86,9 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
     rows = choose_queries(memory, settings.run, settings.queries, settings.seed, held_out)
-    if len(rows) < LEAST_QUERIES:
+    if len(rows) < MIN_QUERIES:
         raise NothingToRank(
-            f"{settings.run}: a ranker needs at least {LEAST_QUERIES} instances with labels that the training held "
+            f"{settings.run}: a ranker needs at least {MIN_QUERIES} instances with labels that the training held "
             f"out, found {len(rows)}; {MORE_HELD_OUT}"
         )
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS

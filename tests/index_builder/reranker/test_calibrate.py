@@ -11,7 +11,7 @@ import pytest
 from recollect.core.bundle.manifest import Isotonic, Platt
 from recollect.core.reranker.calibration import calibrate
 from recollect.index_builder.reranker.calibrate import (
-    LEAST_TEXTS,
+    MIN_TEXTS,
     Fit,
     HeldOut,
     _held_out_votes,
@@ -129,7 +129,7 @@ def test_scores_of_left_out_instances_get_probabilities(tmp_path: Path, alpha: f
 def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = memory(tmp_path / "memory", LEAST_TEXTS - 1)
+    few = memory(tmp_path / "memory", MIN_TEXTS - 1)
     nothing = dataclasses.replace(
         few, value_indptr=np.zeros_like(few.value_indptr), value_indices=few.value_indices[:0]
     )
