@@ -138,13 +138,7 @@ def header(task: Task, empty: Any) -> bytes:
 
 
 def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
-    """The bytes of rows in the format of the output.
-
-    Args:
-        kept: The columns of the input that pass into the output: a dict for each row, or an Arrow record batch.
-        answers: The fields of the answer to each row.
-        task: Formats and columns.
-    """
+    """The bytes of rows in the format of the output, from `kept` of a `Block`, and the fields of the answers."""
     if task.output_format == "parquet":
         if isinstance(kept, list):
             kept = {name: [_as_text(row[name]) for row in kept] for name in task.columns or ()}
@@ -152,18 +146,14 @@ def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
         return bytes(parquet.encode_batch(kept, answers, "explain" in task.options))
     if not isinstance(kept, list):
         kept = extras.load("bulk format", "parquet").rows_of(kept, exact_decimals=task.output_format == "csv")
-    rows = zip(kept, answers, strict=True)
-    content = _csv(map(_csv_row, rows)) if task.output_format == "csv" else b"".join(map(_json_line, rows))
+    if task.output_format == "csv":
+        content = _csv(map(_csv_row, kept, answers))
+    else:
+        content = b"".join(_json(row | answer) + b"\n" for row, answer in zip(kept, answers, strict=True))
     return _compressed(content, task)
 
 
-def _json_line(row: tuple[dict[str, Any], dict[str, Any]]) -> bytes:
-    kept, answer = row
-    return _json(kept | answer) + b"\n"
-
-
-def _csv_row(row: tuple[dict[str, Any], dict[str, Any]]) -> list[str | None]:
-    kept, answer = row
+def _csv_row(kept: dict[str, Any], answer: dict[str, Any]) -> list[str | None]:
     fields = {"truncated": False, "exhausted": False, "error": None} | answer
     return [*map(_as_text, kept.values()), *(_as_text(fields[name]) for name in ANSWER_COLUMNS)]
 

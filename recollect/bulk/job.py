@@ -13,9 +13,9 @@ import functools
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from recollect.bulk.answering import Answered, Task, answer, header, open_version
 from recollect.bulk.output import FileOutput, Output
@@ -42,10 +42,6 @@ from recollect.store.store import Store
 
 # Number of blocks for each worker that are read, or answered but not written yet.
 _BLOCKS_PER_WORKER = 4
-
-_Item = TypeVar("_Item")
-_Call = TypeVar("_Call")
-_Result = TypeVar("_Result")
 
 
 def predict_file(settings: PredictSettings) -> int:
@@ -93,9 +89,11 @@ def predict_file(settings: PredictSettings) -> int:
         where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
         with output:
             blocks = read_blocks(rows, where, task.text_column, task.columns, settings.bad_rows == "mark")
+            # The blocks are those of a run from the beginning, so their answers are the same.
+            unanswered = (rest for block in blocks if (rest := block.after(output.rows)).texts)
             with _workers(task, settings) as answers, progress_bar(None, "query", "predict", done=output.rows) as bar:
                 output.write_header(header(task, rows.empty))
-                for answered in answers(_after(output.rows, blocks)):
+                for answered in answers(unanswered):
                     output.write(answered.content, answered.rows)
                     share = rows.share_read()
                     bar.total = round(output.rows / share) if share else None  # an estimate until all is read
@@ -131,49 +129,36 @@ def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
 
 
 def _in_order(
-    items: Iterable[_Item], submit: Callable[[_Item], _Call], result: Callable[[_Call], _Result], most: int
-) -> Iterator[_Result]:
-    """The results of calls, in the order of their items.
+    blocks: Iterator[Block], submit: Callable[[Block], Any], result: Callable[[Any], Answered], limit: int
+) -> Iterator[Answered]:
+    """The results of calls, in the order of the blocks; `limit` calls are started, with results that are not used yet.
 
-    A thread reads the items, because the results of the first lines of a pipe must not wait for the next line.
-
-    Args:
-        items: Arguments of the calls.
-        submit: Starts a call.
-        result: Waits for its result.
-        most: Number of calls that are started, and whose results are not used yet.
+    A thread reads the blocks, because the results of the first lines of a pipe must not wait for the next line.
     """
-    waiting = queue.SimpleQueue[_Call | BaseException | None]()
-    free, ended = threading.Semaphore(most), False
+    waiting = queue.SimpleQueue[Any]()
+    free, ended = threading.Semaphore(limit), False
 
     def read() -> None:
         try:
-            for item in items:
+            for block in blocks:
                 free.acquire()
                 if ended:
                     return
-                waiting.put(submit(item))
+                waiting.put(submit(block))
             waiting.put(None)
         except BaseException as error:
             waiting.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        while (found := waiting.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            yield result(found)
+        while (call := waiting.get()) is not None:
+            if isinstance(call, BaseException):
+                raise call
+            yield result(call)
             free.release()
     finally:
         ended = True
         free.release()
-
-
-def _after(rows: int, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks after the first rows. They are those of a run from the beginning, so their answers are the same."""
-    for block in blocks:
-        if (rest := block.after(rows)).texts:
-            yield rest
 
 
 def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[str] | None:

@@ -66,12 +66,12 @@ class Group(NamedTuple):
     Attributes:
         rows: A list of dicts, or an Arrow record batch.
         numbers: The number of each row in the input, from 1. An input of lines has the numbers of lines.
-        problems: The reason why a line is no row, by its number. It has an empty dict in `rows`.
+        problems: The reason why a line is no row; None for a row. A line that is no row has an empty dict in `rows`.
     """
 
     rows: Any
     numbers: Sequence[int]
-    problems: dict[int, str]
+    problems: Sequence[str | None]
 
 
 class _Row(NamedTuple):
@@ -170,7 +170,7 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
     Args:
         path: The file; None means standard input.
         format_: Its format.
-        name: Its name in messages.
+        name: The name of the input in messages.
 
     Raises:
         InputError: If the input is not of this format.
@@ -247,8 +247,7 @@ def _grouped(rows: _Rows) -> Iterator[Group]:
 
 
 def _joined(group: list[_Row]) -> Group:
-    problems = {row.number: row.problem for row in group if row.problem}
-    return Group([row.fields for row in group], [row.number for row in group], problems)
+    return Group([row.fields for row in group], [row.number for row in group], [row.problem for row in group])
 
 
 def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, mark_bad_rows: bool) -> Iterator[Block]:
@@ -268,8 +267,7 @@ def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, m
     for group, numbers, problems in rows.groups([text, *(columns or ())]):
         records = group if isinstance(group, list) else [{text: value} for value in group.column(text).to_pylist()]
         errors, stop = list[str | None](), None
-        for number, record in zip(numbers, records, strict=True):
-            problem = problems.get(number)
+        for record, problem in zip(records, problems, strict=True):
             error = problem or _text_problem(record, text)
             if error and not mark_bad_rows:
                 stop = problem or f"{error} (column {text})"

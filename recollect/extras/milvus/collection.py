@@ -31,13 +31,8 @@ _CALL_QUERIES, _CALL_HITS, _CALL_ROWS = 1_024, 1 << 20, 2_048
 class KeyCollection:
     """The keys of one kind in Milvus, which searches them (see `Keys` in recollect/core/search/searcher.py).
 
-    Args:
-        connection: The connection to Milvus.
-        name: Name of the collection.
-        info: Its entry in the manifest: the index, its number of keys, and its search effort.
-        dim: Number of dimensions.
-
     Attributes:
+        info: The entry in the manifest: the index, its number of keys, and its search effort.
         lists: Number of inverted lists of a segment; 0 if the index has none.
 
     Raises:

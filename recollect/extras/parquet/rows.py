@@ -48,7 +48,7 @@ def open_rows(path: Path, name: str) -> Iterator[Input]:
         with _errors(name):
             for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
                 batch.validate(full=True)  # a string may be no UTF-8
-                yield Group(batch, range(rows + 1, rows + len(batch) + 1), {})
+                yield Group(batch, range(rows + 1, rows + len(batch) + 1), [None] * len(batch))
                 rows += len(batch)
 
     path.open("rb").close()  # for a missing file: the system's error instead of Arrow's
@@ -105,12 +105,8 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 def rows_of(batch: pa.RecordBatch, exact_decimals: bool) -> list[dict[str, Any]]:
     """The rows of a batch as Python objects that JSON has.
 
-    Dates and times become text such as `2026-01-31` and `2026-01-31 12:00:00`.
-
-    Args:
-        batch: The batch.
-        exact_decimals: Whether all decimals become text. Otherwise, those that a 64-bit float represents exactly enough
-            become numbers.
+    Dates and times become text such as `2026-01-31` and `2026-01-31 12:00:00`. Decimals become text; without
+    `exact_decimals`, those that a 64-bit float represents exactly enough become numbers.
     """
     columns = [
         _cast(name, column, _plain_type(column.type, exact_decimals))

@@ -46,7 +46,7 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters:
         encoder: Encoder, as `recollect train --encoder`.
-        method: Training method.
+        method, random_state: Training method and seed.
         epochs: Passes over the texts; 0 trains nothing and encodes the texts with the pretrained encoder.
         max_length: Maximum number of tokens of a text.
         label_texts: Text of each label, in the order of the columns of y or of `classes_`; None: the label itself.
@@ -57,7 +57,6 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         top_k: Maximum number of labels of a text with a probability above 0 in `predict_proba`.
         lambda_, temperature, top_b: Options of the search; None: the model's defaults.
         threads: Threads that answer; 0 means one for each core.
-        random_state: Seed of the training.
         verbose: Whether to print progress to standard error.
 
     Attributes:
@@ -142,8 +141,7 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scores = self._scores(texts, assign=True)
         else:
             scores = self._scores(texts, top_k=self.labels_per_text_ if self.k is None else self.k)
-        ones = sparse.csr_array((np.ones(scores.nnz, dtype=np.int8), scores.indices, scores.indptr), scores.shape)
-        return as_form(self.form_, self.classes_, ones)
+        return as_form(self.form_, self.classes_, _indicator(scores.indptr, scores.indices, len(self.classes_)))
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Return a matrix with the axes (text, label): the probabilities of the best `top_k` labels, and zeros.
@@ -232,9 +230,8 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, folder: Path, texts: list[str], targets: Targets) -> None:
         self._write_dataset(folder / "data", texts, targets)
-        flags = {"encoder": self.encoder, "epochs": self.epochs, "max_length": self.max_length} | (
-            self.train_flags or {}
-        )
+        flags = {"encoder": self.encoder, "epochs": self.epochs, "max_length": self.max_length}
+        flags |= self.train_flags or {}
         # An estimator has a value of each parameter, also of those without an effect.
         flags = TrainSettings.read_of({"method": self.method, "seed": self.random_state}, flags) | flags
         with contextlib.nullcontext() if self.verbose else _quiet():
@@ -245,20 +242,17 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _write_dataset(self, folder: Path, texts: list[str], targets: Targets) -> None:
         uids = [str(label) for label in targets.classes.tolist()]
-        label_texts = uids if self.label_texts is None else list(map(integer_as_uid, self.label_texts))
-        if len(label_texts) != len(uids):
-            raise ValueError(
-                f"label_texts: expected {len(uids):,} texts, one for each label, found {len(label_texts):,}"
-            )
-        if wrong := [place for place, text in enumerate(label_texts) if not isinstance(text, str)]:
-            found = type(label_texts[wrong[0]]).__name__
-            raise ValueError(f"label_texts[{wrong[0]}]: expected a string, found {found}")
+        names = uids if self.label_texts is None else list(map(integer_as_uid, self.label_texts))
+        _check_count("label_texts", len(names), len(uids), "texts, one for each label")
+        for place, name in enumerate(names):
+            if not isinstance(name, str):
+                raise ValueError(f"label_texts[{place}]: expected a string, found {type(name).__name__}")
         folder.mkdir()
-        write_lines(folder / "labels.jsonl", ({"uid": u, "text": t} for u, t in zip(uids, label_texts, strict=True)))
+        labels = ({"uid": uid, "text": name} for uid, name in zip(uids, names, strict=True))
+        write_lines(folder / "labels.jsonl", labels)
         rows = zip(texts, targets.rows(), strict=True)
-        write_lines(
-            folder / "train.jsonl", ({"text": text, "labels": [uids[each] for each in row]} for text, row in rows)
-        )
+        train = ({"text": text, "labels": [uids[column] for column in columns]} for text, columns in rows)
+        write_lines(folder / "train.jsonl", train)
 
     def _open(self, store: Path) -> None:
         self.store_, self.model_ = store, recollect.open(store, threads=self.threads, live="off")
@@ -273,9 +267,7 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 values += [label.score if label.probability is None else label.probability for label in labels]
                 indptr.append(len(columns))
         shape = len(texts), len(self.classes_)
-        scores = sparse.csr_array(
-            (np.array(values, dtype=np.float64), np.array(columns, dtype=np.int64), indptr), shape
-        )
+        scores = sparse.csr_array((np.array(values, np.float64), np.array(columns, np.int64), indptr), shape)
         scores.sort_indices()
         return scores
 
@@ -346,11 +338,7 @@ class Targets:
 
 
 def read_targets(y: Any, texts: int) -> Targets:
-    """Read `y` in any form.
-
-    Args:
-        y: The labels.
-        texts: Number of texts.
+    """Read `y`, the labels of a number of texts, in any form.
 
     Raises:
         ValueError: If the form is unknown, a value is not 0 or 1, or the number of rows is wrong.
@@ -373,7 +361,7 @@ def read_targets(y: Any, texts: int) -> Targets:
             raise ValueError(f"y: expected a matrix of zeros and ones, found values of the type {array.dtype}")
         return _read_matrix("dense", sparse.csr_array(array), texts)
     if array.ndim == 1 and array.dtype.kind in "biufUO" and all(np.ndim(label) == 0 for label in array):
-        _check_rows(len(array), texts)
+        _check_count("y", len(array), texts)
         for row, label in enumerate(array.tolist()):
             if label is None or (isinstance(label, float) and math.isnan(label)):
                 raise ValueError(f"y[{row}]: expected a label, found {label}; remove the row, or give it a label")
@@ -396,12 +384,9 @@ def align(targets: Targets, classes: np.ndarray) -> sparse.csr_array:
         ValueError: If a matrix has another number of columns.
     """
     if targets.form in ("sparse", "dense"):
-        if targets.matrix.shape[1] != len(classes):
-            raise ValueError(f"y: expected {len(classes):,} columns, found {targets.matrix.shape[1]:,}")
+        _check_count("y", targets.matrix.shape[1], len(classes), "columns")
         return targets.matrix
-    columns = {label: column for column, label in enumerate(classes.tolist())}
-    kept = [[columns[each] for each in targets.classes[row].tolist() if each in columns] for row in targets.rows()]
-    return _of_lists(kept, len(classes))
+    return _of_lists([targets.classes[row].tolist() for row in targets.rows()], classes)
 
 
 def as_form(form: Form, classes: np.ndarray, matrix: sparse.csr_array) -> Any:
@@ -427,14 +412,13 @@ def _is_lists(y: Any) -> bool:
 
 
 def _read_lists(rows: list[list[str]], texts: int) -> Targets:
-    _check_rows(len(rows), texts)
+    _check_count("y", len(rows), texts)
     classes = np.array(sorted({label for row in rows for label in row}), dtype=object)
-    columns = {label: column for column, label in enumerate(classes)}
-    return Targets("lists", classes, _of_lists([[columns[label] for label in row] for row in rows], len(classes)))
+    return Targets("lists", classes, _of_lists(rows, classes))
 
 
 def _read_matrix(form: Form, matrix: sparse.csr_array, texts: int) -> Targets:
-    _check_rows(matrix.shape[0], texts)
+    _check_count("y", matrix.shape[0], texts)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     if not (matrix.data == 1).all():
@@ -443,16 +427,18 @@ def _read_matrix(form: Form, matrix: sparse.csr_array, texts: int) -> Targets:
     return Targets(form, np.arange(matrix.shape[1]), matrix.astype(np.int8))
 
 
-def _of_lists(rows: Sequence[Sequence[int]], labels: int) -> sparse.csr_array:
-    columns = [sorted(set(row)) for row in rows]
-    indptr = np.concatenate([[0], np.cumsum([len(row) for row in columns])]).astype(np.int64)
-    return _indicator(indptr, np.array([each for row in columns for each in row], dtype=np.int64), labels)
+def _of_lists(rows: Sequence[Sequence[Any]], classes: np.ndarray) -> sparse.csr_array:
+    """The matrix of the labels of each text; labels that are no class are left out."""
+    column_of = {label: column for column, label in enumerate(classes.tolist())}
+    columns = [sorted({column_of[label] for label in row if label in column_of}) for row in rows]
+    joined = np.array([column for row in columns for column in row], dtype=np.int64)
+    return _indicator(np.cumsum([0, *map(len, columns)]), joined, len(classes))
 
 
 def _indicator(indptr: Int[np.ndarray, " pointer"], columns: Int[np.ndarray, " pair"], labels: int) -> sparse.csr_array:
     return sparse.csr_array((np.ones(len(columns), dtype=np.int8), columns, indptr), shape=(len(indptr) - 1, labels))
 
 
-def _check_rows(found: int, texts: int) -> None:
-    if found != texts:
-        raise ValueError(f"y: expected {texts:,} rows, as many as texts in X, found {found:,}")
+def _check_count(name: str, found: int, expected: int, rows: str = "rows, as many as texts in X") -> None:
+    if found != expected:
+        raise ValueError(f"{name}: expected {expected:,} {rows}, found {found:,}")
