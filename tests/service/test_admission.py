@@ -68,6 +68,20 @@ def test_hostile_body_of_a_megabyte_is_refused(client: httpx.Client, name: str) 
     assert len(problem["errors"]) <= 2
 
 
+def test_filter_of_100_000_labels_admits_those_that_are_known(client: httpx.Client) -> None:
+    known = [label["uid"] for label in client.post("/predict", json={"query": "x", "top_k": 5}).json()["labels"]]
+    some, unknown = known[::2], [f"{number}" for number in range(99_000)]
+
+    def found(**filters: list[str]) -> list[str]:
+        answer = client.post("/predict", json={"query": "x", "top_k": 5, **filters})
+        return [label["uid"] for label in answer.json()["labels"]]
+
+    mixed = unknown[:50_000] + some + unknown[50_000:]
+    assert found(allow=mixed) == found(allow=some) == some
+    assert found(deny=mixed) == found(deny=some)
+    assert not {*some} & {*found(deny=mixed)}
+
+
 def test_query_over_the_size_limit_gets_413_and_the_message_states_limit_and_size(client: httpx.Client) -> None:
     assert client.post("/predict", json={"query": "é" * 4_096}).status_code == 200
     problem = is_problem(client.post("/predict", json={"query": "é" * 4_096 + "x"}), 413, "query_too_large")

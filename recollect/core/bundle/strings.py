@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import functools
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from jaxtyping import Int, UInt8
 from recollect.core.bundle.arrays import map_array, map_offsets
 from recollect.core.bundle.files import table_files
 from recollect.core.system.files import save_array
+
+# Number of strings that are sorted at once. A longer sort would stop all other threads, because it holds Python's lock.
+_SORTED_TOGETHER = 4_096
 
 
 class StringTable:
@@ -75,18 +79,19 @@ class StringTable:
         A binary search finds the row of the middle string. This row splits the sorted rows: smaller strings are
         searched before it, larger strings after it.
         """
-        wanted = sorted({string.encode("utf-8", "surrogatepass") for string in strings})
         rows, found = sorted_rows.data, []
-        spans = [(0, len(wanted), 0, len(rows))]
-        while spans:
-            first, last, low, high = spans.pop()
-            if first == last or low == high:
-                continue
-            middle = (first + last) // 2
-            at = bisect_left(rows, wanted[middle], low, high, key=self.raw)
-            if at < high and self.raw(rows[at]) == wanted[middle]:
-                found.append(rows[at])
-            spans += [(first, middle, low, at), (middle + 1, last, at, high)]
+        unsorted = iter({string.encode("utf-8", "surrogatepass") for string in strings})
+        while wanted := sorted(itertools.islice(unsorted, _SORTED_TOGETHER)):
+            spans = [(0, len(wanted), 0, len(rows))]
+            while spans:
+                first, last, low, high = spans.pop()
+                if first == last or low == high:
+                    continue
+                middle = (first + last) // 2
+                at = bisect_left(rows, wanted[middle], low, high, key=self.raw)
+                if at < high and self.raw(rows[at]) == wanted[middle]:
+                    found.append(rows[at])
+                spans += [(first, middle, low, at), (middle + 1, last, at, high)]
         return np.array(found, dtype=np.int32)
 
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, RootModel, ValidationError
@@ -44,6 +44,9 @@ PROJECT = "recollect"
 _MAX_DOCUMENTS = 32
 # Maximum number of fields in a form. Annif sends the text, options, and the metadata of a document.
 _MAX_FIELDS = 1_000
+# The most that is decoded of a field: each character of the longest text as four bytes, and each byte as %XX.
+_MAX_ENCODED = 12 * MAX_CHARACTERS
+_MAX_ENCODED_NAME = 100
 
 
 class SuggestOptions(BaseModel):
@@ -236,15 +239,16 @@ def _require_project(project_id: str) -> None:
 
 
 def _fields(body: bytes) -> dict[str, str]:
-    """The fields of a form.
+    """The fields of a form that a suggestion needs. Of a long field, only the beginning is decoded.
 
     Raises:
         ProblemError: If there are too many fields.
     """
-    try:
-        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
-    except ValueError:
-        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more") from None
+    if body.count(b"&") >= _MAX_FIELDS:
+        raise ProblemError(413, f"body: expected a form of at most {_MAX_FIELDS:,} fields, found more")
+    pairs = (field.partition("=") for field in body.decode(errors="replace").split("&"))
+    sent = {unquote_plus(name[:_MAX_ENCODED_NAME]): value for name, _, value in pairs}
+    return {name: unquote_plus(sent[name][:_MAX_ENCODED]) for name in SuggestForm.model_fields if name in sent}
 
 
 def _validate(model: type[Any], fields: dict[str, str]) -> Any:

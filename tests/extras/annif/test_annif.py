@@ -31,6 +31,21 @@ def test_long_document_is_cut_and_document_without_words_gets_no_suggestion(clie
     assert client.post(f"{PROJECT}/suggest", data={"text": " \n"}).json() == {"results": []}
 
 
+def test_form_may_encode_each_byte_of_its_text_and_the_last_of_equal_fields_counts(client: httpx.Client) -> None:
+    def suggest(content: str) -> httpx.Response:
+        return client.post(f"{PROJECT}/suggest", content=content)
+
+    def encoded(text: str) -> str:
+        return "".join(f"%{byte:02X}" for byte in text.encode())
+
+    expected = client.post(f"{PROJECT}/suggest", data={"text": QUERY, "limit": 2}).json()
+    assert len(expected["results"]) == 2
+    limit = f"{encoded('limit')}={encoded('2')}"
+    assert suggest(f"text=cats&limit=5&metadata&{limit}&text={QUERY.replace(' ', '+')}").json() == expected
+    assert suggest(f"text={encoded(QUERY + ' ' * 60 + chr(0x1F40B) * 80_000)}&{limit}").json() == expected
+    assert suggest(f"text={QUERY}&limit").status_code == 422
+
+
 def test_form_with_too_many_fields_is_refused(client: httpx.Client) -> None:
     response = client.post(f"{PROJECT}/suggest", content="a=1&" * 2_000)
     assert (response.status_code, response.json()["code"]) == (413, "too_large")
