@@ -148,6 +148,19 @@ def test_xml_entities_for_namespaces_and_characters_are_read(folder: Path) -> No
     assert open_dataset(folder).labels.texts.to_pylist() == ["cats", "<é&>https://example.org/"]
 
 
+def test_name_of_thousands_of_entities_and_lines_is_read(folder: Path) -> None:
+    use_skos(folder, rdf_xml_with(f'<!ENTITY a "{"a" * 1_000}">', "&a;\n" * 7_000), "vocab.rdf")
+    assert open_dataset(folder).labels.texts.to_pylist() == ["cats", ("a" * 1_000 + "\n") * 7_000]
+
+
+def test_xml_literal_is_read_as_its_text(folder: Path) -> None:
+    vocabulary = rdf_xml_with("", "a &lt;<b>bold<i>er</i></b>" + " <b>dog</b>" * 1_000)
+    literal = vocabulary.replace(">a &lt;", ' rdf:parseType="Literal">a &lt;')
+    assert literal != vocabulary
+    use_skos(folder, literal, "vocab.rdf")
+    assert open_dataset(folder).labels.texts.to_pylist() == ["cats", "a <bolder" + " dog" * 1_000]
+
+
 def test_turtle_may_begin_with_a_byte_order_mark_and_have_blank_nodes_and_wrong_dates(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -204,7 +204,8 @@ def _parse(path: Path, syntax: str) -> Any:
     if syntax == "xml":
         _refuse_nested_entities(path, content)
     try:
-        return rdflib.Graph().parse(data=content, format=syntax, publicID=path.absolute().as_uri())
+        source = rdflib.parser.create_input_source(data=content, format=syntax, publicID=path.absolute().as_uri())
+        return _parse_xml(source) if syntax == "xml" else rdflib.Graph().parse(source, format=syntax)
     except BadSyntax as error:
         # `error.lines` counts some lines twice, so count them up to the place of the error.
         rest = content[error._i :].lstrip()
@@ -216,6 +217,57 @@ def _parse(path: Path, syntax: str) -> Any:
     except Exception as error:  # for other wrong content, rdflib raises errors of many types
         found = f"{type(error).__name__}: {error}"[:200]
         raise DatasetError(f"{path}: expected {expected}, found: {found}; correct the file") from None
+
+
+def _parse_xml(source: Any) -> Any:
+    """Read RDF/XML as an `rdflib.Graph`. Of an XML literal, only the text is read.
+
+    The parser passes each line and each entity of a text on as one piece. For each piece, rdflib would copy the text so
+    far, and for each element of an XML literal parse it: a file of 25 kB could take a minute. So the pieces are joined
+    before rdflib gets them, and the elements are left out.
+    """
+    from xml.sax.saxutils import XMLFilterBase
+    from xml.sax.xmlreader import AttributesNSImpl
+
+    import rdflib
+    from rdflib.plugins.parsers.rdfxml import create_parser
+
+    kind = (str(rdflib.RDF), "parseType")
+
+    class JoinedText(XMLFilterBase):
+        pieces = list[str]()
+        literal_depth = 0  # number of open elements from the one with the XML literal on
+
+        def characters(self, content: str) -> None:
+            self.pieces.append(content)
+
+        def startElementNS(self, name: Any, qname: Any, attributes: Any) -> None:  # noqa: N802
+            if self.literal_depth or attributes.get(kind, "Resource") not in ("Resource", "Collection"):
+                self.literal_depth += 1
+                others = {each: value for each, value in attributes.items() if each != kind}
+                attributes = AttributesNSImpl(others, {})
+            if self.literal_depth < 2:
+                self._pass_on()
+                super().startElementNS(name, qname, attributes)
+
+        def endElementNS(self, *args: Any) -> None:  # noqa: N802
+            if self.literal_depth < 2:
+                self._pass_on()
+                super().endElementNS(*args)
+            self.literal_depth = max(0, self.literal_depth - 1)
+
+        def _pass_on(self) -> None:
+            if self.pieces:
+                super().characters("".join(self.pieces))
+                self.pieces.clear()
+
+    graph = rdflib.Graph()
+    parser = create_parser(source, graph)
+    joined = JoinedText(parser)
+    joined.setContentHandler(parser.getContentHandler())
+    joined.setErrorHandler(parser.getErrorHandler())
+    joined.parse(source)
+    return graph
 
 
 def _refuse_nested_entities(path: Path, content: str) -> None:
