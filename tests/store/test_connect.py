@@ -13,6 +13,7 @@ import pytest
 from recollect.core.errors import StoreError
 from recollect.store.connect import without_credentials
 from recollect.store.object_folder import ObjectFolder
+from tests import web as web_server
 from tests.store.servers import WebServer
 
 SECOND = timedelta(seconds=1)
@@ -57,6 +58,24 @@ def test_credentials_in_a_url_are_sent_to_its_host_and_never_printed(
     assert web.authorization is not None
     sent = base64.b64decode(web.authorization.removeprefix("Basic ")).decode()
     assert sent == "jane:" + password.replace("%40", "@").replace("%2F", "/")
+
+
+def test_password_is_not_sent_to_another_host_to_which_the_web_server_redirects() -> None:
+    class Elsewhere(web_server.Handler):
+        def do_GET(self) -> None:  # noqa: N802
+            sent.append(self.headers["Authorization"])
+            self.answer(200, b"content", {"Last-Modified": "Sat, 28 Nov 2026 06:23:02 GMT", "ETag": '"x"'})
+
+    class Redirecting(web_server.Handler):
+        def do_GET(self) -> None:  # noqa: N802
+            sent.append(self.headers["Authorization"])
+            self.answer(302, b"", {"Location": f"http://127.0.0.1:{other}/file"})
+
+    sent = list[str | None]()
+    with web_server.answering(Elsewhere) as other, web_server.answering(Redirecting) as port:
+        content = ObjectFolder(f"http://jane:hush@127.0.0.1:{port}/store").read("CURRENT")
+    assert content == b"content"
+    assert sent == ["Basic " + base64.b64encode(b"jane:hush").decode(), None]
 
 
 @pytest.mark.parametrize("url", ["https://jane:hush/hush@host/store", "s3://jane:hush@b:c/store", "s4://x:hush/y@z"])
