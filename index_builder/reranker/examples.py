@@ -124,7 +124,7 @@ class ExampleSource:
             instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
             found = Found(instances, labels, None if words is None else words.search(query_words))
             voting = weigh(found, how, values)
-            candidates = find_candidates(query_words, found, voting, how.lambda_, how.temperature, values, facts)
+            candidates = find_candidates(query_words, found, voting, how, values, facts)
             pairs = candidates.query, candidates.label
             examples = Examples(
                 query=candidates.query,

@@ -53,9 +53,22 @@ def _array(dtype: Any, dimensions: int = 1) -> Any:
     return types.Array(dtype, dimensions, "C", readonly=True)
 
 
-# The arguments of a loop that reads `Values`, without the counts.
-_VALUES = (_array(int64), _array(int32), _array(int64), _array(int32), _array(boolean))
-
+_tuple_of: Any = types.Tuple
+# A loop takes arrays that belong together as one tuple, whose parts its caller names (`Values.arrays`, for example).
+# numba does not accept arrays that can be written in place of those that are only read inside of a named tuple.
+#
+# Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
+_LABELS_OF_ROWS = _tuple_of((_array(int64), _array(int32)) * 2)
+_WORDS_OF_ROWS = _tuple_of((_array(int64),) * 4)
+# The labels of the instances, whether each label was removed, and the number of labels.
+_VALUES = _tuple_of((_LABELS_OF_ROWS, _array(boolean), int64))
+Rows = tuple[
+    Int[np.ndarray, " offset"],
+    Int[np.ndarray, " item"],
+    Int[np.ndarray, " live_offset"],
+    Int[np.ndarray, " live_item"],
+]
+ValueArrays = tuple[Rows, Bool[np.ndarray, " label"], int]
 
 _NEIGHBOURS = (_array(float32, 2), _array(int64, 2))
 
@@ -180,18 +193,13 @@ def weigh_keys(
 
 
 @_inlined
-def _row(
-    key: int | np.int64,
-    offsets: Int[np.ndarray, " offset"],
-    labels: Int[np.ndarray, " pair"],
-    live_offsets: Int[np.ndarray, " live_offset"],
-    live_labels: Int[np.ndarray, " live_pair"],
-) -> Int[np.ndarray, " label"]:
+def _row(key: int | np.int64, rows: Rows) -> Int[np.ndarray, " item"]:
     """The labels of an instance, or the words of a name."""
+    offsets, items, live_offsets, live_items = rows
     mapped = len(offsets) - 1
     if key < mapped:
-        return labels[offsets[key] : offsets[key + 1]]
-    return live_labels[live_offsets[key - mapped] : live_offsets[key - mapped + 1]]
+        return items[offsets[key] : offsets[key + 1]]
+    return live_items[live_offsets[key - mapped] : live_offsets[key - mapped + 1]]
 
 
 @_inlined
@@ -245,17 +253,12 @@ def _entry(
     return count
 
 
-@_compiled(_array(int64, 2), _array(float64, 2), float64, int64, *_VALUES, _array(boolean))
+@_compiled(_array(int64, 2), _array(float64, 2), float64, _VALUES, _array(boolean))
 def sum_votes(
     keys: Int[np.ndarray, "query key"],
     weights: Float[np.ndarray, "query key"],
     lambda_: float,
-    labels: int,
-    value_offsets: Int[np.ndarray, " offset"],
-    value_labels: Int[np.ndarray, " pair"],
-    live_offsets: Int[np.ndarray, " live_offset"],
-    live_labels: Int[np.ndarray, " live_pair"],
-    removed: Bool[np.ndarray, " label"],
+    values: ValueArrays,
     admits: Bool[np.ndarray, " label"],
 ) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:
     """Sum the votes for each label: w [lambda Y; (1 - lambda) I] (RAE-XMC, Eq. 7).
@@ -267,18 +270,14 @@ def sum_votes(
         keys: The keys of each query; -1 for a missing key.
         weights: Their weights.
         lambda_: Weight of instances against labels.
-        labels: Number of labels.
-        value_offsets: This argument and the next four: `Values.arrays`.
-        value_labels: See there.
-        live_offsets: See there.
-        live_labels: See there.
-        removed: See there.
+        values: `Values.arrays`.
         admits: Whether each label is summed; empty means that all labels are.
 
     Returns:
         The labels of query i and their sums, in no particular order, are the rows `offsets[i]` to `offsets[i + 1]`.
     """
-    instances = len(value_offsets) + len(live_offsets) - 2
+    rows, removed, labels = values
+    instances = len(rows[0]) + len(rows[2]) - 2
     queries, most = keys.shape[0], 0
     offsets = np.zeros(queries + 1, dtype=np.int64)
     for query in range(queries):  # the number of votes limits the number of labels
@@ -290,7 +289,7 @@ def sum_votes(
             if key >= instances:
                 votes += 1
             elif key >= 0:
-                votes += len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+                votes += len(_row(key, rows))
         votes = min(votes, labels)
         most = max(most, votes)
         offsets[query + 1] = offsets[query] + votes
@@ -306,7 +305,7 @@ def sum_votes(
                 continue
             is_label = key >= instances
             share = weights[query, slot] * ((1 - lambda_) if is_label else lambda_)
-            row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
+            row = rows[3][:0] if is_label else _row(key, rows)
             for nth in range(1 if is_label else len(row)):
                 label = key - instances if is_label else np.int64(row[nth])
                 if len(removed) and removed[label] or len(admits) and not admits[label]:
@@ -320,22 +319,16 @@ def sum_votes(
     return offsets, found[:stop], sums[:stop]
 
 
-@_compiled(_array(int64), int64, *_VALUES, _array(int64))
+@_compiled(_array(int64), _VALUES, _array(int64))
 def find_voters(
-    keys: Int[np.ndarray, " key"],
-    labels: int,
-    value_offsets: Int[np.ndarray, " offset"],
-    value_labels: Int[np.ndarray, " pair"],
-    live_offsets: Int[np.ndarray, " live_offset"],
-    live_labels: Int[np.ndarray, " live_pair"],
-    removed: Bool[np.ndarray, " label"],
-    wanted: Int[np.ndarray, " wanted"],
+    keys: Int[np.ndarray, " key"], values: ValueArrays, wanted: Int[np.ndarray, " wanted"]
 ) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
     """The votes of some keys for the wanted labels: the label's place in `wanted`, and the key's place in `keys`.
 
     The arguments are those of `sum_votes`, with the keys of one query.
     """
-    instances = len(value_offsets) + len(live_offsets) - 2
+    rows, removed, _ = values
+    instances = len(rows[0]) + len(rows[2]) - 2
     table, votes = _table(len(wanted)), 0
     for nth in range(len(wanted)):
         table[_find(table, wanted, wanted[nth])] = nth
@@ -343,14 +336,14 @@ def find_voters(
         if key >= instances:
             votes += 1
         elif key >= 0:
-            votes += len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+            votes += len(_row(key, rows))
     places, slots, count = np.empty(votes, dtype=np.int64), np.empty(votes, dtype=np.int64), 0
     for slot in range(len(keys)):
         key = keys[slot]
         if key < 0:
             continue
         is_label = key >= instances
-        row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
+        row = rows[3][:0] if is_label else _row(key, rows)
         for nth in range(1 if is_label else len(row)):
             label = key - instances if is_label else np.int64(row[nth])
             nth_wanted = table[_find(table, wanted, label)]
@@ -438,9 +431,7 @@ def _best(
 
 
 @_compiled(
-    _array(int8, 2),
-    _array(float32),
-    _array(float32),
+    _tuple_of((_array(int8, 2), _array(float32), _array(float32))),
     _array(boolean),
     _array(int16),
     float64,
@@ -449,29 +440,27 @@ def _best(
     float64,
 )
 def near_codes(
-    codes: Int8[np.ndarray, "row dim"],
-    scales: Float[np.ndarray, " row"],
-    errors: Float[np.ndarray, " row"],
+    vectors: tuple[Int8[np.ndarray, "row dim"], Float[np.ndarray, " row"], Float[np.ndarray, " row"]],
     removed: Bool[np.ndarray, " row"],
     query: Int[np.ndarray, " dim"],
     query_scale: float,
     query_length: float,
     query_error: float,
-    least: float,
+    minimum: float,
 ) -> Int[np.ndarray, " candidate"]:
-    """The rows whose vectors can have a similarity of at least `least` to a query, without removed rows.
+    """The rows whose vectors can have a similarity of at least `minimum` to a query, without removed rows.
 
     Args:
-        codes: Row i is the vector `scales[i] * codes[i]`, at a distance of at most `errors[i]` from the true one.
-        scales: See `codes`.
-        errors: See `codes`.
+        vectors: Codes, scales and errors: row i is the vector `scales[i] * codes[i]`, at a distance of at most
+            `errors[i]` from the true one.
         removed: Whether each row was removed.
         query: The query is about `query_scale * query`; at most 12 bits, so that sums have at most 32.
         query_scale: See `query`.
         query_length: The length of the query.
         query_error: The distance of the query to `query_scale * query`, times the length of the longest possible code.
-        least: The least similarity.
+        minimum: The minimum similarity.
     """
+    codes, scales, errors = vectors
     rows, found = np.empty(len(codes), dtype=np.int64), 0
     for row in range(len(codes)):
         similarity = np.int32(0)
@@ -479,7 +468,7 @@ def near_codes(
             similarity = np.int32(similarity + np.int32(np.int32(codes[row, nth]) * np.int32(query[nth])))
         scale = np.float64(scales[row])
         slack = errors[row] * query_length + scale * query_error
-        if scale * query_scale * similarity + slack >= least and not removed[row]:
+        if scale * query_scale * similarity + slack >= minimum and not removed[row]:
             rows[found] = row
             found += 1
     return rows[:found].copy()
@@ -677,13 +666,13 @@ def _add_to_rows(
     bits: UInt16[np.ndarray, " posting"],
     spans: Int[np.ndarray, "term 2"],
     weights: Float[np.ndarray, " term"],
-    starts: Int[np.ndarray, " frequent"],
-    maps: UInt64[np.ndarray, "frequent word"],
+    frequent: tuple[Int[np.ndarray, " frequent"], UInt64[np.ndarray, "frequent word"]],
     terms: Int[np.ndarray, " rest"],
     sums: Float[np.ndarray, " text"],
     rows: Int[np.ndarray, " row"],
 ) -> None:
     """Add the postings of some terms to the sums of the only texts that have a sum."""
+    starts, maps = frequent
     for term in terms:
         start, end = spans[term, 0], spans[term, 1]
         nth = _seek(starts, 0, len(starts), 0, start)
@@ -728,71 +717,58 @@ def _take(
     return count
 
 
-_tuple_of: Any = types.UniTuple
-# The mapped postings, and those of texts that were added.
-_POSTINGS = [_tuple_of(each, 2) for each in (_array(int64, 3), _array(int32), _array(uint16))]
+# Of the mapped postings, and of those of texts that were added: the spans of the terms, the texts, and the weights.
+_POSTINGS = _tuple_of([_tuple_of((each, each)) for each in (_array(int64, 3), _array(int32), _array(uint16))])
+Postings = tuple[
+    tuple[Int[np.ndarray, "part term 2"], ...],
+    tuple[Int[np.ndarray, " posting"], ...],
+    tuple[UInt16[np.ndarray, " posting"], ...],
+]
 
 
 @_compiled(
-    _array(int64),
-    _array(uint64),
-    _array(float64),
-    _array(int64),
-    *_POSTINGS,
-    _array(int64),
-    _array(uint64, 2),
+    _tuple_of((_array(int64), _array(uint64), _array(float64), _array(int64))),
+    _POSTINGS,
+    _tuple_of((_array(int64), _array(uint64, 2))),
     _array(boolean),
     _array(int64),
     float64[::1],
-    int64,
-    int64,
-    int64,
+    _tuple_of((int64, int64, int64)),
 )
 def search_words(
-    offsets: Int[np.ndarray, " offset"],
-    terms: UInt64[np.ndarray, " term"],
-    impacts: Float[np.ndarray, " term"],
-    texts: Int[np.ndarray, " term"],
-    spans: tuple[Int[np.ndarray, "part term 2"], ...],
-    posting_rows: tuple[Int[np.ndarray, " posting"], ...],
-    bits: tuple[UInt16[np.ndarray, " posting"], ...],
-    starts: Int[np.ndarray, " frequent"],
-    maps: UInt64[np.ndarray, "frequent word"],
+    queries: tuple[
+        Int[np.ndarray, " offset"], UInt64[np.ndarray, " term"], Float[np.ndarray, " term"], Int[np.ndarray, " term"]
+    ],
+    postings: Postings,
+    frequent: tuple[Int[np.ndarray, " frequent"], UInt64[np.ndarray, "frequent word"]],
     removed: Bool[np.ndarray, " row"],
     last_keys: Int[np.ndarray, " last"],
     sums: Float[np.ndarray, " text"],
-    top: int,
-    budget: int,
-    candidates: int,
+    limits: tuple[int, int, int],
 ) -> tuple[Int[np.ndarray, "query top"], Float[np.ndarray, "query top"]]:
     """Find the texts of one index that are most similar to each query by words.
 
     Args:
-        offsets: Query i has the terms `offsets[i]` to `offsets[i + 1]`.
-        terms: The terms.
-        impacts: The weight of each term in its query, before scaling.
-        texts: Number of texts that contain each term.
-        spans: The postings of the terms, from `find_postings`: the mapped ones, then those of texts that were added.
-        posting_rows: The text of each posting.
-        bits: The weight of each posting, as the bits of a 16-bit float from 0 to 1.
-        starts: This argument and the next one: from `map_frequent`, for the mapped postings.
-        maps: See there.
+        queries: Offsets, terms, impacts and texts: query i has the terms `offsets[i]` to `offsets[i + 1]`; the weight
+            of each term in its query, before scaling; the number of texts that contain it.
+        postings: Spans, rows and bits, of the mapped postings and of those of texts that were added: the postings of
+            each term, from `find_postings`; the text of each posting; its weight, as the bits of a 16-bit float from 0
+            to 1.
+        frequent: The result of `map_frequent` for the mapped postings.
         removed: Whether each text was removed; texts beyond its end were not.
         last_keys: The keys of the last texts; the key of another text is its row.
         sums: A zero for each text, which is 0 again at the end.
-        top: Number of texts to find.
-        budget: Number of postings that choose candidates.
-        candidates: Number of candidates.
+        limits: Number of texts to find, of postings that choose candidates, and of candidates.
 
     Returns:
         Keys and similarities, by falling similarity, then by rising key. Only texts with a positive similarity are
         found; the other places have the key -1 and the similarity -inf.
     """
-    queries = len(offsets) - 1
-    found_keys = np.full((queries, top), -1, dtype=np.int64)
-    found_similarities = np.full((queries, top), -np.inf, dtype=np.float32)
+    (offsets, terms, impacts, texts), (spans, posting_rows, bits), (top, budget, candidates) = queries, postings, limits
+    found_keys = np.full((len(offsets) - 1, top), -1, dtype=np.int64)
+    found_similarities = np.full((len(offsets) - 1, top), -np.inf, dtype=np.float32)
     weights, measure = np.empty(len(terms), dtype=np.float32), np.empty(len(terms))
-    for query in range(queries):
+    for query in range(len(offsets) - 1):
         first, stop, squares, known = offsets[query], offsets[query + 1], 0.0, 0
         for term in range(first, stop):
             squares += impacts[term] * impacts[term]
@@ -825,9 +801,9 @@ def search_words(
                 near[nth] = rows[best[nth]]
                 sums[near[nth]] = values[best[nth]]
             for kind in range(2):
-                frequent = starts[:0] if kind else starts
+                maps = (frequent[0][:0] if kind else frequent[0]), frequent[1]
                 for own in spans[kind]:
-                    _add_to_rows(posting_rows[kind], bits[kind], own, weights, frequent, maps, rest, sums, near)
+                    _add_to_rows(posting_rows[kind], bits[kind], own, weights, maps, rest, sums, near)
             found = _take(near, sums, removed, last_keys, keys, values)
         for nth in range(found):
             values[nth] = np.float32(values[nth])
@@ -839,8 +815,7 @@ def search_words(
 
 # The four searches of a query: instances and labels by their vectors, and both by their words.
 _SEARCHES = 4
-_FOUND = [_tuple_of(each[:, ::1], _SEARCHES) for each in (int64, float32)]
-_NAMES = (_array(int64), _array(int64))
+_FOUND = _tuple_of([_tuple_of((each[:, ::1],) * _SEARCHES) for each in (int64, float32)])
 # Columns of the evidence for a label: its votes, the sum of the similarities of its instances by vectors, then for each
 # search the weight of its keys, their number, and the place of the nearest one.
 _EVIDENCE = 2 + 3 * _SEARCHES
@@ -848,13 +823,10 @@ _EVIDENCE = 2 + 3 * _SEARCHES
 
 @_inlined
 def _fill_nearest(
-    features: Float[np.ndarray, "candidate feature"],
-    row: int,
-    evidence: Float[np.ndarray, "entry evidence"],
-    entry: int,
+    features: Float[np.ndarray, " feature"],
+    evidence: Float[np.ndarray, " evidence"],
     count: int,
-    similarities: Float[np.ndarray, "query found"],
-    query: int,
+    similarities: Float[np.ndarray, " found"],
     nearest: float,
     place: int,
     similarity: int,
@@ -865,19 +837,17 @@ def _fill_nearest(
     Without such a key, the features stay as they are. The evidence has the number of the candidate's keys in column
     `count`, and then the place of the nearest one.
     """
-    if evidence[entry, count] > 0:
-        found = similarities[query, int(evidence[entry, count + 1])]
-        features[row, place] = evidence[entry, count + 1]
-        features[row, similarity] = found
-        features[row, gap] = nearest - found
+    if evidence[count] > 0:
+        found = similarities[int(evidence[count + 1])]
+        features[place] = evidence[count + 1]
+        features[similarity] = found
+        features[gap] = nearest - found
 
 
 @_inlined
 def _fill_features(
-    features: Float[np.ndarray, "candidate feature"],
-    row: int,
-    evidence: Float[np.ndarray, "entry evidence"],
-    entry: int,
+    features: Float[np.ndarray, " feature"],
+    evidence: Float[np.ndarray, " evidence"],
     similarities: tuple[Float[np.ndarray, "query found"], ...],
     query: int,
     best_score: float,
@@ -885,137 +855,97 @@ def _fill_features(
     with_words: bool,
 ) -> None:
     """Write the features of one candidate that depend on the searches; those without evidence become NaN."""
-    for column in range(features.shape[1]):
-        features[row, column] = np.nan
-    features[row, 0] = evidence[entry, 0]  # votes
-    features[row, 1] = evidence[entry, 0] / max(best_score, 1e-300)  # votes_of_best
-    features[row, 2] = evidence[entry, 2]  # instance_votes
-    features[row, 3] = evidence[entry, 3]  # instance_count
-    if evidence[entry, 3] > 0:
-        features[row, 7] = evidence[entry, 1] / evidence[entry, 3]  # instance_mean
-    features[row, 9] = nearest[0]  # nearest_instance
-    features[row, 10] = evidence[entry, 5]  # label_votes
+    for column in range(len(features)):
+        features[column] = np.nan
+    features[0] = evidence[0]  # votes
+    features[1] = evidence[0] / max(best_score, 1e-300)  # votes_of_best
+    features[2] = evidence[2]  # instance_votes
+    features[3] = evidence[3]  # instance_count
+    if evidence[3] > 0:
+        features[7] = evidence[1] / evidence[3]  # instance_mean
+    features[9] = nearest[0]  # nearest_instance
+    features[10] = evidence[5]  # label_votes
     if with_words:
-        features[row, 18] = evidence[entry, 8]  # word_instance_votes
-        features[row, 19] = evidence[entry, 9]  # word_instance_count
+        features[18] = evidence[8]  # word_instance_votes
+        features[19] = evidence[9]  # word_instance_count
     # instance_..., label_..., word_instance_... and word_label_...: place, similarity and gap
-    _fill_nearest(features, row, evidence, entry, 3, similarities[0], query, nearest[0], 5, 6, 8)
-    _fill_nearest(features, row, evidence, entry, 6, similarities[1], query, nearest[1], 12, 11, 13)
-    _fill_nearest(features, row, evidence, entry, 9, similarities[2], query, nearest[2], 20, 21, 22)
-    _fill_nearest(features, row, evidence, entry, 12, similarities[3], query, nearest[3], 24, 23, 25)
+    _fill_nearest(features, evidence, 3, similarities[0][query], nearest[0], 5, 6, 8)
+    _fill_nearest(features, evidence, 6, similarities[1][query], nearest[1], 12, 11, 13)
+    _fill_nearest(features, evidence, 9, similarities[2][query], nearest[2], 20, 21, 22)
+    _fill_nearest(features, evidence, 12, similarities[3][query], nearest[3], 24, 23, 25)
 
 
 @_inlined
 def _fill_name_features(
-    features: Float[np.ndarray, "candidate feature"],
-    row: int,
+    features: Float[np.ndarray, " feature"],
     name: Int[np.ndarray, " name_word"],
     words: Int[np.ndarray, " word"],
     table: Int[np.ndarray, " place"],
 ) -> None:
     """Write the features of one candidate's name; the table has the words of the query."""
-    features[row, 15] = len(name)  # name_words
+    features[15] = len(name)  # name_words
     shared = 0
     for word in name:
         shared += table[_find(table, words, word)] >= 0
     if len(name):
-        features[row, 16] = shared / len(name)  # name_share
+        features[16] = shared / len(name)  # name_share
     for start in range(len(words) - len(name) + 1 if 0 < len(name) == shared else 0):
         nth = 0
         while nth < len(name) and words[start + nth] == name[nth]:
             nth += 1
         if nth == len(name):
-            features[row, 17] = start  # name_place
+            features[17] = start  # name_place
             break
 
 
 @_compiled(
-    *_FOUND,
-    float64,
-    _array(int64, 2),
-    _array(float64, 2),
-    float64,
-    int64,
-    *_VALUES,
+    _FOUND,
+    _tuple_of((_array(int64, 2), _array(float64, 2), float64, float64)),
+    _VALUES,
     _array(float64),
     _array(boolean),
-    int64,
-    int64,
-    boolean,
-    int64,
-    _array(int32),
-    *_NAMES,
-    *_NAMES,
-    _array(int32),
-    *_NAMES,
-    int64,
+    _tuple_of((_array(int32), _WORDS_OF_ROWS, _array(int32))),
+    _tuple_of((_array(int64), _array(int64))),
+    _tuple_of((int64, int64, int64, int64, boolean)),
 )
 def find_candidates(
-    keys: tuple[Int[np.ndarray, "query found"], ...],
-    similarities: tuple[Float[np.ndarray, "query found"], ...],
-    temperature: float,
-    voting: Int[np.ndarray, "query voting"],
-    weights: Float[np.ndarray, "query voting"],
-    lambda_: float,
-    labels: int,
-    value_offsets: Int[np.ndarray, " offset"],
-    value_labels: Int[np.ndarray, " pair"],
-    live_offsets: Int[np.ndarray, " live_offset"],
-    live_labels: Int[np.ndarray, " live_pair"],
-    removed: Bool[np.ndarray, " label"],
+    searches: tuple[tuple[Int[np.ndarray, "query found"], ...], tuple[Float[np.ndarray, "query found"], ...]],
+    voting: tuple[Int[np.ndarray, "query voting"], Float[np.ndarray, "query voting"], float, float],
+    values: ValueArrays,
     live_log_counts: Float[np.ndarray, " live"],
     admits: Bool[np.ndarray, " label"],
-    by_votes: int,
-    by_others: int,
-    with_words: bool,
-    columns: int,
-    counts: Int[np.ndarray, " label"],
-    name_offsets: Int[np.ndarray, " name_offset"],
-    name_words: Int[np.ndarray, " name_word"],
-    live_name_offsets: Int[np.ndarray, " live_name_offset"],
-    live_name_words: Int[np.ndarray, " live_name_word"],
-    name_of: Int[np.ndarray, " label"],
-    query_offsets: Int[np.ndarray, " query_offset"],
-    query_words: Int[np.ndarray, " query_word"],
-    most_words: int,
+    facts: tuple[Int[np.ndarray, " label"], Rows, Int[np.ndarray, " label"]],
+    query_words: tuple[Int[np.ndarray, " query_offset"], Int[np.ndarray, " query_word"]],
+    limits: tuple[int, int, int, int, bool],
 ) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " candidate"], Float[np.ndarray, "candidate feature"]]:
     """Choose the ranker's candidates of each query, and compute their features.
 
     Args:
-        keys: The keys that each of the four searches found: rows of instances, or positions of labels; -1 for no key.
-        similarities: The similarity of each key.
-        temperature: Tau of the softmax over the keys of a search by vectors.
-        voting: The keys that vote: the first ones by vectors of both kinds, those of a kind in their order.
-        weights: Their weights.
-        lambda_: Weight of instances against labels.
-        labels: Number of labels.
-        value_offsets: This argument and the next four: `Values.arrays`.
-        value_labels: See there.
-        live_offsets: See there.
-        live_labels: See there.
-        removed: See there.
+        searches: Keys and similarities of each of the four searches: rows of instances, or positions of labels; -1 for
+            no key.
+        voting: The keys that vote (the first ones by vectors of both kinds, those of a kind in their order), their
+            weights, lambda, and tau of the softmax over the keys of a search by vectors.
+        values: `Values.arrays`.
         live_log_counts: See `weigh_keys`.
         admits: Whether each label may be a candidate; empty means that all may.
-        by_votes: Number of candidates by votes.
-        by_others: Number of candidates by the weights of each search.
-        with_words: Whether there is a lexical index; without it, the features of words are NaN.
-        columns: Number of features.
-        counts: Number of training instances of each label.
-        name_offsets: Name i has the words `name_offsets[i]` to `name_offsets[i + 1]`.
-        name_words: The words of the names, as 64-bit hashes.
-        live_name_offsets: The same for names that are numbered after those.
-        live_name_words: See there.
-        name_of: The number of the name of each label; empty if it is the label.
-        query_offsets: Query i has the words `query_offsets[i]` to `query_offsets[i + 1]`.
-        query_words: The words of the queries.
-        most_words: Number of words of a query, from its first word, that are compared with names.
+        facts: The number of training instances of each label, the words of the names as 64-bit hashes, and the number
+            of the name of each label; empty if it is the label.
+        query_words: Offsets and words of the queries: query i has the words `offsets[i]` to `offsets[i + 1]`.
+        limits: Number of candidates by votes, and by the weights of each search; number of features; number of words of
+            a query, from its first word, that are compared with names; whether there is a lexical index. Without one,
+            the features of words are NaN.
 
     Returns:
         Query i has the candidates `offsets[i]` to `offsets[i + 1]`, in no particular order; and the features, in the
         order of `recollect/core/reranker/candidates.py`.
     """
-    queries, mapped = len(voting), len(value_offsets) - 1
-    instances = mapped + len(live_offsets) - 1
+    keys, similarities = searches
+    voters, weights, lambda_, temperature = voting
+    value_rows, removed, labels = values
+    counts, names, name_of = facts
+    by_votes, by_others, columns, most_words, with_words = limits
+    queries, mapped = len(voters), len(value_rows[0]) - 1
+    instances = mapped + len(value_rows[2]) - 1
     offsets = np.zeros(queries + 1, dtype=np.int64)
     most = queries * min(by_votes + _SEARCHES * by_others, labels)
     candidates, features = np.empty(most, dtype=np.int64), np.empty((most, columns), dtype=np.float32)
@@ -1026,7 +956,7 @@ def find_candidates(
             for key in keys[search][query]:
                 if key >= 0:
                     is_label = search % 2 == 1
-                    entries += 1 if is_label else len(_row(key, value_offsets, value_labels, live_offsets, live_labels))
+                    entries += 1 if is_label else len(_row(key, value_rows))
         entries = min(entries, labels)
         table, found, count = _table(entries), np.empty(entries, dtype=np.int64), 0
         evidence, best_score = np.empty((entries, _EVIDENCE)), 0.0
@@ -1039,8 +969,8 @@ def find_candidates(
             _softmax(own, share, mapped, live_log_counts if search == 0 else live_log_counts[:0], 1.0)
             votes = np.zeros(len(own))
             slot = 0
-            for nth in range(voting.shape[1] if search < 2 else 0):
-                key = voting[query, nth]
+            for nth in range(voters.shape[1] if search < 2 else 0):
+                key = voters[query, nth]
                 if key < 0 or (key >= instances) != is_label:
                     continue
                 if own[slot] != (key - instances if is_label else key):
@@ -1051,7 +981,7 @@ def find_candidates(
                 key = own[slot]
                 if key < 0:
                     continue
-                row = live_labels[:0] if is_label else _row(key, value_offsets, value_labels, live_offsets, live_labels)
+                row = value_rows[3][:0] if is_label else _row(key, value_rows)
                 for nth in range(1 if is_label else len(row)):
                     label = key if is_label else np.int64(row[nth])
                     if len(removed) and removed[label]:
@@ -1082,8 +1012,8 @@ def find_candidates(
             for row in _heap_of_best(0, size, by_others if nth else by_votes, measure, measure, row_labels):
                 chosen[rows[row]] = True
 
-        first_word, end = query_offsets[query], query_offsets[query + 1]
-        words = query_words[first_word : min(end, first_word + most_words)]
+        first_word, end = query_words[0][query], query_words[0][query + 1]
+        words = query_words[1][first_word : min(end, first_word + most_words)]
         word_table, stop = _table(len(words)), offsets[query]
         for nth in range(len(words)):
             word_table[_find(word_table, words, words[nth])] = nth
@@ -1094,12 +1024,12 @@ def find_candidates(
                 continue
             label = found[entry]
             candidates[stop] = label
-            _fill_features(features, stop, evidence, entry, similarities, query, best_score, nearest, with_words)
-            features[stop, 4] = features[stop, 3] / max(counts[label], 1)  # instance_share
-            features[stop, 14] = counts[label]  # training_count
+            own_features = features[stop]
+            _fill_features(own_features, evidence[entry], similarities, query, best_score, nearest, with_words)
+            own_features[4] = own_features[3] / max(counts[label], 1)  # instance_share
+            own_features[14] = counts[label]  # training_count
             number = np.int64(name_of[label]) if len(name_of) else label
-            name = _row(number, name_offsets, name_words, live_name_offsets, live_name_words)
-            _fill_name_features(features, stop, name, words, word_table)
+            _fill_name_features(own_features, _row(number, names), words, word_table)
             stop += 1
         offsets[query + 1] = stop
     return offsets, candidates[: offsets[queries]], features[: offsets[queries]]

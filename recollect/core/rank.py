@@ -158,7 +158,7 @@ def rank(
     ranker, candidates = memory.ranker if _uses_ranker(memory, queries, options) else None, None
     if ranker is not None and queries.words is not None:  # it has features of its own for words
         voting = weigh(found, how._replace(word_weight=0.0), values)
-        candidates = ranker.rank(queries.words, found, voting, how.lambda_, how.temperature, admits)
+        candidates = ranker.rank(queries.words, found, voting, how, admits)
         watch.lap("rank")
     if label_filter is not None:
 

@@ -65,7 +65,7 @@ class WeightedKeys:
         self, query: int, labels: Int[np.ndarray, " wanted"], values: Values
     ) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes of a query's keys for some labels: the place in `labels`, and the column of the key."""
-        return kernels.find_voters(self.keys[query], values.labels, *values.arrays, labels)
+        return kernels.find_voters(self.keys[query], values.arrays, labels)
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,4 @@ def score_labels(
         admits: Whether a label may get votes; None admits all labels.
     """
     admitted = _ALL_LABELS if admits is None else admits
-    return Ranking(
-        *kernels.sum_votes(weighted.keys, weighted.weights, lambda_, values.labels, *values.arrays, admitted)
-    )
+    return Ranking(*kernels.sum_votes(weighted.keys, weighted.weights, lambda_, values.arrays, admitted))

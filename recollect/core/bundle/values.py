@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from recollect.core.kernels import ValueArrays
+
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
@@ -78,10 +80,10 @@ class Values:
         """Number of instances."""
         return len(self.mapped) + len(self.live)
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The arguments of a loop that reads values: two matrices, and the removed labels."""
-        return *self.mapped.arrays, *self.live.arrays, self.removed
+    @functools.cached_property
+    def arrays(self) -> ValueArrays:
+        """The argument of a loop that reads values: two matrices, the removed labels, and the number of labels."""
+        return (*self.mapped.arrays, *self.live.arrays), self.removed, self.labels
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from recollect.core import kernels
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.scoring import WeightedKeys
+from recollect.core.scoring import Voting, WeightedKeys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 
@@ -100,13 +100,11 @@ def find_candidates(
     words: Words,
     found: Found,
     voting: WeightedKeys,
-    lambda_: float,
-    temperature: float,
+    how: Voting,
     values: Values,
     facts: LabelFacts,
     admits: Bool[np.ndarray, " label"] | None = None,
-    by_votes: int = BY_VOTES,
-    by_others: int = BY_OTHERS,
+    limits: tuple[int, int] = (BY_VOTES, BY_OTHERS),
 ) -> Candidates:
     """Choose the candidates of each query, and compute their features.
 
@@ -115,13 +113,11 @@ def find_candidates(
         found: The keys that the searches found.
         voting: The keys that vote (Eq. 7), without keys by words: the first instances and the first labels of the
             searches by vectors.
-        lambda_: Weight of instances against labels.
-        temperature: Tau.
+        how: How they vote.
         values: The labels of each instance.
         facts: Properties of the labels.
         admits: Whether a label may be a candidate; None admits all labels.
-        by_votes: Number of candidates by votes.
-        by_others: Number of candidates by each other measure.
+        limits: Number of candidates by votes, and by each other measure.
     """
     queries = len(words.offsets) - 1
     nothing = Neighbours(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
@@ -129,24 +125,13 @@ def find_candidates(
     similarities, keys = zip(*(each.arrays for each in searches), strict=True)
     return Candidates(
         *kernels.find_candidates(
-            keys,
-            similarities,
-            temperature,
-            voting.keys,
-            voting.weights,
-            lambda_,
-            values.labels,
-            *values.arrays,
+            (keys, similarities),
+            (voting.keys, voting.weights, how.lambda_, how.temperature),
+            values.arrays,
             values.live_log_counts,
             np.empty(0, dtype=np.bool_) if admits is None else admits,
-            by_votes,
-            by_others,
-            found.by_words is not None,
-            len(ALL_FEATURES),
-            facts.counts,
-            *facts.names.arrays,
-            words.offsets,
-            words.hashes.view(np.int64),
-            _NAME_WORDS,
+            (facts.counts, *facts.names.arrays),
+            (words.offsets, words.hashes.view(np.int64)),
+            (*limits, len(ALL_FEATURES), _NAME_WORDS, found.by_words is not None),
         )
     )

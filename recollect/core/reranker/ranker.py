@@ -24,7 +24,7 @@ from recollect.core.reranker.candidates import (
     find_candidates,
 )
 from recollect.core.reranker.model import RankerModel
-from recollect.core.scoring import Ranking, WeightedKeys
+from recollect.core.scoring import Ranking, Voting, WeightedKeys
 from recollect.core.tables.corrections import Corrections
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -80,8 +80,7 @@ class Ranker:
         words: Words,
         found: Found,
         voting: WeightedKeys,
-        lambda_: float,
-        temperature: float,
+        how: Voting,
         admits: Bool[np.ndarray, " label"] | None = None,
     ) -> RankedCandidates:
         """Find the candidates of some queries and compute their log-odds.
@@ -90,11 +89,10 @@ class Ranker:
             words: The words of the queries.
             found: The keys that the searches found.
             voting: The keys that vote, without keys by words: the ranker has other features for words.
-            lambda_: Weight of instances against labels.
-            temperature: Tau.
+            how: How they vote.
             admits: Whether a label may be a candidate; None admits all labels.
         """
-        candidates = find_candidates(words, found, voting, lambda_, temperature, self._values, self.facts, admits)
+        candidates = find_candidates(words, found, voting, how, self._values, self.facts, admits)
         logits = self.model.logits(candidates.features)
         return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
 

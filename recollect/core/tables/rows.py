@@ -101,7 +101,7 @@ class Codes(NamedTuple):
         (code,), (scale,), (error,) = _quantise(vector[None], _LARGEST_QUERY_CODE)
         length, longest = float(np.linalg.norm(vector)), _LARGEST_CODE * len(vector) ** 0.5
         bound = least - _ROUNDING * max(1.0, length)
-        return near_codes(*self, removed, code.astype(np.int16), float(scale), length, float(error) * longest, bound)
+        return near_codes((*self,), removed, code.astype(np.int16), float(scale), length, float(error) * longest, bound)
 
 
 def _quantise(

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from recollect.core.bundle.arrays import map_array, map_offsets
 from recollect.core.bundle.files import NAME_OFFSETS, NAME_WORDS
 from recollect.core.bundle.values import Matrix
+from recollect.core.kernels import Rows
 from recollect.core.system.files import save_array
 from recollect.core.words.terms import Words, hash_word
 
@@ -53,8 +54,8 @@ class Names:
         save_array(folder / NAME_OFFSETS, self.mapped.indptr)
 
     @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def arrays(self) -> tuple[Rows, Int[np.ndarray, " label"]]:
         """The arguments of a loop that reads names: two matrices, and the number of the name of each label."""
         row_of = np.empty(0, dtype=np.int32) if self.row_of is None else self.row_of
         first, live = (each.indices.view(np.int64) for each in (self.mapped, self.live))
-        return self.mapped.indptr, first, self.live.indptr, live, row_of
+        return (self.mapped.indptr, first, self.live.indptr, live), row_of

@@ -123,20 +123,13 @@ class WordIndex:
         """
         (rows, bits), (live_rows, live_bits) = self._postings.arrays, self._live[0].arrays
         keys, similarities = kernels.search_words(
-            offsets,
-            terms,
-            impacts,
-            found.texts,
-            found.spans,
-            (rows, live_rows),
-            (bits, live_bits),
-            *self._frequent,
+            (offsets, terms, impacts, found.texts),
+            (found.spans, (rows, live_rows), (bits, live_bits)),
+            self._frequent,
             self._is_removed,
             self._keys,
             _zeros(self._rows),
-            top,
-            _BUDGET,
-            _CANDIDATES * top,
+            (top, _BUDGET, _CANDIDATES * top),
         )
         return Neighbours(similarities, keys)
 

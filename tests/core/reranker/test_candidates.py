@@ -15,12 +15,13 @@ from recollect.core.reranker.candidates import (
     LabelFacts,
     find_candidates,
 )
-from recollect.core.scoring import WeightedKeys, score_labels, weigh_keys
+from recollect.core.scoring import Voting, WeightedKeys, score_labels, weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 
 QUERIES, LABELS, INSTANCES, FOUND = 6, 30, 40, 8
 LAMBDA, TEMPERATURE = 0.6, 0.1
+HOW = Voting(LAMBDA, TEMPERATURE, top_b=1)
 TEXTS = [f"words of query {number}" for number in range(QUERIES)]
 
 
@@ -45,9 +46,7 @@ def random_case(seed: int, words: bool) -> tuple[Found, WeightedKeys, Values]:
 
 def find(case: tuple[Found, WeightedKeys, Values], facts: LabelFacts, **rest: Any) -> Candidates:
     found, voting, values = case
-    return find_candidates(
-        Words.of(TEXTS[: len(voting.keys)]), found, voting, LAMBDA, TEMPERATURE, values, facts, **rest
-    )
+    return find_candidates(Words.of(TEXTS[: len(voting.keys)]), found, voting, HOW, values, facts, **rest)
 
 
 def all_searches(found: Found) -> list[WeightedKeys]:
@@ -100,7 +99,7 @@ def test_candidates_are_the_best_labels_by_each_measure(seed: int, words: bool) 
             admitted = {label: value for label, value in measure.items() if admits[label] and value > 0}
             expected |= {(query, label) for label in sorted(admitted, key=lambda each: -admitted[each])[:most]}
     facts = LabelFacts(np.ones(LABELS, dtype=np.int32), Names.of([""] * LABELS))
-    candidates = find(case, facts, admits=admits, by_votes=5, by_others=3)
+    candidates = find(case, facts, admits=admits, limits=(5, 3))
     assert sorted(pairs(candidates)) == sorted(expected)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from recollect.core import kernels
 from recollect.core.errors import BundleError
+from recollect.core.neighbours import Neighbours, join_parts
 from recollect.core.words import word_index
 from recollect.core.words.index import LexicalIndex, write_lexical_index
 from recollect.core.words.postings import invert
@@ -136,18 +137,23 @@ def test_removing_an_unknown_row_is_refused_and_changes_nothing():
     assert search(index, "tea", 3)[1].tolist() == [0]
 
 
+def joined(index: LexicalIndex, texts: list[str], lambda_: float) -> Neighbours:
+    """The keys that vote by words, at most 8 for each text."""
+    return join_parts(*index.search(Words.of(texts), 8), len(index.instances), 8, lambda_)
+
+
 def test_files_give_the_index_of_the_same_texts_and_number_keys_as_the_memory(tmp_path):
     instances, labels = random_texts(50, seed=12), random_texts(20, seed=13)
     write_lexical_index(tmp_path, iter(instances), iter(labels))
     opened, built = LexicalIndex.open(tmp_path, 50, 20), LexicalIndex.of_texts(instances, labels)
     queries = random_texts(5, seed=14)
-    found = opened.search([*queries, "unknown"], 0.5, 8)
+    found = joined(opened, [*queries, "unknown"], 0.5)
     similarities, keys = found.similarities, found.keys
-    np.testing.assert_array_equal(keys, built.search([*queries, "unknown"], 0.5, 8).keys)
+    np.testing.assert_array_equal(keys, joined(built, [*queries, "unknown"], 0.5).keys)
     assert (keys[-1] == -1).all()
     assert np.isneginf(similarities[-1]).all()
     assert (similarities[:-1, 1:] <= similarities[:-1, :-1]).all()
-    labels_only, instances_only = (opened.search(queries, lambda_, 8).keys for lambda_ in (0, 1))
+    labels_only, instances_only = (joined(opened, queries, lambda_).keys for lambda_ in (0, 1))
     assert (instances_only < 50).all()
     assert (labels_only[labels_only >= 0] >= 50).all()
 

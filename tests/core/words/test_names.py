@@ -7,7 +7,7 @@ import numpy as np
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.reranker.candidates import ALL_FEATURES, LabelFacts, find_candidates
-from recollect.core.scoring import weigh_keys
+from recollect.core.scoring import Voting, weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 
@@ -22,7 +22,7 @@ def overlap(names: Names, queries: list[str], labels: list[list[int]]) -> list[l
     nothing = Neighbours(found.similarities[:, :0], keys[:, :0])
     facts = LabelFacts(np.ones(len(NAMES), dtype=np.int32), names)
     candidates = find_candidates(
-        Words.of(queries), Found(nothing, found), weigh_keys(found, 1.0, VALUES), 0.0, 1.0, VALUES, facts
+        Words.of(queries), Found(nothing, found), weigh_keys(found, 1.0, VALUES), Voting(0.0, 1.0, 1), VALUES, facts
     )
     rows = dict(zip(zip(candidates.query, candidates.label, strict=True), candidates.features, strict=True))
     first = ALL_FEATURES.index("name_words")
