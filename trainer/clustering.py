@@ -73,8 +73,6 @@ def _split_small(
     """Split nodes of at most one chunk of vectors, each on one rank. Return the new order of all rows.
 
     Args:
-        vectors: The vectors.
-        rows: The vectors to cluster.
         order: Places in `rows`, sorted by node.
         nodes: The bounds of the clusters in each node, as places in `order`.
         random: Each node has a generator of its own, so that the clusters do not depend on the number of ranks.

@@ -154,7 +154,6 @@ class Ranks:
         """Replace the gradients of a model with their sum over the ranks, in one exchange.
 
         Args:
-            model: The model.
             tables: Weights of the model whose gradients are 0 outside `rows`. Only these rows are exchanged.
             rows: Rows of the tables.
         """

@@ -71,7 +71,6 @@ def recall_at(
     """R@k: number of true labels in the top k, divided by the number of true labels.
 
     Args:
-        hit: Marks the true labels among the predictions.
         sizes: Number of true labels of each query. A query without true labels scores 0.
         k: Cut-off, at least 1.
     """
@@ -84,7 +83,6 @@ def ndcg_at(
     """nDCG@k: discounted gain of the top k, divided by the gain of an ideal ranking of min(k, |y|) true labels.
 
     Args:
-        hit: Marks the true labels among the predictions.
         sizes: Number of true labels of each query. A query without true labels scores 0.
         k: Cut-off, at least 1.
     """
@@ -134,10 +132,6 @@ def propensity_gains(
     PSP@k is the ratio of the sums over all queries, not a mean of ratios (Jain et al., KDD 2016).
 
     Args:
-        predictions: Label positions.
-        hit: Marks the true labels among the predictions.
-        truth: True labels of each query.
-        weights: Propensity weight of each label.
         k: Cut-off, at least 1.
     """
     truth = _to_sets(truth)
@@ -162,9 +156,6 @@ def query_scores(
 
     Args:
         metric: One of `METRICS`, or one of them at another cut-off, such as nDCG@10.
-        predictions: Label positions.
-        truth: True labels of each query.
-        weights: Propensity weight of each label, for PSP@k.
 
     Raises:
         ValueError: In the cases of `hits`.

@@ -49,7 +49,6 @@ class Recipe:
 
     Attributes:
         encoder: Name, pooling and lengths of the encoder.
-        encoder_sha256: Digest of the weights at the start of the training.
         train: `adapter` or `head` (on a frozen encoder), or `full`.
         epochs: Passes over the instances. `steps` may end the last epoch early.
         batch_size: Number of queries in a step.
@@ -133,14 +132,8 @@ class Recipe:
         """Make a recipe from settings, and fill in their defaults.
 
         Args:
-            settings: The user's settings.
             encoder: Name, pooling and lengths of the encoder at the start.
-            encoder_sha256: Digest of its weights.
-            dataset_sha256: Digest of the dataset.
             instances: Number of instances to train on, without those held out.
-            labels: Number of labels.
-            device: Device of the training.
-            ranks: Number of processes.
             static: Whether the encoder is static.
 
         Raises:
@@ -220,7 +213,6 @@ class Recipe:
         one. With `cluster_double_at`, only the clusterings at and after these epochs do so.
 
         Args:
-            epoch: Number of the epoch, from 0.
             fewest: Number of batches in an epoch. Clusters larger than a batch have no further benefit.
         """
         clusterings, epochs_since = divmod(epoch - self.cluster_from, self.cluster_every)
@@ -233,7 +225,6 @@ class Recipe:
         """Return the learning rate of a step: linear warm-up to the peak, then linear decay to 0.
 
         Args:
-            step: The step.
             seconds: Time spent before the step, which counts with `max_seconds`.
         """
         steps = self._expected_steps(step, seconds)
@@ -298,7 +289,6 @@ def _refuse_late(settings: TrainSettings, epochs: int, cluster_every: int) -> No
     """Refuse epochs that the user gives and that have no effect.
 
     Args:
-        settings: The settings.
         epochs: Number of epochs that begin.
         cluster_every: Epochs between two clusterings.
     """

@@ -12,11 +12,7 @@ import torch
 from recollect.core.system.console import print_status
 from recollect.trainer.data.dataset import Dataset, open_named
 from recollect.trainer.data.split import Split, fingerprint
-from recollect.trainer.distributed import (
-    check_same_dataset,
-    check_shared_folder,
-    process_group,
-)
+from recollect.trainer.distributed import check_same_dataset, check_shared_folder, process_group
 from recollect.trainer.encoding.checkpoint import (
     encoder_digest,
     load_checkpoint,
@@ -63,7 +59,6 @@ def write_run(settings: TrainSettings, validated: HeldOutTexts | None = None) ->
     """Write a run folder, or continue an interrupted run with the same settings.
 
     Args:
-        settings: The settings.
         validated: The part of the held-out texts that chooses the checkpoint; None: all of them.
 
     Raises:

@@ -79,7 +79,6 @@ class RunFolder:
         """Prepare the folder for a new training or for continuing an interrupted one.
 
         Args:
-            recipe: The training.
             resume: Allow an unfinished training with the same recipe to continue.
             overwrite: Remove the files of any previous run.
 
@@ -122,7 +121,6 @@ class RunFolder:
         """Prepare the folder for a memory without training.
 
         Args:
-            plan: The plan of the memory.
             overwrite: Remove the files of any previous run.
 
         Returns:
@@ -179,7 +177,6 @@ class RunFolder:
         """Write `training.json`.
 
         Args:
-            recipe: The recipe.
             progress: Final progress; None for an unfinished training.
             measured: Cost of a finished training.
             activities: Seconds of each activity.

@@ -134,8 +134,7 @@ class SharedTrainSettings(TrainingInputs):
     )
     key_dtype: Literal["float32", "float16"] = Field("float32", description="data type of stored keys")
     vectors: Path | None = Field(
-        None,
-        description="run with the same encoder, whose vectors are reused; only other texts are encoded",
+        None, description="run with the same encoder, whose vectors are reused; only other texts are encoded"
     )
     from_: Path | None = Field(
         None,

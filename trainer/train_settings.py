@@ -11,14 +11,7 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 from recollect.core.settings import as_flag
 from recollect.core.system.files import read_json
 from recollect.trainer.errors import TrainingError
-from recollect.trainer.modes import (
-    READ_IF,
-    chosen_method,
-    untrained,
-    without_clusters,
-    without_head,
-    without_held_out,
-)
+from recollect.trainer.modes import READ_IF, chosen_method, untrained, without_clusters, without_head, without_held_out
 from recollect.trainer.presets.preset import find_preset
 from recollect.trainer.settings import STATIC, DatasetSettings
 from recollect.trainer.train_flags import OptionsOfAllMethods, SharedTrainSettings
@@ -153,7 +146,6 @@ def start_from(run: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     The adapter is part of the checkpoint. A head is not loaded, because it has weights for the labels of that run.
 
     Args:
-        run: The earlier run.
         given: The flags that the user gives, with underscores.
 
     Raises:

@@ -131,8 +131,7 @@ def _tiny_tokenizer(kind: str) -> tuple[Any, dict[str, str]]:
     tokenizer = Tokenizer(models.WordPiece({piece: row for row, piece in enumerate(pieces)}, unk_token=unknown))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A {last}",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
+        single=f"{first} $A {last}", special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)]
     )
     return tokenizer, {"cls_token": first, "sep_token": last, "pad_token": pad, "unk_token": unknown}
 

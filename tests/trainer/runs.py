@@ -96,12 +96,7 @@ class Moment(NamedTuple):
     after: bool = False
 
 
-def run_recollect(
-    arguments: Iterable[object],
-    log: Path,
-    killed: Moment | None = None,
-    ranks: int = 1,
-) -> list[int]:
+def run_recollect(arguments: Iterable[object], log: Path, killed: Moment | None = None, ranks: int = 1) -> list[int]:
     """Run `recollect` in one new process, or in several as `torchrun` does, and return their exit statuses.
 
     Args:

@@ -355,13 +355,7 @@ def test_unknown_field_and_language_of_a_tsv_vocabulary_are_refused(folder: Path
 
 @pytest.mark.parametrize(
     ("vocabulary", "fields"),
-    [
-        ("tsv", ()),
-        ("tsv", ("notation",)),
-        ("skos", ()),
-        ("skos", ("prefLabel", "altLabel")),
-        ("skos", ("notation",)),
-    ],
+    [("tsv", ()), ("tsv", ("notation",)), ("skos", ()), ("skos", ("prefLabel", "altLabel")), ("skos", ("notation",))],
 )
 def test_names_in_key_files_are_preferred_names_whatever_the_texts_of_labels_are(
     folder: Path, vocabulary: str, fields: tuple[str, ...]

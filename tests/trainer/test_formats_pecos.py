@@ -113,12 +113,7 @@ def test_relevance_file_that_is_not_a_sparse_matrix_is_refused(folder: Path, con
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        npz(data=np.array([Pickled()], dtype=object)),
-        pickle.dumps(Pickled()),
-    ],
-    ids=["as values", "bare"],
+    "content", [npz(data=np.array([Pickled()], dtype=object)), pickle.dumps(Pickled())], ids=["as values", "bare"]
 )
 def test_pickled_object_in_a_relevance_file_is_refused_and_not_unpickled(folder: Path, content: bytes) -> None:
     (folder / "Y.trn.npz").write_bytes(content)

@@ -14,13 +14,7 @@ from recollect.trainer.encoding.tokens import VectorTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 from recollect.trainer.memory.key_sources import AdaptedKeys, EncodedTexts, KeySource
-from recollect.trainer.memory.memory import (
-    MemoryPlan,
-    is_complete,
-    open_memory,
-    saved_plan,
-    write_defaults,
-)
+from recollect.trainer.memory.memory import MemoryPlan, is_complete, open_memory, saved_plan, write_defaults
 from recollect.trainer.memory.memory_writer import write_memory
 from tests.trainer.helpers import label_lists, learned_adapter, learned_head
 

@@ -4,15 +4,7 @@ from napkinxc import metrics as napkinxc
 from scipy.sparse import csr_matrix
 
 from recollect.index_builder.evaluation.measured import macro_f1, report
-from recollect.trainer.metrics import (
-    METRICS,
-    hits,
-    ndcg_at,
-    precision_at,
-    propensity_weights,
-    query_scores,
-    recall_at,
-)
+from recollect.trainer.metrics import METRICS, hits, ndcg_at, precision_at, propensity_weights, query_scores, recall_at
 
 
 def truth_of(rows: list[list[int]], labels: int) -> csr_matrix:

@@ -186,10 +186,7 @@ class TestFullDisk:
 
 
 BAD_FLAGS: dict[str, tuple[list[object], str]] = {
-    "method": (
-        ["--method", "svm"],
-        "--method: expected 'rae', 'dexml', 'softtopk', ",
-    ),
+    "method": (["--method", "svm"], "--method: expected 'rae', 'dexml', 'softtopk', "),
     "unknown flag": (
         ["--learning-rat", 1],
         "unrecognized arguments: --learning-rat 1; did you mean --learning-rate? see `recollect train --help`",

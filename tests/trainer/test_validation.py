@@ -31,12 +31,7 @@ def naive_score(keys: Keys, sets: list[set[int]], filtered: list[set[int]], held
 
 
 def naive_score_at(
-    lambda_: float,
-    temperature: float,
-    keys: Keys,
-    sets: list[set[int]],
-    filtered: list[set[int]],
-    held_out: np.ndarray,
+    lambda_: float, temperature: float, keys: Keys, sets: list[set[int]], filtered: list[set[int]], held_out: np.ndarray
 ) -> float:
     """Compute the formulas of RAE-XMC literally, query by query, in float64."""
     voters = [row for row in range(len(sets)) if not held_out[row]]

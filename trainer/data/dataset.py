@@ -131,7 +131,6 @@ def open_dataset(
     """Recognise the format of a dataset folder and read its labels.
 
     Args:
-        folder: The dataset folder.
         format_name: A key of `FORMATS`, or `auto` to recognise the format by the files in the folder.
         text_fields: The fields that form a text, in this order; empty: the fields that the format names.
         empty_texts: Whether empty texts are refused, dropped with their row, or kept.

@@ -167,7 +167,6 @@ class Encoder:
         """Encode texts in batches.
 
         Args:
-            texts: Any number of texts.
             max_length: Number of tokens, including special tokens, to which each text is truncated.
             progress: Called after each batch with its number of texts.
             side: Whether the texts are queries (instances count as queries) or labels. Adapters and heads treat both
@@ -239,10 +238,6 @@ def embed(
     """The keys of all rows, in batches and without gradients. The mode of the model does not change.
 
     Args:
-        model: A model that takes the result of `Inputs.batch`.
-        inputs: All rows.
-        dim: Size of a key.
-        device: Device of the model.
         progress: Called after each batch with its number of rows.
         autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without bfloat16.
     """

@@ -27,7 +27,6 @@ class Pooler(nn.Module):
 
     Args:
         pooling: One of `POOLINGS`, or several, joined by `+`.
-        layers: The layers, in order.
 
     Raises:
         ValueError: If a layer has another kind or activation.

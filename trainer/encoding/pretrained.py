@@ -60,9 +60,6 @@ def load_pretrained(
         name: `minilm` for the packaged all-MiniLM-L6-v2, a Hugging Face model name, or a local folder.
         pooling: `auto` is the pooling that a sentence-transformers model declares. For other models, `auto` is the
             mean.
-        max_length: Number of tokens to which instance and query texts are truncated.
-        label_max_length: Number of tokens to which label texts are truncated.
-        device: `cpu` or `cuda`.
         flag: The flag with this name, for error messages.
         query_prompt: Text before each instance and query. None: the prompt that a sentence-transformers model declares.
         label_prompt: Text before each label, in the same way.
@@ -118,7 +115,6 @@ def load_transformer(source: str, where: str, subfolder: str = "") -> PreTrained
     """Load the transformer of a Hugging Face folder or name.
 
     Args:
-        source: Folder or name.
         where: First words of an error message.
         subfolder: Folder of the transformer in `source`.
 
@@ -191,10 +187,7 @@ def check_lengths(config: EncoderConfig, transformer: PreTrainedModel) -> None:
     padding = getattr(table, "padding_idx", None)
     if limit is not None and padding is not None:  # RoBERTa counts positions from after the padding id
         limit -= padding + 1
-    for flag, length in (
-        ("--max-length", config.max_length),
-        ("--label-max-length", config.label_max_length),
-    ):
+    for flag, length in (("--max-length", config.max_length), ("--label-max-length", config.label_max_length)):
         if limit is not None and length > limit:
             raise EncoderError(f"{flag} {length}: expected at most {limit}, the positions of {config.name}")
 

@@ -77,13 +77,7 @@ class TokenTable(Inputs):
 
     @classmethod
     def of(
-        cls,
-        texts: Texts,
-        tokenizer: Tokenizer,
-        max_length: int,
-        pad_id: int,
-        side: Side = "queries",
-        prompt: str = "",
+        cls, texts: Texts, tokenizer: Tokenizer, max_length: int, pad_id: int, side: Side = "queries", prompt: str = ""
     ) -> TokenTable:
         """Tokenise texts, with a prompt before each.
 

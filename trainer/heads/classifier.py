@@ -32,8 +32,6 @@ class Classifier(Head):
     """Queries and labels have two views each, the text vector and the classifier's. A key is their concatenation.
 
     Args:
-        dim: Size of a vector.
-        labels: Number of labels.
         normalised: Whether the classifier's views are unit vectors in training too. Keys always have unit vectors.
         projection: Size of a view above the layer g. 0: no such layer.
     """
@@ -86,11 +84,7 @@ class Classifier(Head):
         return self.key_views()["dual encoder"]  # as in UniDEC's code
 
     def start(
-        self,
-        texts: Float[np.ndarray, "label dim"],
-        instances: Sharded,
-        values: sparse.csr_matrix,
-        seed: int,
+        self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
     ) -> None:
         """Initialise each label's vector w_l between the label's text vector and the mean of its instances."""
         weights = mix(texts, instances.label_sums(values), alpha=0.5)

@@ -73,19 +73,13 @@ class Head(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def start(
-        self,
-        texts: Float[np.ndarray, "label dim"],
-        instances: Sharded,
-        values: sparse.csr_matrix,
-        seed: int,
+        self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
     ) -> None:
         """Initialise the weights from the vectors that exist before training.
 
         Args:
-            texts: Vectors of the label texts.
             instances: Vectors of the instances. Each rank holds its share.
             values: The relevance matrix Y, with the axes (instance, label). The row of a held-out instance is empty.
-            seed: Seed of all random draws.
         """
 
     def follow(  # noqa: B027
@@ -94,9 +88,7 @@ class Head(nn.Module, abc.ABC):
         """Update the head at the end of a step.
 
         Args:
-            queries: The vectors of the batch's queries.
             query: The query of each pair with a drawn true label, as its place in the batch.
-            label: The label of each pair.
         """
 
     def lookups(self) -> list[nn.Parameter]:

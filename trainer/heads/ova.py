@@ -32,8 +32,6 @@ class OvaClassifier(Head):
     """A vector for each label. In a view, one more number has the threshold: 1 for a query, and -m for a label.
 
     Args:
-        dim: Size of a vector.
-        labels: Number of labels.
         keys: How the vectors become label keys: `alone` or `joined`.
     """
 
@@ -72,11 +70,7 @@ class OvaClassifier(Head):
         return views[:, 0, :-1]
 
     def start(
-        self,
-        texts: Float[np.ndarray, "label dim"],
-        instances: Sharded,
-        values: sparse.csr_matrix,
-        seed: int,
+        self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
     ) -> None:
         """Initialise each label's vector between the label's text vector and the mean of its instances."""
         self.table.start(mix(texts, instances.label_sums(values), alpha=0.5))

@@ -65,10 +65,6 @@ class Projection(Head):
         return views[:, 0]
 
     def start(
-        self,
-        texts: Float[np.ndarray, "label dim"],
-        instances: Sharded,
-        values: sparse.csr_matrix,
-        seed: int,
+        self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
     ) -> None:
         """Keep the random weights: they depend on no vectors."""

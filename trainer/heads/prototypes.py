@@ -68,8 +68,6 @@ class Prototypes(Head):
     """Queries have one view, their vector. Labels have two: the prototype, which is the key, and the text vector.
 
     Args:
-        dim: Size of a vector.
-        labels: Number of labels.
         tokens: The parts of a prototype: `text`, `free` and `centroid`, or some of them.
         bank: Number of free vectors. 0 if `free` is not among the tokens.
     """
@@ -77,13 +75,7 @@ class Prototypes(Head):
     kind: ClassVar[str] = "prototypes"
     query_views, label_views = 1, 2
 
-    def __init__(
-        self,
-        dim: int,
-        labels: int,
-        tokens: Sequence[str],
-        bank: int,
-    ) -> None:
+    def __init__(self, dim: int, labels: int, tokens: Sequence[str], bank: int) -> None:
         super().__init__(dim)
         self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
         self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
@@ -118,11 +110,7 @@ class Prototypes(Head):
         return views[:, 0]
 
     def start(
-        self,
-        texts: Float[np.ndarray, "label dim"],
-        instances: Sharded,
-        values: sparse.csr_matrix,
-        seed: int,
+        self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
     ) -> None:
         """Start each free vector as the mean text vector of its cluster."""
         if self.centroids is not None:

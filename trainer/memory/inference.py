@@ -41,8 +41,6 @@ def predict(
         instances: The nearest instances of each query: as many as the largest b, or all instances.
         labels: The nearest labels of each query, by their positions: as many as the largest b, or all labels.
         values: The relevance matrix Y, with the axes (instance, label).
-        settings: The settings.
-        depth: Number of labels to return.
         filtered: The labels that are removed from each query's ranking, with the axes (query, label). Their keys keep
             their place among the nearest keys. None: no label is removed.
     """

@@ -60,12 +60,7 @@ class EncodedTexts(KeySource):
         )
 
     def _encode_share(
-        self,
-        texts: pa.LargeStringArray,
-        start: int,
-        max_length: int,
-        side: Side,
-        progress: Callable[[int], object],
+        self, texts: pa.LargeStringArray, start: int, max_length: int, side: Side, progress: Callable[[int], object]
     ) -> Float[np.ndarray, "row dim"]:
         """Encode the texts of the rows from `start` on, except those with a reusable key."""
         first = start - len(self.instances)

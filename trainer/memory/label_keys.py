@@ -36,7 +36,6 @@ class LabelKeys:
     Args:
         text_keys: Vectors of the label texts, with the axes (label, dim).
         instance_keys: Vectors of the instances, with the axes (instance, dim).
-        label_sets: The labels of each instance.
         alpha: Weight of the instances, from 0 (text alone) to 1.
     """
 

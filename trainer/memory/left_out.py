@@ -30,10 +30,6 @@ def choose_queries(
     """Rows of the query instances, in rising order: instances with labels from which the run has not learnt.
 
     Args:
-        memory: The memory of the run.
-        run: The run folder.
-        most: Maximum number of queries.
-        seed: Seed of the choice.
         held_out: The part of the held-out instances to choose from; None: all of them.
 
     Raises:

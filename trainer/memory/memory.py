@@ -249,7 +249,6 @@ def read_header(path: Path, *required: str) -> tuple[MemoryPlan, dict[str, Any]]
     """Read `memory.json` or `progress.json`.
 
     Args:
-        path: The file.
         required: Further fields that the file must contain.
 
     Returns:

@@ -37,7 +37,6 @@ def write_memory(
     Args:
         folder: Absent, empty, or an unfinished memory with the same plan.
         plan: Determines the content.
-        labels: The label texts.
         instances: The training texts and their labels.
         source: Computes the keys.
         ranks: The processes that compute keys. Rank 0 writes the files.

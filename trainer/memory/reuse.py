@@ -49,7 +49,6 @@ def open_earlier(given: Path, encoder: Encoder, encoder_sha256: str, key_dtype: 
     Args:
         given: The run folder, or a memory folder.
         encoder: The encoder that would encode the texts.
-        encoder_sha256: Its digest.
         key_dtype: Data type of the new keys.
 
     Raises:
@@ -78,8 +77,6 @@ def find_reusable(memory: Memory, plan: MemoryPlan, labels: Entries, instances: 
     Args:
         memory: The earlier memory, which the same encoder wrote, without an adapter or a head.
         plan: Plan of the new memory.
-        labels: The labels of the dataset.
-        instances: The instances of the dataset.
 
     Raises:
         MemoryFolderError: If the texts of the memory cannot be read.

@@ -31,8 +31,6 @@ def nearest(
     """Similarities and rows of the nearest keys of each query, best first, by exact search.
 
     Args:
-        queries: Unit vectors.
-        keys: Unit vectors.
         top: Number of keys to find; all keys if there are fewer.
         device: `cpu` searches with faiss, any other device with torch.
     """
@@ -92,8 +90,6 @@ def merge_nearest(
         similarities: This rank's best similarities, at most `top` for each query.
         rows: Rows of the keys, in the numbers that all ranks share. The keys of lower ranks have lower rows.
         top: Number of keys to return. If all ranks found fewer, the remaining rows are 0 with similarity -inf.
-        ranks: The processes that searched.
-        device: Device of the exchange.
     """
     queries, found = similarities.shape
     padded = np.full((queries, top), -np.inf, np.float32), np.zeros((queries, top), np.int64)

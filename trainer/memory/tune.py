@@ -77,7 +77,6 @@ def tune(settings: TuneSettings, held_out: HeldOutTexts | None = None) -> Tuning
     gain, paired over the queries: with few queries, many combinations differ by chance.
 
     Args:
-        settings: The settings.
         held_out: The part of the held-out instances that are queries; None: all of them.
 
     Raises:

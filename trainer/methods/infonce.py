@@ -22,7 +22,6 @@ def softmax_cross_entropy(scored: Scored, scores: Float[Tensor, "query key"]) ->
     loss from which DEXML starts (Eq. 4). With every true label of the pool, drawn for any query, it is UniDEC's PAL-N.
 
     Args:
-        scored: The queries and the keys.
         scores: The similarities of one view.
     """
     return scored.mean(scored.log_sum_exp((scores, None))[:, None] - scores)

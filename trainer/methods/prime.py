@@ -59,9 +59,7 @@ class PrimeOptions(TripletOptions, SymmetricOptions):
         ["text", "free", "centroid"], description="parts of a label's prototype"
     )
     bank: int | None = Field(
-        None,
-        ge=1,
-        description="number of free vectors; unset: a power of two, so that 2 or 3 labels share each vector",
+        None, ge=1, description="number of free vectors; unset: a power of two, so that 2 or 3 labels share each vector"
     )
     text_loss: CliImplicitFlag[bool] = Field(
         True, description="also train queries to find label texts, not only prototypes"
@@ -122,7 +120,6 @@ def triplets(scored: Scored, scores: Float[Tensor, "query key"], options: Triple
     negatives instead. The code draws one positive at each step, of which this mean is the expected loss.
 
     Args:
-        scored: The queries and the keys.
         scores: The similarities of one view, not divided by tau.
         options: The bounds of m, and the number of hardest negatives.
     """

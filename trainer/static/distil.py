@@ -101,9 +101,6 @@ def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> 
 
     Args:
         student: A static model without adapter and head.
-        lesson: The texts and vectors.
-        seed: Seed of the order of the texts, the drawn keys and the dropout.
-        device: Device of the student.
 
     Returns:
         Number of steps.

@@ -33,10 +33,6 @@ def make_static(source: Encoder, name: str, max_length: int, label_max_length: i
     """Make a static encoder with the tokenizer of a pretrained encoder.
 
     Args:
-        source: The pretrained encoder.
-        name: Name of the new encoder.
-        max_length: Number of tokens to which instance and query texts are truncated.
-        label_max_length: Number of tokens to which label texts are truncated.
         texts: Texts whose tokens are counted.
     """
     vectors = _flatten_spectrum(_encode_tokens(source))

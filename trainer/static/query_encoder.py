@@ -70,10 +70,7 @@ def write_query_encoder(
     held_out = HeldOutTexts.choose(
         entries.strings(), labelled, settings.validation_fraction, settings.seed, memory.held_out
     )
-    origin: dict[str, object] = {
-        "teacher_sha256": memory.plan.encoder_sha256,
-        "held_out": held_out.as_json(),
-    }
+    origin: dict[str, object] = {"teacher_sha256": memory.plan.encoder_sha256, "held_out": held_out.as_json()}
     if memory.distilled is not None and folder.query_encoder.is_dir():
         _check_same_origin(folder, origin)
         report(f"{folder.query_encoder}: already done")

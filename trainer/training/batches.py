@@ -74,13 +74,9 @@ class Batches:
     """Draws the batches of a training. Each epoch visits all instances, in random order or cluster by cluster.
 
     Args:
-        label_sets: The labels of each instance of the dataset.
-        labels: Number of labels.
-        rows: The instances to train on.
         batch_size: Number of queries in a step. The batch sizes of an epoch differ by at most one query.
         positives: Number of true labels drawn for each query; 0: all true labels.
         hard_negatives: Number of mined labels drawn for each query. None: the pool is the whole label space.
-        seed: Seed of all draws.
         label_weights: Weights with which positives are drawn, without replacement. None: all labels have equal weight.
     """
 
@@ -109,7 +105,6 @@ class Batches:
         """Return the batch of a step.
 
         Args:
-            step: Number of the step, from 0.
             mined: The hard negatives to draw from.
             clusters: The cluster of each instance of the dataset, -1 for a held-out instance. An epoch visits
                 one cluster after the other, in random order, so that similar queries are in one batch (NGAME).

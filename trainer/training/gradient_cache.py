@@ -24,11 +24,7 @@ from recollect.trainer.randomness import RandomState, random_state, restore_rand
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one side, queries or labels, that a step embeds.
-
-    Attributes:
-        inputs: The inputs of all rows of this side.
-    """
+    """Rows of one side, queries or labels, that a step embeds."""
 
     inputs: Inputs
     rows: Int[np.ndarray, " row"]
@@ -65,7 +61,6 @@ class Embedder:
         """Add the gradient of a loss over the views, the vectors of the parts' rows, to the gradient of the model.
 
         Args:
-            parts: The rows to embed.
             loss: A function of the views of each part, whose axes are (row, view, dim). The views are leaves of an
                 autograd graph. The function adds to their gradients and returns the loss.
 

@@ -36,22 +36,11 @@ class KeyMaker:
     """Encodes all instances and labels with the current model, and caches the keys until the next step.
 
     Args:
-        model: The model in training.
-        queries: Inputs of all instances.
-        labels: Inputs of all labels.
-        device: Where the model is.
-        ranks: The processes that share the work.
         autocast: Whether matrix products are in bfloat16, as in the training steps.
     """
 
     def __init__(
-        self,
-        model: DualEncoder,
-        queries: Inputs,
-        labels: Inputs,
-        device: str,
-        ranks: Ranks,
-        autocast: bool = False,
+        self, model: DualEncoder, queries: Inputs, labels: Inputs, device: str, ranks: Ranks, autocast: bool = False
     ) -> None:
         self._model, self._device, self._ranks, self._autocast = model, device, ranks, autocast
         self._queries, self._labels = queries, labels

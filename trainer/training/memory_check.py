@@ -29,8 +29,6 @@ def require_memory(module: nn.Module, name: str, device: str) -> None:
 
     Args:
         module: The module, on the `meta` device, where it takes no memory.
-        name: The name of the module in the error message.
-        device: Device of the training.
 
     Raises:
         TrainingError: If weights, gradients and AdamW's moments need more than the free memory.

@@ -47,12 +47,9 @@ def mine(
 
     Args:
         queries: The vectors of this rank's share of the instances.
-        label_keys: The vectors of all labels.
         excluded: The labels that are no negatives of each instance: its true labels and its filtered labels.
         top: Number of nearest labels, including the excluded ones.
         search: Exact search, or inverted lists for many labels on a CPU.
-        device: Device of an exact search.
-        ranks: The processes that share the work.
     """
     start, stop = ranks.bounds(len(excluded))
     top = min(top, len(label_keys))

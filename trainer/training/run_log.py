@@ -30,10 +30,6 @@ class RunLog:
     far). A resumed run first removes the lines after its saved state.
 
     Args:
-        folder: Run folder.
-        steps: Number of steps, at most.
-        progress: The progress of the training.
-        first: Whether this is the first rank.
         max_seconds: Time limit of the training; 0: none.
     """
 
@@ -63,15 +59,7 @@ class RunLog:
                 self._board.close()
 
     def step(self, loss: float, learning_rate: float, examples: int, seconds: float, last: bool) -> None:
-        """Log a finished step. At most one line is written in ten seconds; the last step is always logged.
-
-        Args:
-            loss: Loss of the step.
-            learning_rate: Learning rate of the step.
-            examples: Number of queries in the step.
-            seconds: Duration of the step.
-            last: Whether this is the last step.
-        """
+        """Log a finished step. At most one line is written in ten seconds; the last step is always logged."""
         self._losses.append(loss)
         self._examples += examples
         self._seconds += seconds

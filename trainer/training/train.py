@@ -70,10 +70,7 @@ def train(
     """Train a model. Resume from the newest state in `folder`, if there is one.
 
     Args:
-        task: Model and data.
-        recipe: How to train.
         folder: Run folder, in which `metrics.jsonl` and `state/` are written.
-        ranks: The processes that train together.
         watch: Measures the time of each activity.
         save_minutes: Minutes between two saves of the state.
 

@@ -101,7 +101,6 @@ class _NamedSubjects:
     """Finds subjects by their preferred names.
 
     Args:
-        folder: The dataset folder.
         labels: The labels. Their texts are the preferred names, unless the rule names other fields.
         rule: What the text of a label is.
     """

@@ -21,11 +21,9 @@ class TextRule:
     """What a text is: the fields of a record that form it, and whether it may be empty. Also the rules for labels.
 
     Attributes:
-        fields: Names of the fields; empty: the fields that the format names.
         may_be_empty: Whether a text without a visible character is valid.
         label_language: Language of the names in a SKOS vocabulary; None if the vocabulary has only one.
         unknown_labels: Whether a label of an instance that is not in the vocabulary is refused or dropped.
-        note: Function that reports the number of dropped labels.
         seen: Names of the fields of all records and subjects that were read.
     """
 
@@ -53,10 +51,6 @@ class TextRule:
     def check(self, text: str, where: str) -> str:
         """Return a valid text unchanged.
 
-        Args:
-            text: The text.
-            where: File and row, for error messages.
-
         Raises:
             DatasetError: If the text is invalid.
         """
@@ -70,10 +64,7 @@ class TextRule:
         """Join the fields of a record that form a text. A null or blank field adds nothing.
 
         Args:
-            record: The JSON object.
             default: The fields that the format names.
-            path: The file, for error messages.
-            number: Line number of the record, from 1, for error messages.
 
         Raises:
             DatasetError: If the record has none of the fields, or a field holds no valid text.
@@ -103,9 +94,6 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
     """Read the field `uid`: a non-empty string, or an integer, which becomes a string.
 
     Args:
-        record: The JSON object.
-        path: The file, for error messages.
-        number: Line number of the record, from 1, for error messages.
         default: The uid of a record without the field; None if every record needs the field.
 
     Raises:
@@ -124,11 +112,6 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
 
 def check_position(position: object, labels: int, where: str) -> int:
     """Check that a value is a label position.
-
-    Args:
-        position: The value.
-        labels: Number of labels.
-        where: File and row, for error messages.
 
     Raises:
         DatasetError: If the value is not an integer from 0 to `labels` - 1.

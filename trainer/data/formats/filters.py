@@ -38,8 +38,6 @@ def read_filter(path: Path | None, rows: int, labels: int) -> Int[np.ndarray, "p
 
     Args:
         path: The filter file of the split; None if there is none.
-        rows: Number of texts in the split.
-        labels: Number of labels.
 
     Raises:
         DatasetError: If a line does not hold two integers in range.

@@ -44,7 +44,6 @@ def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dic
     """Yield each row number of a CSV file with a header, from 1, with the row.
 
     Args:
-        path: The file.
         required: Columns that the header must have.
 
     Raises:

@@ -36,12 +36,6 @@ def read_matrix(path: Path) -> sparse.csr_matrix:
 def check_shape(matrix: sparse.csr_matrix, path: Path, shape: tuple[int, int], meaning: str) -> None:
     """Check the shape of a matrix.
 
-    Args:
-        matrix: The matrix.
-        path: Its file.
-        shape: The expected shape.
-        meaning: The meaning of rows and columns, for the error message.
-
     Raises:
         DatasetError: If the shape differs.
     """
@@ -57,11 +51,7 @@ def read_relevance(path: Path, texts: Entries, labels: Entries, rule: TextRule, 
     Blank lines at the end of the files of texts and of labels need no row and no column.
 
     Args:
-        path: The file of the matrix.
-        texts: The texts.
-        labels: The labels.
         rule: Reports the number of values that are not above 0.
-        meaning: The meaning of rows and columns, for the error message.
 
     Raises:
         DatasetError: If the numbers of texts or of labels differ, or a value is not finite.
@@ -131,7 +121,6 @@ def _parse(path: Path, first: int, lines: Sequence[str], columns: int) -> np.nda
     """Parse the entries of some lines, as an array with the axes (entry, column and value).
 
     Args:
-        path: The file, for error messages.
         first: Number of the first line.
         lines: The lines.
         columns: Number of columns of the matrix.

@@ -20,8 +20,6 @@ class LabelReferences:
     uid: all uids are integers, or some uid is an integer below the number of labels.
 
     Args:
-        labels: The labels of the dataset.
-        path: The file.
         rule: Whether unknown labels are refused or dropped.
     """
 
@@ -31,11 +29,6 @@ class LabelReferences:
 
     def find(self, references: object, field: str, where: str) -> list[int]:
         """The positions of the labels that a row names.
-
-        Args:
-            references: The names.
-            field: Their field, for error messages.
-            where: File and row, for error messages.
 
         Raises:
             DatasetError: If a label is unknown, unless unknown labels are dropped, or a reference has two readings.

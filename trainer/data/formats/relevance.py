@@ -37,7 +37,6 @@ def check_finite(values: Float[np.ndarray, " value"], describe: Callable[[int], 
     """Check that relevance values are finite.
 
     Args:
-        values: The values.
         describe: Describes the place of a value, given its number from 0.
 
     Raises:
