@@ -155,7 +155,6 @@ class Ranks:
 
         Args:
             tables: Weights of the model whose gradients are 0 outside `rows`. Only these rows are exchanged.
-            rows: Rows of the tables.
         """
         if self.size == 1:
             return

@@ -52,7 +52,6 @@ class HeldOutTexts:
         """Choose the texts that a training holds out. At least one labelled text stays in training.
 
         Args:
-            texts: The texts of the dataset.
             labelled: Whether each text has labels. Only these texts are counted.
             fraction: Share of the labelled texts; None: the default for their number.
             seed: Seed of the numbers, if the encoder has learnt nothing yet.

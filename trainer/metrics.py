@@ -72,7 +72,6 @@ def recall_at(
 
     Args:
         sizes: Number of true labels of each query. A query without true labels scores 0.
-        k: Cut-off, at least 1.
     """
     return np.asarray(np.count_nonzero(hit[:, :k], axis=1) / np.maximum(sizes, 1))
 
@@ -84,7 +83,6 @@ def ndcg_at(
 
     Args:
         sizes: Number of true labels of each query. A query without true labels scores 0.
-        k: Cut-off, at least 1.
     """
     discounts = 1 / np.log2(np.arange(2, k + 2))
     top = hit[:, :k]
@@ -105,7 +103,6 @@ def propensity_weights(
 
     Args:
         label_counts: Number of training instances n_l of each label, 0 or more.
-        instances: Number of training instances N.
         a: A; 0.55 for most datasets, 0.6 for Amazon datasets, 0.5 for Wikipedia except WikiSeeAlso.
         b: B; 1.5 for most datasets, 2.6 for Amazon datasets, 0.4 for Wikipedia except WikiSeeAlso.
 
@@ -130,9 +127,6 @@ def propensity_gains(
     """For each query, the weight of the true labels in the top k, and in an ideal top k.
 
     PSP@k is the ratio of the sums over all queries, not a mean of ratios (Jain et al., KDD 2016).
-
-    Args:
-        k: Cut-off, at least 1.
     """
     truth = _to_sets(truth)
     queries, sizes = truth.shape[0], np.diff(truth.indptr)

@@ -51,23 +51,14 @@ class Recipe:
         encoder: Name, pooling and lengths of the encoder.
         train: `adapter` or `head` (on a frozen encoder), or `full`.
         epochs: Passes over the instances. `steps` may end the last epoch early.
-        batch_size: Number of queries in a step.
         learning_rate: Peak learning rate, reached after the warm-up. Then the rate falls linearly to 0.
-        head_learning_rate: Peak learning rate of the networks of a head.
-        table_learning_rate: Peak learning rate of the lookup tables of a head.
         temperature: Tau of the loss; 1 if the method has none.
         hard_negatives: Number of mined negatives of a query. None: the pool is the whole label space.
         mine_from: First step with mined negatives.
-        mine_every: Steps between two minings of negatives.
-        positives: Number of true labels drawn for a query; 0: all true labels.
-        label_inputs: Input of an adapter for a label: `text` or `enriched`.
         micro_batch: Number of rows in one forward pass, which share a draw of dropout; 0: as memory allows.
         ranks: Processes that share each step. Each draws its own dropout.
         device: `cpu` or `cuda`, whose random numbers differ.
-        positive_sampling: `uniform`, or `propensity` to draw with inverse propensities as weights.
-        propensity: A and B of the propensity model, for `positive_sampling`.
         clusters: Number of clusters of queries at the first clustering; 0: random batches.
-        cluster_every: Epochs between two clusterings.
         cluster_double_at: Epochs at which clusters become twice as large; empty: at every clustering.
         validate_lambda: Values of lambda at which checkpoints are compared.
     """
@@ -130,11 +121,6 @@ class Recipe:
         static: bool = False,
     ) -> Recipe:
         """Make a recipe from settings, and fill in their defaults.
-
-        Args:
-            encoder: Name, pooling and lengths of the encoder at the start.
-            instances: Number of instances to train on, without those held out.
-            static: Whether the encoder is static.
 
         Raises:
             TrainingError: If a setting does not suit the number of instances, labels or epochs.
@@ -290,7 +276,6 @@ def _refuse_late(settings: TrainSettings, epochs: int, cluster_every: int) -> No
 
     Args:
         epochs: Number of epochs that begin.
-        cluster_every: Epochs between two clusterings.
     """
     given, first = settings.model_fields_set, settings.cluster_from
     for name in ("mine_from", "cluster_from"):

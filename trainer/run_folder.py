@@ -178,8 +178,6 @@ class RunFolder:
 
         Args:
             progress: Final progress; None for an unfinished training.
-            measured: Cost of a finished training.
-            activities: Seconds of each activity.
         """
         write_json(
             self._training,

@@ -19,12 +19,7 @@ _CHUNK_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Sharded:
-    """An array of which each rank holds its share of the rows, in CPU memory.
-
-    Attributes:
-        own: This rank's share.
-        rows: Number of rows of the whole array.
-    """
+    """An array of which each rank holds its share of the rows, in CPU memory."""
 
     own: np.ndarray
     rows: int

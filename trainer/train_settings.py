@@ -145,9 +145,6 @@ def start_from(run: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
     The adapter is part of the checkpoint. A head is not loaded, because it has weights for the labels of that run.
 
-    Args:
-        given: The flags that the user gives, with underscores.
-
     Raises:
         TrainingError: If the run has no readable checkpoint, or a given flag contradicts it.
     """

@@ -66,9 +66,7 @@ class Dataset:
     """An open dataset folder. The labels are in memory; `read_split` reads the splits on demand.
 
     Attributes:
-        rule: What a text is.
         empty_texts: Whether empty texts are refused, dropped with their row, or kept.
-        note: Function that reports the number of empty texts.
     """
 
     folder: Path

@@ -134,12 +134,7 @@ class Split:
         )
 
     def where(self, rows: Bool[np.ndarray, " row"], labels: Bool[np.ndarray, " label"]) -> Split:
-        """Copy the split with some rows and some labels. The rows and labels are numbered again, in the same order.
-
-        Args:
-            rows: Marks the rows to copy.
-            labels: Marks the labels to copy.
-        """
+        """Copy the split with some rows and some labels. The rows and labels are numbered again, in the same order."""
         new_row, new_label = np.cumsum(rows) - 1, np.cumsum(labels) - 1
 
         def renumber(pairs: Int[np.ndarray, "pair 2"]) -> Int[np.ndarray, "kept 2"]:

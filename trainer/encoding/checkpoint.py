@@ -189,7 +189,6 @@ def load_head(folder: Path, dim: int) -> Head | None:
 
     Args:
         folder: The checkpoint, or the name of another encoder.
-        dim: Size of the vectors below the head.
 
     Raises:
         EncoderError: If the head is incomplete.

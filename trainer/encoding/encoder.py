@@ -37,12 +37,8 @@ class EncoderConfig:
 
     Attributes:
         pooling: Combination of the token vectors, as in `Pooler`.
-        max_length: Number of tokens to which instance and query texts are cut.
-        label_max_length: Number of tokens to which label texts are cut.
         normalised: Whether vectors are unit vectors. Otherwise they keep their lengths.
         layers: Layers after the pooling, as in `Pooler`.
-        query_prompt: Text that the encoder reads before each instance and query.
-        label_prompt: Text that the encoder reads before each label.
         label_alpha: Weight of the instances in the vectors of labels that adapter and head read, as in `LabelInputs`.
             None: there are none, or they were not trained on vectors.
         held_out: The texts from which the weights have not learnt.
@@ -141,7 +137,6 @@ class Encoder:
     """A model with its tokenizer, on a device.
 
     Attributes:
-        config: Pooling, length limits and prompts.
         tokenizer: The tokenizer. It does not pad. It truncates texts to the `max_length` of the latest call.
     """
 
@@ -168,7 +163,6 @@ class Encoder:
 
         Args:
             max_length: Number of tokens, including special tokens, to which each text is truncated.
-            progress: Called after each batch with its number of texts.
             side: Whether the texts are queries (instances count as queries) or labels. Adapters and heads treat both
                 differently.
             first: Label position of the first text. A head may have weights for each label position.
@@ -238,7 +232,6 @@ def embed(
     """The keys of all rows, in batches and without gradients. The mode of the model does not change.
 
     Args:
-        progress: Called after each batch with its number of rows.
         autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without bfloat16.
     """
     vectors = np.empty((len(inputs), dim), dtype=np.float32)

@@ -18,7 +18,6 @@ def describe_unclear_labels(encoder: Encoder, texts: Iterable[str]) -> Iterator[
 
     Args:
         encoder: The encoder of the label keys, whose tokenizer reads each text once.
-        texts: The texts of all labels.
     """
     length, prompt = encoder.config.label_max_length, encoder.config.label_prompt
     unknown = {encoder.tokenizer.token_to_id(name) for name in _UNKNOWN} - {None}

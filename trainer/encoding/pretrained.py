@@ -60,9 +60,7 @@ def load_pretrained(
         name: `minilm` for the packaged all-MiniLM-L6-v2, a Hugging Face model name, or a local folder.
         pooling: `auto` is the pooling that a sentence-transformers model declares. For other models, `auto` is the
             mean.
-        flag: The flag with this name, for error messages.
         query_prompt: Text before each instance and query. None: the prompt that a sentence-transformers model declares.
-        label_prompt: Text before each label, in the same way.
 
     Raises:
         EncoderError: If the model is missing, invalid or untrusted, is not a text encoder, or has parts that are not
@@ -115,7 +113,6 @@ def load_transformer(source: str, where: str, subfolder: str = "") -> PreTrained
     """Load the transformer of a Hugging Face folder or name.
 
     Args:
-        where: First words of an error message.
         subfolder: Folder of the transformer in `source`.
 
     Raises:

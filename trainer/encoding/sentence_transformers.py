@@ -60,8 +60,6 @@ class Declared:
     Attributes:
         transformer: Folder of the transformer in the model.
         layers: The layers after the pooling. A `Normalize` at the end is left out, because encoders do that anyway.
-        folders: The folder of each layer in the model.
-        lower_case: Whether texts become lower case.
         include_prompt: Whether the pooling includes the tokens of a prompt.
     """
 

@@ -169,9 +169,7 @@ def batches_by_length(
     padding.
 
     Args:
-        lengths: Number of tokens of each row.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer row gets its own batch.
-        batch_rows: Maximum number of rows in a batch.
         device: Device of the model, which decides what a small batch is.
     """
     order = np.argsort(lengths, kind="stable")[::-1]

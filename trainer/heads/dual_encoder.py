@@ -21,7 +21,6 @@ class DualEncoder(nn.Module):
     """A model that maps queries and labels to unit vectors. Subclasses define the inputs.
 
     Args:
-        dim: Size of the vectors below adapter and head.
         adapter: The residual networks of queries and labels. None: the vectors pass unchanged.
         head: The head of the training method. None: the vector itself is compared by the loss and stored as the key.
         normalised: Whether all vectors are unit vectors. Otherwise they keep their lengths.

@@ -22,7 +22,6 @@ class Head(nn.Module, abc.ABC):
 
     Attributes:
         kind: Name of the class in a checkpoint.
-        query_views: Number of views of a query.
         label_views: Number of views of a label. The loss compares view number i of a label with view number i of a
             query, or with the query's only view.
         dim: Size of a view. The vectors below the head may have another size.

@@ -99,7 +99,6 @@ class LabelInputs(Inputs):
 
     Attributes:
         values: The relevance matrix Y, with the axes (instance, label). The row of a held-out instance is empty.
-        sums: The sum of each label's instance vectors.
         excluded: Instances that are left out of all labels, without repetitions.
     """
 

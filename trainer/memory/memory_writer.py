@@ -36,11 +36,7 @@ def write_memory(
 
     Args:
         folder: Absent, empty, or an unfinished memory with the same plan.
-        plan: Determines the content.
-        instances: The training texts and their labels.
-        source: Computes the keys.
         ranks: The processes that compute keys. Rank 0 writes the files.
-        temperature: Default tau of the answers.
 
     Returns:
         Number of keys that this call computed. Keys of the interrupted run are not counted.

@@ -48,8 +48,6 @@ def open_earlier(given: Path, encoder: Encoder, encoder_sha256: str, key_dtype: 
 
     Args:
         given: The run folder, or a memory folder.
-        encoder: The encoder that would encode the texts.
-        key_dtype: Data type of the new keys.
 
     Raises:
         MemoryFolderError: If there is no memory, another encoder or other settings wrote it, or its keys are less
@@ -76,7 +74,6 @@ def find_reusable(memory: Memory, plan: MemoryPlan, labels: Entries, instances: 
 
     Args:
         memory: The earlier memory, which the same encoder wrote, without an adapter or a head.
-        plan: Plan of the new memory.
 
     Raises:
         MemoryFolderError: If the texts of the memory cannot be read.

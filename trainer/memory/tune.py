@@ -48,10 +48,8 @@ class Tuning:
     """The result of tuning.
 
     Attributes:
-        before: The trial with the previous defaults.
         best: The best trial that is better than `before` by more than the standard error of the gain, else `before`.
             Its values are the new defaults.
-        trials: All trials, best first.
     """
 
     metric: str
@@ -75,9 +73,6 @@ def tune(settings: TuneSettings, held_out: HeldOutTexts | None = None) -> Tuning
 
     The previous defaults are tried too. They stay unless a combination is better by more than the standard error of its
     gain, paired over the queries: with few queries, many combinations differ by chance.
-
-    Args:
-        held_out: The part of the held-out instances that are queries; None: all of them.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.

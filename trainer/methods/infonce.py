@@ -20,9 +20,6 @@ def softmax_cross_entropy(scored: Scored, scores: Float[Tensor, "query key"]) ->
 
     With one positive for each query this is InfoNCE (van den Oord et al., 2018). With all positives it is the softmax
     loss from which DEXML starts (Eq. 4). With every true label of the pool, drawn for any query, it is UniDEC's PAL-N.
-
-    Args:
-        scores: The similarities of one view.
     """
     return scored.mean(scored.log_sum_exp((scores, None))[:, None] - scores)
 

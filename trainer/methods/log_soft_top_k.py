@@ -31,10 +31,8 @@ def log_soft_top_k(
     DEXML, Eq. 7 and appendix B.7. The gradient includes the derivative of t.
 
     Args:
-        scores: Similarities divided by tau.
         k: At least 1. All keys of a pool of at most k keys are in the top k.
         alpha: Sharpness. The paper uses 2.
-        ranks: The processes that share the pool.
         left_out: The keys that do not compete: their indicator is 0. None: all keys compete.
     """
     left_out = torch.zeros_like(scores, dtype=torch.bool) if left_out is None else left_out

@@ -50,7 +50,6 @@ class Method:
 
     Attributes:
         loss: The loss of each query, given the method's options.
-        options: The flags of the method.
         hard_negatives: Default number of mined negatives for each query. None: the pool is the whole label space and
             needs no mined negatives.
         positives: Default number of true labels drawn for a query each time the query is in a batch. 0: all true labels

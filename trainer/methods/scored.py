@@ -40,8 +40,6 @@ class Scored:
         instances: Similarities to the instances of the batch, divided by tau. The matrix has no columns if the method
             does not use instances as keys.
         disjoint_instances: The instances that share no label with the query. The query itself is not among them.
-        numbers: The learned numbers of the method.
-        ranks: The processes that share the pool.
     """
 
     scores: Float[Tensor, "view query key"]

@@ -59,7 +59,6 @@ class Preset:
     Attributes:
         name: `method/dataset`, the value of `--preset`.
         first_stage: The preset that trains the run to start from (`--from`). None: the preset has one stage.
-        flags: Flags of `recollect train`, with underscores.
         build: Flags of `recollect build` for the index of the published experiment.
         evaluate: Flags of `recollect evaluate` that answer as the published experiment does.
         missing: Flags that no source gives, with the reason. They have their defaults.

@@ -45,10 +45,7 @@ class Target(NamedTuple):
     """What the student learns in one step.
 
     Attributes:
-        vectors: The teacher's vectors of the texts.
         keys: Some keys of the memory.
-        true: Whether each key is that of a true label of each text.
-        false: Whether each key is that of another label.
     """
 
     vectors: Float[Tensor, "text dim"]

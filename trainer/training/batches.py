@@ -48,7 +48,6 @@ class Batch:
     """The queries and the pool of labels of one training step.
 
     Attributes:
-        rows: The instances that are the queries of this step.
         pool: Positions of the labels in the pool, ascending and distinct.
         relevant: The pairs of a query and a true label in the pool.
         positives: The pairs in `relevant` whose label this step moves closer to the query.
@@ -105,7 +104,6 @@ class Batches:
         """Return the batch of a step.
 
         Args:
-            mined: The hard negatives to draw from.
             clusters: The cluster of each instance of the dataset, -1 for a held-out instance. An epoch visits
                 one cluster after the other, in random order, so that similar queries are in one batch (NGAME).
         """

@@ -35,9 +35,6 @@ class Embedder:
     """How a model embeds rows in training.
 
     Attributes:
-        autocast: Whether matrix products are in bfloat16.
-        micro_tokens: Tokens of a micro-batch, padding included.
-        micro_rows: Rows of a micro-batch.
         cache: Whether each micro-batch is encoded twice, so that only one graph is in memory at a time.
     """
 

@@ -26,12 +26,7 @@ _NUMBERS_PER_SCORE = 8
 
 @dataclass(frozen=True)
 class Objective:
-    """The function that training minimises.
-
-    Attributes:
-        method: The pool and the loss.
-        temperature: Tau; 1 if the method has none.
-    """
+    """The function that training minimises."""
 
     method: Method
     options: MethodOptions

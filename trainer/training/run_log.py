@@ -28,9 +28,6 @@ class RunLog:
     `metrics.jsonl` holds one JSON object a line. A line has the field `step` and either `loss` (mean since the previous
     line), `learning_rate` and `examples_per_second`, or `validation_ndcg_5` (percent) and `seconds` (training time so
     far). A resumed run first removes the lines after its saved state.
-
-    Args:
-        max_seconds: Time limit of the training; 0: none.
     """
 
     def __init__(self, folder: Path, steps: int, progress: Progress, first: bool, max_seconds: float = 0.0) -> None:

@@ -51,7 +51,6 @@ class Task:
     Attributes:
         model: The model to train: the whole encoder, or adapter and head above a frozen one.
         filtered: The labels that are removed from the predictions for each instance. They are never mined.
-        validation: The held-out instances.
         save_best: Function that writes the model's checkpoint. It is called when the model is the best so far.
     """
 
@@ -71,8 +70,6 @@ def train(
 
     Args:
         folder: Run folder, in which `metrics.jsonl` and `state/` are written.
-        watch: Measures the time of each activity.
-        save_minutes: Minutes between two saves of the state.
 
     Returns:
         The progress at the end.

@@ -45,8 +45,6 @@ class Progress:
     """The progress of a training.
 
     Attributes:
-        best: The best validation score so far; None before the first validation.
-        best_step: The step of the best validation score.
         seconds: Time spent in training steps, before and after all interruptions, without the time for validation and
             saving.
     """

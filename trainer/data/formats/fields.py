@@ -63,9 +63,6 @@ class TextRule:
     def read(self, record: dict[str, Any], default: tuple[str, ...], path: Path, number: int) -> str:
         """Join the fields of a record that form a text. A null or blank field adds nothing.
 
-        Args:
-            default: The fields that the format names.
-
         Raises:
             DatasetError: If the record has none of the fields, or a field holds no valid text.
         """

@@ -43,9 +43,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield each row number of a CSV file with a header, from 1, with the row.
 
-    Args:
-        required: Columns that the header must have.
-
     Raises:
         DatasetError: If a column is missing, or a row has another number of values than the header.
     """

@@ -118,13 +118,7 @@ def _read_header(path: Path, line: str) -> tuple[int, int]:
 
 
 def _parse(path: Path, first: int, lines: Sequence[str], columns: int) -> np.ndarray:
-    """Parse the entries of some lines, as an array with the axes (entry, column and value).
-
-    Args:
-        first: Number of the first line.
-        lines: The lines.
-        columns: Number of columns of the matrix.
-    """
+    """Parse the entries of some lines, as an array with the axes (entry, column and value)."""
     try:
         entries = [entry.split(":") for line in lines for entry in line.split()]
         numbers = np.array(entries, dtype=np.float64).reshape(-1, 2)

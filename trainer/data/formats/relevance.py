@@ -19,8 +19,6 @@ def true_labels(relevance: sparse.csr_matrix, path: Path, rule: TextRule) -> Lab
 
     Args:
         relevance: Finite values with the axes (text, label). Values of the same pair are added.
-        path: The file of the values.
-        rule: Reports the number.
     """
     relevance.sum_duplicates()
     is_true = relevance.data > 0

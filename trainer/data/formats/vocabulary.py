@@ -76,7 +76,6 @@ def read_vocabulary(path: Path, language: str | None) -> Iterator[Subject]:
     """Yield the subjects of a vocabulary that are not deprecated: the rows of a table, or concepts sorted by URI.
 
     Args:
-        path: The vocabulary.
         language: Language of the names; None if the vocabulary has only one.
 
     Raises:
