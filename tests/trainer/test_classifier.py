@@ -83,7 +83,7 @@ def test_classifier_without_normalisation_compares_inner_products_and_has_the_sa
     assert torch.equal(labels[:, 1], head.weights)
     torch.testing.assert_close(plain.key(queries), head.key(head.queries(VECTORS)))
     torch.testing.assert_close(plain.key(labels), head.key(head.labels(TEXTS, ALL_LABELS)))
-    again = Classifier(DIM, **plain.shape())
+    again = Classifier(DIM, **plain.shape)
     assert not again.normalised
 
 
@@ -108,6 +108,6 @@ def test_projection_is_a_tanh_layer_of_fewer_dimensions_on_queries_and_label_tex
     both = TEXTS[:QUERIES] + VECTORS  # each of the first labels has one instance
     starts = nn.functional.normalize(torch.cat([both, TEXTS[QUERIES:]]) @ head.project.weight.T, dim=1)
     torch.testing.assert_close(head.weights.detach(), starts)
-    again = Classifier(DIM, **head.shape()).eval()
+    again = Classifier(DIM, **head.shape).eval()
     again.load_state_dict(head.state_dict())
     assert torch.equal(again.key(again.queries(VECTORS)), head.key(head.queries(VECTORS)))

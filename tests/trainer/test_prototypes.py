@@ -68,7 +68,7 @@ def test_prototypes_resume_from_their_weights_alone(tokens: tuple[PrototypeToken
     before = prototypes(heads[0])
     heads[0].follow(units(12, 8), *drawn)
     assert torch.equal(prototypes(heads[0]), before) != ("centroid" in tokens)
-    heads.append(Prototypes(DIM, **heads[0].shape()).eval())
+    heads.append(Prototypes(DIM, **heads[0].shape).eval())
     heads[1].load_state_dict(heads[0].state_dict())
     for head in heads:
         head.follow(units(12, 9), *drawn)

@@ -76,7 +76,7 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
             "format_version": _FORMAT_VERSION,
             "pad_id": encoder.pad_id,
             "adapter_hidden": adapter and adapter.hidden,
-            "head": head and {"kind": head.kind, **head.shape()},
+            "head": head and {"kind": head.kind, **head.shape},
             **encoder.config.as_json(),
         }
         (incoming / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -12,7 +12,7 @@ normalised; only its keys are (`normalised=False`). By default, both views are u
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,7 +40,8 @@ class Classifier(Head):
     query_views, label_views = 2, 2
 
     def __init__(self, dim: int, labels: int, normalised: bool = True, projection: int = 0) -> None:
-        super().__init__(projection or dim)
+        view = projection or dim
+        super().__init__(view, 2 * view, labels=labels, normalised=normalised, projection=projection)
         self.normalised = normalised
         self.reduce = TanhLayer(dim, projection) if projection else None
         self.project = nn.Linear(dim, self.dim)
@@ -49,14 +50,6 @@ class Classifier(Head):
         nn.init.zeros_(self.project.bias)
         with torch.no_grad():  # at first, both views of a query have nearly the same similarities
             self.project.weight.copy_(torch.eye(dim) if self.reduce is None else self.reduce.weight)
-
-    @property
-    def key_dim(self) -> int:
-        return 2 * self.dim
-
-    def shape(self) -> dict[str, Any]:
-        projection = 0 if self.reduce is None else self.dim
-        return {"labels": len(self.weights), "normalised": self.normalised, "projection": projection}
 
     def queries(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row 2 dim"]:
         return self._views(self._reduced(vectors), self.dropout(self.project(vectors)))

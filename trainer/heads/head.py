@@ -6,7 +6,7 @@ A head makes *views*, unit vectors which the loss compares, and the *key* of eac
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,12 +20,17 @@ from recollect.trainer.sharded import Sharded
 class Head(nn.Module, abc.ABC):
     """A network above the vectors of queries and labels.
 
+    Args:
+        dim: Size of a view. The vectors below the head may have another size.
+        key_dim: Size of a key, if it is another one.
+        table: The vectors of labels that the loss compares in the place of label texts. None: it compares texts.
+        shape: The other arguments of the class, which a checkpoint stores.
+
     Attributes:
         kind: Name of the class in a checkpoint.
+        query_views: Number of views of a query.
         label_views: Number of views of a label. The loss compares view number i of a label with view number i of a
             query, or with the query's only view.
-        dim: Size of a view. The vectors below the head may have another size.
-        table: The vectors of labels that the loss compares in the place of label texts. None: it compares texts.
     """
 
     kind: ClassVar[str]
@@ -33,15 +38,12 @@ class Head(nn.Module, abc.ABC):
     label_views: ClassVar[int]
     table: LabelTable | None
 
-    def __init__(self, dim: int, table: LabelTable | None = None) -> None:
+    def __init__(
+        self, dim: int, key_dim: int | None = None, table: LabelTable | None = None, **shape: str | int | list[str]
+    ) -> None:
         super().__init__()
-        self.dim = dim
-        self.table = table
-
-    @property
-    @abc.abstractmethod
-    def key_dim(self) -> int:
-        """Size of a key."""
+        self.dim, self.key_dim = dim, key_dim or dim
+        self.table, self.shape = table, shape
 
     @abc.abstractmethod
     def queries(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row view dim"]:
@@ -55,9 +57,9 @@ class Head(nn.Module, abc.ABC):
         """Return the views of labels in the loss, for a head with a table."""
         raise NotImplementedError
 
-    @abc.abstractmethod
     def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row key"]:
-        """Return the keys, which are unit vectors."""
+        """Return the keys, which are unit vectors: by default, the first views."""
+        return views[:, 0]
 
     def key_views(self) -> dict[str, slice]:
         """Return the part of a key that is one view, by the name of the view. The parts have equal length.
@@ -70,8 +72,7 @@ class Head(nn.Module, abc.ABC):
         """Return the part of a key by which training clusters queries and mines hard negatives: by default, all."""
         return slice(None)
 
-    @abc.abstractmethod
-    def start(
+    def start(  # noqa: B027
         self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
     ) -> None:
         """Initialise the weights from the vectors that exist before training.
@@ -100,7 +101,3 @@ class Head(nn.Module, abc.ABC):
     def label_tables(self) -> list[nn.Parameter]:
         """Return the tables with one row for each label. A step has gradients for the rows of its pool only."""
         return []
-
-    @abc.abstractmethod
-    def shape(self) -> dict[str, Any]:
-        """Return the arguments of the class, without `dim`, that rebuild this head before its weights are loaded."""

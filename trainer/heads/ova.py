@@ -11,7 +11,7 @@ them. The classifier reads no label texts. Its vectors become label keys, alone 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,16 +40,9 @@ class OvaClassifier(Head):
     table: LabelTable
 
     def __init__(self, dim: int, labels: int, keys: str = "alone") -> None:
-        super().__init__(dim + 1, LabelTable(labels, dim))
+        super().__init__(dim + 1, dim, LabelTable(labels, dim), labels=labels, keys=keys)
         self.keys = keys
         self.threshold = nn.Parameter(torch.tensor(_THRESHOLD))
-
-    @property
-    def key_dim(self) -> int:
-        return self.dim - 1
-
-    def shape(self) -> dict[str, Any]:
-        return {"labels": self.table.labels, "keys": self.keys}
 
     def queries(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row 1 dim"]:
         return nn.functional.pad(vectors, (0, 1), value=1.0)[:, None]

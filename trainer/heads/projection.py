@@ -8,16 +8,13 @@ f(x) is the encoder's vector, with d dimensions. g is the key of SupconDE, and t
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy import sparse
 from torch import Tensor, nn
 
 from recollect.trainer.heads.head import Head
-from recollect.trainer.sharded import Sharded
 
 _DROPOUT = 0.1
 
@@ -44,15 +41,8 @@ class Projection(Head):
     query_views, label_views = 1, 1
 
     def __init__(self, dim: int, projection: int) -> None:
-        super().__init__(projection)
+        super().__init__(projection, projection=projection)
         self.reduce = TanhLayer(dim, projection)
-
-    @property
-    def key_dim(self) -> int:
-        return self.dim
-
-    def shape(self) -> dict[str, Any]:
-        return {"projection": self.dim}
 
     def queries(self, vectors: Float[Tensor, "row below"]) -> Float[Tensor, "row 1 dim"]:
         reduced: Tensor = self.reduce(vectors)
@@ -60,11 +50,3 @@ class Projection(Head):
 
     def labels(self, vectors: Float[Tensor, "row below"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 1 dim"]:
         return self.queries(vectors)
-
-    def key(self, views: Float[Tensor, "row 1 dim"]) -> Float[Tensor, "row dim"]:
-        return views[:, 0]
-
-    def start(
-        self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
-    ) -> None:
-        """Keep the random weights: they depend on no vectors."""

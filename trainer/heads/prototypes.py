@@ -9,7 +9,7 @@ of a cluster share one free vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -76,8 +76,8 @@ class Prototypes(Head):
     query_views, label_views = 1, 2
 
     def __init__(self, dim: int, labels: int, tokens: Sequence[str], bank: int) -> None:
-        super().__init__(dim)
-        self._shape: dict[str, Any] = {"labels": labels, "tokens": list(tokens), "bank": bank}
+        super().__init__(dim, labels=labels, tokens=list(tokens), bank=bank)
+        self.has_texts = "text" in tokens
         self.layer = nn.TransformerEncoderLayer(dim, 1, _FEED_FORWARD, _DROPOUT, "gelu", batch_first=True)
         for last in (self.layer.self_attn.out_proj, self.layer.linear2):  # a prototype starts as the mean of its parts
             nn.init.zeros_(last.weight)
@@ -87,27 +87,17 @@ class Prototypes(Head):
         self.register_buffer("cluster", torch.zeros(labels if bank else 0, dtype=torch.int64))
         self.centroids = Centroids(labels, dim) if "centroid" in tokens else None
 
-    @property
-    def key_dim(self) -> int:
-        return self.dim
-
-    def shape(self) -> dict[str, Any]:
-        return self._shape
-
     def queries(self, vectors: Float[Tensor, "row dim"]) -> Float[Tensor, "row 1 dim"]:
         return vectors[:, None]
 
     def labels(self, vectors: Float[Tensor, "row dim"], rows: Int[Tensor, " row"]) -> Float[Tensor, "row 2 dim"]:
-        parts = [vectors] if "text" in self._shape["tokens"] else []
+        parts = [vectors] if self.has_texts else []
         if len(self.free):
             parts.append(self.free[self.cluster[rows]])
         if self.centroids is not None:
             parts.append(self.centroids(rows, vectors))
         mixed = self.layer(torch.stack(parts, dim=1)).mean(dim=1)
         return torch.stack([nn.functional.normalize(mixed, dim=-1), vectors], dim=1)
-
-    def key(self, views: Float[Tensor, "row view dim"]) -> Float[Tensor, "row dim"]:
-        return views[:, 0]
 
     def start(
         self, texts: Float[np.ndarray, "label dim"], instances: Sharded, values: sparse.csr_matrix, seed: int
