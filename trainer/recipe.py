@@ -166,7 +166,7 @@ class Recipe:
             temperature=settings.tau(method.temperature),
             hard_negatives=method.mined(settings.hard_negatives),
             mine_every=settings.mine_every or settings.mine_every_epochs * per_epoch,
-            mine_search=_mine_search(instances * labels, device),
+            mine_search="approximate" if device == "cpu" and instances * labels > _MOST_EXACT_PAIRS else "exact",
             positives=method.positives if settings.positives is None else settings.positives,
             label_inputs=_label_inputs(settings, method, encoder) if train != "full" else "text",
             precision=_precision(settings.precision, device),
@@ -303,10 +303,6 @@ def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = json.loads(json.dumps(recipe))
     options: dict[str, Any] = flat.pop("options", {})
     return flat | options
-
-
-def _mine_search(pairs: int, device: str) -> MineSearch:
-    return "approximate" if device == "cpu" and pairs > _MOST_EXACT_PAIRS else "exact"
 
 
 def _precision(precision: str, device: str) -> str:

@@ -171,8 +171,8 @@ def open_memory(folder: Path) -> Memory:
             f"{folder}: expected instances to vote for labels below {plan.labels:,}, found others; "
             "run `recollect train` again"
         )
-    filtered = _map_array(folder / "filtered_pairs.npy", None, "int64")
-    if filtered.ndim != 2 or filtered.shape[1] != 2 or (filtered < 0).any() or _exceeds(filtered, plan):
+    filtered, limits = _map_array(folder / "filtered_pairs.npy", None, "int64"), [plan.instances, plan.labels]
+    if filtered.ndim != 2 or filtered.shape[1] != 2 or (filtered < 0).any() or (filtered >= limits).any():
         raise MemoryFolderError(
             f"{folder}/filtered_pairs.npy: expected pairs of an instance below {plan.instances:,} and a label "
             f"below {plan.labels:,}, found others; run `recollect train` again"
@@ -181,10 +181,6 @@ def open_memory(folder: Path) -> Memory:
     if (folder / QUERY_VECTORS).exists():
         distilled = _map_array(folder / QUERY_VECTORS, (plan.instances, plan.dim), plan.key_dtype)
     return Memory(folder, plan, DEFAULTS | fields["defaults"], keys, indptr, indices, filtered, distilled)
-
-
-def _exceeds(pairs: Int[np.ndarray, "pair 2"], plan: MemoryPlan) -> bool:
-    return bool((pairs >= [plan.instances, plan.labels]).any())
 
 
 def read_texts(path: Path) -> Iterator[str]:

@@ -171,10 +171,6 @@ def _head_shape(labels: int, options: PrimeOptions) -> dict[str, Any]:
     return {"labels": labels, "tokens": options.prototype, "bank": options.bank or 0}
 
 
-def _without_free_vectors(options: PrimeOptions) -> str | None:
-    return None if "free" in options.prototype else f"--prototype {','.join(options.prototype)}"
-
-
 METHOD = Method(
     source="https://arxiv.org/abs/2410.20401",
     options=PrimeOptions,
@@ -190,6 +186,6 @@ METHOD = Method(
     label_inputs="text",  # the centroid in a prototype already contains the instances
     head=_head,
     head_shape=_head_shape,
-    without_table=_without_free_vectors,
+    without_table=lambda options: None if "free" in options.prototype else f"--prototype {','.join(options.prototype)}",
     tuned=True,
 )

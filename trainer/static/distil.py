@@ -109,7 +109,8 @@ def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> 
     rng = generator(seed, Purpose.DISTILLATION)
     student.trainable()
     _fit_projection(student, lesson, rng.permutation(lesson.rows)[:_FITTED_TEXTS], device)
-    batches = _batches(lesson.rows, rng)
+    epochs = (np.array_split(rng.permutation(lesson.rows), -(-len(lesson.rows) // _BATCH)) for _ in range(_EPOCHS))
+    batches = [batch for epoch in epochs for batch in epoch][:_MOST_STEPS]  # also the last, smaller ones of epochs
     optimizer = torch.optim.AdamW(student.parameters(), lr=_RATE, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, len(batches)))
     student.train()
@@ -154,12 +155,6 @@ def _loss(learnt: Float[Tensor, "text dim"], target: Target) -> Float[Tensor, ""
     truth = missed.sum(dim=1) / target.true.sum(dim=1).clamp_min(1)
     mean: Tensor = (distances + divergence + _TRUTH * truth).mean()
     return mean
-
-
-def _batches(rows: Int[np.ndarray, " row"], rng: np.random.Generator) -> list[Int[np.ndarray, " batch"]]:
-    """The texts of all steps. The last, smaller batch of an epoch is a step too."""
-    epochs = (np.array_split(rng.permutation(rows), -(-len(rows) // _BATCH)) for _ in range(_EPOCHS))
-    return [batch for epoch in epochs for batch in epoch][:_MOST_STEPS]
 
 
 def _rate(step: int, steps: int) -> float:

@@ -65,7 +65,8 @@ class Embedder:
             The loss.
         """
         chunks = [(n, places) for n, part in enumerate(parts) for places in self.micro_batches(part)]
-        leaves = [torch.zeros(self._shape(part), device=self.device) for part in parts]
+        shapes = [(len(part.rows), self.model.view_count(part.inputs.side), self.model.view_dim) for part in parts]
+        leaves = [torch.zeros(shape, device=self.device) for shape in shapes]
         # All views are in one tensor, because many small tensors would fragment the heap.
         states = {name: state.repeat(len(chunks), 1) for name, state in random_state(self.device).items()}
         graphs: list[tuple[Tensor, int, Int[np.ndarray, " micro"]]] = []
@@ -85,9 +86,6 @@ class Embedder:
             gradients = [_gradient(leaves[n])[places] for _, n, places in graphs]
             torch.autograd.backward([views for views, *_ in graphs], gradients)
         return loss_value
-
-    def _shape(self, part: Part) -> tuple[int, int, int]:
-        return len(part.rows), self.model.view_count(part.inputs.side), self.model.view_dim
 
     def _backward_cached(
         self, parts: list[Part], chunks: list[tuple[int, np.ndarray]], states: RandomState, leaves: list[Tensor]

@@ -55,7 +55,8 @@ def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -
     rows = encoded.indices.to_numpy().astype(np.int64)
     columns = _label_positions(_read_strings(parts, _LABEL), labels, path, rule)
     known = columns >= 0
-    clicks = _read_weights(parts)[known], (rows[known], columns[known])
+    weights = np.concatenate([_weights(table, file) for file, table in parts])
+    clicks = weights[known], (rows[known], columns[known])
     relevance = sparse.coo_matrix(clicks, shape=(len(queries), len(labels))).tocsr()
     return path, Split(Entries(row_numbers(len(queries)), queries), true_labels(relevance, path, rule))
 
@@ -116,12 +117,8 @@ def _label_positions(uids: pa.LargeStringArray, labels: Entries, path: Path, rul
     return np.asarray(positions.fill_null(-1).to_numpy(), dtype=np.int64)
 
 
-def _read_weights(parts: list[_Part]) -> np.ndarray:
-    """The weight of each row: 1 in a file without weights."""
-    return np.concatenate([_weights(table, file) for file, table in parts])
-
-
 def _weights(table: pa.Table, path: str) -> np.ndarray:
+    """The weight of each row: 1 in a file without weights."""
     column = _find_column(table, _WEIGHT)
     if column is None:
         return np.ones(len(table))
