@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.errors import EncoderError, TrainingError
+from recollect.trainer.errors import EncoderError
 from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import open_memory
@@ -200,7 +200,8 @@ class TestLaterRun:
         assert "so nothing can be validated, tuned or calibrated" in capfd.readouterr().err
         assert training(run)["progress"]["best"] is None
         assert recollect.main(["tune", str(run)]) == 2
-        assert "expected instances with labels that the training held out, found none" in capfd.readouterr().err
+        expected = "that the training held out, found none; train on more texts, or with a larger"
+        assert expected in capfd.readouterr().err
 
     def test_checkpoint_of_an_earlier_format_is_refused(self, earlier: Path, lesson: Path, tmp_path: Path) -> None:
         path = earlier / "checkpoint" / "recollect.json"
@@ -212,14 +213,17 @@ class TestLaterRun:
 
 
 class TestDistillation:
-    def test_student_of_a_trained_teacher_does_not_see_its_held_out_texts(
-        self, train: Train, run_folder: Path, lesson: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("trained", [True, False])
+    def test_student_does_not_see_the_texts_that_its_trained_teacher_or_the_flag_holds_out(
+        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch, trained: bool
     ) -> None:
         lessons = []
         monkeypatch.setattr(query_encoder, "distil", lambda model, lesson, *_: lessons.append(lesson) or 1)
-        assert train(*SHORT, "--query-encoder", "static").status == 0
+        flags = SHORT if trained else ["--epochs", 0, "--seed", 3, "--validation-fraction", 0.2]
+        assert train(*flags, "--query-encoder", "static").status == 0
         teacher, student = (load_checkpoint(run_folder / name, "cpu") for name in ("checkpoint", "query_encoder"))
-        assert teacher.config.held_out == student.config.held_out != ALL
+        assert (teacher.config.held_out == student.config.held_out) == trained
+        assert student.config.held_out != ALL
         lines = (run_folder / "memory" / "instances.jsonl").read_text("utf-8").splitlines()
         seen = {json.loads(lines[row])["text"] for row in lessons[0].rows if row < len(lines)}
         assert len(queries(run_folder)) == 12
@@ -249,9 +253,3 @@ def test_texts_equal_to_a_held_out_text_are_not_trained_on_even_without_labels(
     held_out = load_checkpoint(run_folder / "checkpoint", "cpu").config.held_out.mask(all_texts, len(all_texts))
     assert held_out[-len(before) :].all()
     assert f"{held_out.sum()} instances held out" in outcome.err
-
-
-def test_tuning_without_held_out_instances_is_refused(train: Train, run_folder: Path) -> None:
-    train("--max-steps", 1, "--validation-fraction", 0)
-    with pytest.raises(TrainingError, match="held out, found none; train on more texts, or with a larger"):
-        recollect.tune(run_folder)

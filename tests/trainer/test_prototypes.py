@@ -62,14 +62,17 @@ def test_prototype_before_training_is_near_the_mean_of_its_parts(tokens: tuple[P
         assert torch.cosine_similarity(prototype, mean, dim=0) > 0.9
 
 
-@every_choice
-def test_prototypes_resume_from_their_weights_alone(tokens: tuple[PrototypeToken, ...]) -> None:
-    heads, drawn = [started(tokens)], (np.arange(12), np.arange(12))
-    before = prototypes(heads[0])
-    heads[0].follow(units(12, 8), *drawn)
-    assert torch.equal(prototypes(heads[0]), before) != ("centroid" in tokens)
-    heads.append(Prototypes(DIM, **heads[0].shape).eval())
-    heads[1].load_state_dict(heads[0].state_dict())
-    for head in heads:
-        head.follow(units(12, 9), *drawn)
-    assert torch.equal(prototypes(heads[0]), prototypes(heads[1]))
+def test_centroids_start_as_unit_means_and_move_by_a_twentieth_towards_the_mean_of_the_drawn_queries() -> None:
+    head, random = started(), np.random.default_rng(5)
+    assert head.centroids is not None
+    expected = torch.stack([tokens_of(head, ("centroid",), label)[0] for label in range(LABELS)])
+    torch.testing.assert_close(head.centroids(torch.arange(LABELS), TEXTS), expected)
+    for step in range(20):
+        queries, query = units(12, 10 + step), random.integers(0, 12, 30)
+        drawn = random.choice(np.delete(np.arange(LABELS), WITHOUT_INSTANCE), 30)
+        head.follow(queries, query, drawn)
+        for label in np.unique(drawn):
+            expected[label] = 0.95 * expected[label] + 0.05 * queries[query[drawn == label]].mean(dim=0)
+    found = head.centroids(torch.arange(LABELS), TEXTS)
+    torch.testing.assert_close(found, nn.functional.normalize(expected, dim=1))
+    assert torch.equal(found[WITHOUT_INSTANCE], TEXTS[WITHOUT_INSTANCE])

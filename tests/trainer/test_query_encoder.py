@@ -17,10 +17,9 @@ from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.tokens import TokenBags
 from recollect.trainer.enriched import mix
 from recollect.trainer.errors import EncoderError, TrainingError
-from recollect.trainer.memory.left_out import choose_queries, instance_neighbours, label_neighbours
+from recollect.trainer.memory.left_out import instance_neighbours, label_neighbours
 from recollect.trainer.memory.memory import QUERY_VECTORS, open_memory
 from recollect.trainer.static import distil as distillation
-from recollect.trainer.static import query_encoder
 from recollect.trainer.static.distil import Lesson, Target, distil
 from recollect.trainer.static.pretrained import make_static
 from recollect.trainer.static.query_encoder import load_query_encoder
@@ -133,18 +132,6 @@ class TestRun:
 
 class TestHonesty:
     """Tuning and ranking must not measure the student on texts from which it learnt."""
-
-    def test_queries_of_tuning_are_instances_that_the_student_did_not_learn_from(
-        self, train: Train, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lessons = []
-        monkeypatch.setattr(query_encoder, "distil", lambda model, lesson, *_: lessons.append(lesson) or 1)
-        assert train("--epochs", 0, *STATIC, "--seed", 3, "--validation-fraction", 0.2).status == 0
-        memory = open_memory(run_folder / "memory")
-        rows = choose_queries(memory, run_folder, 100, seed=0)
-        (lesson,) = lessons
-        assert len(rows) == 12
-        assert not set(rows.tolist()) & set(lesson.rows.tolist())
 
     def test_tuning_is_refused_if_the_student_learnt_from_all_instances(
         self, train: Train, run_folder: Path, capfd: pytest.CaptureFixture[str]

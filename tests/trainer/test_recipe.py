@@ -24,28 +24,6 @@ def peaking(steps: int, learning_rate: float = 1.0) -> Recipe:
     return dataclasses.replace(recipe(), steps=steps, learning_rate=learning_rate)
 
 
-@pytest.mark.parametrize(
-    ("method", "temperature", "hard_negatives", "positives", "mines"),
-    [
-        ("rae", 0.04, 2, 1, True),
-        ("dexml", 0.05, None, 0, False),
-        ("softtopk", 0.05, None, 0, False),
-        ("bce", 0.05, None, 0, False),
-        ("ova", 0.05, None, 0, False),
-        ("infonce", 0.05, 0, 1, False),
-        ("prime", 1.0, 0, 3, False),
-        ("unidec", 1 / 18, 6, 3, True),
-        ("supcon", 1 / 18, 6, 3, True),
-    ],
-)
-def test_defaults_of_temperature_negatives_and_positives_depend_on_method(
-    method: str, temperature: float, hard_negatives: int | None, positives: int, mines: bool
-) -> None:
-    found = recipe(method=method)
-    assert (found.temperature, found.hard_negatives, found.positives) == (temperature, hard_negatives, positives)
-    assert found.mines == mines
-
-
 def test_given_settings_replace_defaults_even_if_they_are_zero() -> None:
     found = recipe(
         method="rae", hard_negatives=0, positives=0, temperature=0.1, learning_rate=0.5, batch_size=10, epochs=2

@@ -67,15 +67,9 @@ def test_resumed_run_removes_log_lines_of_steps_after_its_saved_state(tmp_path: 
 LINE = '{"step": 1, "loss": 1.0}\n'
 
 
-@pytest.mark.parametrize("cut", [0, 9])
-def test_incomplete_last_line_of_the_log_is_removed(tmp_path: Path, cut: int) -> None:
-    steps = [line["step"] for line in resume(tmp_path, LINE + LINE.replace("1,", "2,")[:cut], step=5)]
-    assert steps == [1, 6]
-
-
-@pytest.mark.parametrize("broken", ["7", '{"step": "x"}', "\x00\x00"])
-def test_invalid_line_of_the_log_is_removed(tmp_path: Path, broken: str) -> None:
-    assert [line["step"] for line in resume(tmp_path, LINE + broken + "\n", step=5)] == [1, 6]
+@pytest.mark.parametrize("broken", ["", '{"step": ', "7\n", '{"step": "x"}\n', "\x00\x00\n"])
+def test_incomplete_or_invalid_last_line_of_the_log_is_removed(tmp_path: Path, broken: str) -> None:
+    assert [line["step"] for line in resume(tmp_path, LINE + broken, step=5)] == [1, 6]
 
 
 def test_only_rank_0_writes_the_log(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

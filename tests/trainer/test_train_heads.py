@@ -212,19 +212,6 @@ class TestRefused:
 
         return refused
 
-    @pytest.mark.parametrize(
-        ("more", "complaint"),
-        [
-            (["prime", "--prototype", "text,magic"], "--prototype"),
-            (["prime", "--margin", ".3,.1"], "--margin: expected the lower bound first, found 0.3,0.1"),
-        ],
-        ids=lambda case: " ".join(map(str, case)) if isinstance(case, list) else "",
-    )
-    def test_bad_flags_of_a_method_are_refused_in_one_line(
-        self, refused_training: Callable[..., Outcome], more: list[object], complaint: str
-    ) -> None:
-        assert f"recollect train: {complaint}" in refused_training("--method", *more).message
-
     def test_head_that_does_not_fit_into_memory_is_refused(
         self, refused_training: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -201,10 +201,6 @@ BAD_FLAGS: dict[str, tuple[list[object], str]] = {
         ["--validation-fraction", 0.005, "--tune", "yes"],
         "--tune: expected held-out instances, found none with --validation-fraction 0.005; choose a larger one",
     ),
-    "late epoch of negatives": (
-        ["--mine-from", 3],
-        "--mine-from 3: expected an epoch before the end, found 3 in all; choose an earlier one",
-    ),
     "fraction": (["--validation-fraction", 0.6], "--validation-fraction: expected less than or equal to 0.5"),
     "resume and overwrite": (
         ["--resume", "--overwrite"],

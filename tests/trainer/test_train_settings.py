@@ -56,6 +56,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"temperature": 0.1, "method": "prime"},
         "--temperature: expected a method with a softmax, found --method prime; omit the flag",
     ),
+    "margin with its bounds swapped": (
+        {"margin": (0.3, 0.1), "method": "prime"},
+        "--margin: expected the lower bound first, found 0.3,0.1; swap the bounds",
+    ),
     "prototype of a free vector only": (
         {"prototype": "free", "method": "prime"},
         "--prototype free: expected a part that differs between labels of a cluster, found none; add text or centroid",
