@@ -19,6 +19,9 @@ def _those_with(holds: Callable[[Method], bool]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+_TEMPERATURES = [method.temperature for method in METHODS.values() if method.temperature is not None]
+
+
 class SharedTrainSettings(TrainingInputs):
     """The flags of `recollect train` that all methods share."""
 
@@ -62,7 +65,8 @@ class SharedTrainSettings(TrainingInputs):
     temperature: float | None = Field(
         None,
         gt=0,
-        description="tau of the loss; unset: the method's default, from 0.04 to 0.056; "
+        description=f"tau of the loss; unset: the method's default, from {min(_TEMPERATURES):.2g} to "
+        f"{max(_TEMPERATURES):.2g}; "
         f"{_those_with(lambda method: method.temperature is None)} have no tau",
     )
     normalise: CliImplicitFlag[bool] = Field(

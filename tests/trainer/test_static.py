@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import recollect
+from recollect.trainer.encoding import static_model as model_file
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.static_model import StaticModel
-from recollect.trainer.static import model as model_file
 from recollect.trainer.static.pretrained import make_static
 from tests.trainer.conftest import TEXTS, TinyEncoder, load
 from tests.trainer.runs import KILLED, USUAL, Moment, Train, results, run_recollect, untrained, weights

@@ -25,7 +25,7 @@ MORE_HELD_OUT = "train on more texts, or with a larger --validation-fraction"
 
 
 def choose_queries(
-    memory: Memory, run: Path, most: int, seed: int, held_out: HeldOutTexts | None = None
+    memory: Memory, run: Path, limit: int, seed: int, held_out: HeldOutTexts | None = None
 ) -> Int[np.ndarray, " query"]:
     """Rows of the query instances, in rising order: instances with labels from which the run has not learnt.
 
@@ -44,7 +44,7 @@ def choose_queries(
         raise MemoryFolderError(
             f"{texts}: expected {memory.plan.instances:,} lines, found fewer; run `recollect train` again"
         ) from None
-    return np.sort(generator(seed, Purpose.TUNING).permutation(np.flatnonzero(candidates))[:most])
+    return np.sort(generator(seed, Purpose.TUNING).permutation(np.flatnonzero(candidates))[:limit])
 
 
 def held_out_of(memory: Memory, run: Path) -> HeldOutTexts:
