@@ -10,7 +10,7 @@ from recollect.core.golden import write_golden
 from recollect.core.system.console import print_status
 from recollect.edits.log import extent
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
-from recollect.index_builder.draft import Draft, draft
+from recollect.index_builder.draft import Draft, draft, signing_key_of
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import check_factory, factory_string, is_graph
 from recollect.index_builder.lexical import write_lexical
@@ -43,6 +43,7 @@ def build(settings: BuildSettings) -> str:
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
         KeyFileError: If the signing key cannot be read.
     """
+    signing_key = signing_key_of(settings)
     settings = settings.model_copy(update={"run": _local_run(settings.run)})
     memory = open_memory(settings.run / "memory")
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
@@ -55,7 +56,7 @@ def build(settings: BuildSettings) -> str:
     _check_memory_sequence(store, settings.memory_sequence)
     for line in describe_unclear_labels(encoder, read_field(memory.folder / "labels.jsonl", "text")):
         print_status(line)
-    with draft(store, settings, None if settings.engine == "faiss" else settings.engine) as new:
+    with draft(store, settings, None if settings.engine == "faiss" else settings.engine, signing_key) as new:
         sample = encode_sample(memory, encoder, query_encoder)
         points = write_bundle(memory, query_encoder, sample, new, settings)
         print_status(f"verify: {new.manifest.size_bytes / 1e6:,.0f} MB")

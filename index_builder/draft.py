@@ -34,7 +34,7 @@ from recollect.core.bundle.manifest import (
     Point,
     Probabilities,
 )
-from recollect.core.bundle.signing import read_signing_key, sign_manifest
+from recollect.core.bundle.signing import SigningKey, read_signing_key, sign_manifest
 from recollect.core.search.gpu import NoGpuError, gpu_resources
 from recollect.core.settings import Device
 from recollect.core.system.console import print_status
@@ -151,19 +151,29 @@ class Draft:
         (self.folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
+def signing_key_of(settings: PublishSettings) -> SigningKey | None:
+    """The private key of `--sign`.
+
+    Raises:
+        KeyFileError: If the file has none.
+    """
+    return read_signing_key(settings.sign) if settings.sign else None
+
+
 @contextlib.contextmanager
-def draft(store: Store, settings: PublishSettings, engine: str | None) -> Iterator[Draft]:
+def draft(
+    store: Store, settings: PublishSettings, engine: str | None, signing_key: SigningKey | None
+) -> Iterator[Draft]:
     """Yield an empty draft, which the caller completes and checks; then publish it, signed if there is a key.
 
     Args:
         settings: Settings of the indexes, the checks and the signature.
         engine: The engine of the keys; None for keys in files.
+        signing_key: The key of `signing_key_of`, which a verb reads before its other work.
 
     Raises:
-        KeyFileError: If the signing key cannot be read.
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
     """
-    signing_key = read_signing_key(settings.sign) if settings.sign else None
     settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, _ENGINE_SECONDS)})
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)

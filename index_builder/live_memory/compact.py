@@ -31,7 +31,7 @@ from recollect.edits.log import MemoryLog
 from recollect.edits.writer import follow
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
 from recollect.index_builder.choose_index import evenly_spaced_rows
-from recollect.index_builder.draft import Draft, draft
+from recollect.index_builder.draft import Draft, draft, signing_key_of
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.live_memory.bundle_memory import read_bundle_memory
@@ -60,6 +60,7 @@ def compact(settings: CompactSettings) -> str | None:
         MemoryFolderError: If the run's memory cannot be read.
         StoreError, BundleError, KeyFileError: If the store, the current version or a key cannot be read.
     """
+    signing_key = signing_key_of(settings)
     if settings.out and settings.out.exists():
         raise BuildError(f"--out: expected a folder that does not exist, found {settings.out}; choose another --out")
     store = Store(settings.store, settings.verify_key, settings.bundle_cache)
@@ -79,7 +80,7 @@ def compact(settings: CompactSettings) -> str | None:
     with (
         tempfile.TemporaryDirectory() as temporary,
         _removed_on_error(settings.out or Path(temporary) / "merged") as out,
-        draft(store, settings, None if old.engine is None else old.engine.name) as new,
+        draft(store, settings, None if old.engine is None else old.engine.name, signing_key) as new,
     ):
         base = _base_memory(settings.run, bundle, encoder, Path(temporary), new.settings)
         merged = write_merged_memory(base, memory, out / "memory")
