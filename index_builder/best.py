@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from recollect.core.system.console import print_status
 from recollect.core.system.files import clear_folder, find_files, write_json, write_text
+from recollect.index_builder.compare import UNTRAINED, Contestant
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.reranker.gains import METRICS
 from recollect.index_builder.reranker.rank import MIN_QUERIES, RankerFit, rank_run
@@ -43,7 +44,9 @@ from recollect.trainer.run import write_run
 from recollect.trainer.settings import STATIC, TuneSettings
 from recollect.trainer.train_settings import TrainSettings
 
-UNTRAINED, ADAPTER = "untrained", "adapter"
+ADAPTER = "adapter"
+# Shares of the time for training; the untrained encoder has none.
+_SHARES = {ADAPTER: 0.35, STATIC: 0.65}
 # Number of texts that are encoded to estimate the time for all texts.
 _PROBE_TEXTS = 256
 # Maximum share of the time for encoding all texts with the pretrained encoder.
@@ -58,21 +61,6 @@ _MIN_TRAINING_SHARE = 0.1
 _METRIC = "nDCG@5"
 # Folder of the contestants, inside the run folder, until the best one is chosen.
 _RUNS = "contestants"
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """One run.
-
-    Attributes:
-        name: Name of the contestant, and of its run folder.
-        flags: Flags of `recollect train` in which it differs from the given ones.
-        share: Its share of the time for training, relative to the other contestants; 0 if it is not trained.
-    """
-
-    name: str
-    flags: dict[str, Any]
-    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,10 +116,10 @@ def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, second
     Args:
         encoding_seconds: Time to encode all texts with it.
     """
-    static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder}, share=0.65)
+    static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder})
     if encoding_seconds > _ENCODING_SHARE * seconds:
         return [static]
-    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED}, share=0.35)
+    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED})
     return [Contestant(UNTRAINED, {"epochs": 0}), adapter, static]
 
 
@@ -145,11 +133,12 @@ def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float,
     """
     reserved = (len(waiting) + _LAST_MEASURINGS) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
     training = max(left - reserved, _MIN_TRAINING_SHARE * seconds)
-    return training * waiting[0].share / sum(contestant.share for contestant in waiting)
+    shares = [_SHARES.get(contestant.name, 0.0) for contestant in waiting]
+    return training * shares[0] / sum(shares)
 
 
 @dataclass(frozen=True)
-class Result:
+class ContestantResult:
     """The quality of one contestant on texts that its training and its ranker did not see.
 
     Attributes:
@@ -165,12 +154,12 @@ class Result:
     seconds: float
 
     @classmethod
-    def of(cls, name: str, fit: RankerFit, seconds: float) -> Result:
+    def of(cls, name: str, fit: RankerFit, seconds: float) -> ContestantResult:
         metrics = {gain.name: gain.ranker if fit.kept else gain.votes for gain in fit.gains}
         return cls(name, "probability" if fit.kept else "score", metrics, seconds)
 
 
-def table(results: Sequence[Result], winner: Result) -> list[str]:
+def table(results: Sequence[ContestantResult], winner: ContestantResult) -> list[str]:
     """A table of the contestants in Markdown; the winner is in bold."""
     head = f"| contestant | order | {' | '.join(METRICS)} | seconds |"
     lines = [head, f"|---|---|{'---:|' * (len(METRICS) + 1)}"]
@@ -200,7 +189,7 @@ def train_best(settings: TrainSettings) -> list[str]:
     waiting, held_out = _choose(settings, runs, seconds)
     out.mkdir(parents=True, exist_ok=True)
     clear_folder(out)
-    results: list[Result] = []
+    results: list[ContestantResult] = []
     measuring = None
     while waiting:
         spent = time.perf_counter() - start
@@ -246,17 +235,17 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[C
 
 def _run(
     contestant: Contestant, limit: float, settings: TrainSettings, runs: Path, held_out: Halves
-) -> tuple[Result, float]:
+) -> tuple[ContestantResult, float]:
     """Train a contestant for at most `limit` seconds; return its result, and the time for its tuning and ranking."""
     run, start = runs / contestant.name, time.perf_counter()
     own = {**contestant.flags, "out": run, "best": False, "overwrite": False, "tune": "no"}
-    if contestant.share:
+    if contestant.name in _SHARES:
         own["max_seconds"] = limit
     write_run(settings.model_copy(update=own), held_out.choosing)
     trained = time.perf_counter()
     ranking = _measure(run, settings, held_out.choosing, held_out.judging)
     end = time.perf_counter()
-    return Result.of(contestant.name, ranking, end - start), end - trained
+    return ContestantResult.of(contestant.name, ranking, end - start), end - trained
 
 
 def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked: HeldOutTexts) -> RankerFit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recollect.core import extras
-from recollect.core.bundle.manifest import Defaults, Order, Point
+from recollect.core.bundle.manifest import Defaults, Order
 from recollect.core.golden import write_golden
 from recollect.core.system.console import print_status
 from recollect.edits.log import extent
@@ -58,9 +58,9 @@ def build(settings: BuildSettings) -> str:
         print_status(line)
     with draft(store, settings, None if settings.engine == "faiss" else settings.engine, signing_key) as new:
         sample = encode_sample(memory, encoder, query_encoder)
-        points = write_bundle(memory, query_encoder, sample, new, settings)
+        write_bundle(memory, query_encoder, sample, new, settings)
         print_status(f"verify: {new.manifest.size_bytes / 1e6:,.0f} MB")
-        new.check(sample, points)
+        new.check(sample)
         _check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
     if settings.activate:
         store.activate(new.manifest.version)
@@ -74,18 +74,13 @@ def _local_run(run: Path) -> Path:
     return run
 
 
-def write_bundle(
-    memory: Memory, encoder: Encoder, sample: Sample, new: Draft, settings: BuildSettings
-) -> dict[str, Point]:
+def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, settings: BuildSettings) -> None:
     """Write all files of a bundle. The caller checks them afterwards.
 
     Args:
         memory: The memory of the bundle.
         sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
         settings: The run, the precision of the encoder, and the use of words and ranker.
-
-    Returns:
-        The chosen measurement for the index of the labels and for the index of the instances.
 
     Raises:
         BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss or the engine rejects the
@@ -108,7 +103,7 @@ def write_bundle(
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    return new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured)
+    new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured)
 
 
 def _check_index(memory: Memory, settings: BuildSettings) -> None:

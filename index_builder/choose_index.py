@@ -82,7 +82,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Queries:
+class TrialQueries:
     """The queries of a measurement.
 
     Attributes:
@@ -92,10 +92,10 @@ class Queries:
     vectors: Float[np.ndarray, "query dim"]
     rows: Int[np.ndarray, " query"] | None = None
 
-    def few(self, count: int) -> Queries:
+    def few(self, count: int) -> TrialQueries:
         """`count` of the queries at equal distances."""
         some = evenly_spaced_rows(len(self.vectors), count)
-        return Queries(self.vectors[some], None if self.rows is None else self.rows[some])
+        return TrialQueries(self.vectors[some], None if self.rows is None else self.rows[some])
 
 
 # A function that opens a progress bar for an index (its factory string) and its number of keys. The builder calls the
@@ -123,7 +123,7 @@ def build_chosen_index(
     indexed: KeysToIndex,
     path: Path,
     kind: str,
-    queries: Queries,
+    queries: TrialQueries,
     target: Target,
     progress: Progress,
     device: Device = "cpu",
@@ -160,7 +160,9 @@ def build_chosen_index(
         asked, left_out = _left_out(keys, queries, family, device)
         rows = None if left_out is None else np.delete(np.arange(len(keys)), left_out)
         info = _build_and_write(indexed, family, trial_path, progress, device, construction_effort, rows)
-        chosen, point, points = choose_effort(Trial.open(trial_path, info, keys, asked, target.top_b, rows), target)
+        chosen, point, points = choose_effort(
+            IndexTrial.open(trial_path, info, keys, asked, target.top_b, rows), target
+        )
         measured += points
         if left_out is not None:
             complete = add_left_out(trial_path, indexed, left_out)
@@ -176,8 +178,8 @@ def build_chosen_index(
 
 
 def _left_out(
-    keys: Keys, queries: Queries, factory: str, device: Device
-) -> tuple[Queries, Int[np.ndarray, " row"] | None]:
+    keys: Keys, queries: TrialQueries, factory: str, device: Device
+) -> tuple[TrialQueries, Int[np.ndarray, " row"] | None]:
     """The queries that measure an index, and the rows of the keys that are added after the measurement, or None.
 
     Keys can be added to a graph that a CPU has linked. Of few keys, fewer are left out, so that the graph hardly
@@ -187,7 +189,7 @@ def _left_out(
     if queries.rows is None or device != "cpu" or not count or not can_add_later(factory, keys.shape[1]):
         return queries, None
     few = queries.few(count)
-    return Queries(few.vectors), few.rows
+    return TrialQueries(few.vectors), few.rows
 
 
 def compare_families(indexed: KeysToIndex, target: Target, progress: Progress) -> list[Point]:
@@ -211,7 +213,7 @@ def compare_families(indexed: KeysToIndex, target: Target, progress: Progress) -
             if not indexed.unit and is_graph(factory):
                 continue
             info = _build_and_write(indexed._replace(keys=sample), factory, path, progress)
-            points += measure_curve(Trial.open(path, info, sample, Queries(queries), target.top_b))
+            points += measure_curve(IndexTrial.open(path, info, sample, TrialQueries(queries), target.top_b))
             expected = meeting([_expected(point, count, dim) for point in points], target)
             if any(_exact_and_fast(point, target) for point in expected):
                 break
@@ -231,7 +233,7 @@ class MeasuredKeys(Protocol):
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours: ...
 
 
-class Trial:
+class IndexTrial:
     """An index whose results are compared with exact search.
 
     Args:
@@ -245,7 +247,7 @@ class Trial:
         self,
         index: MeasuredKeys,
         keys: Keys,
-        queries: Queries,
+        queries: TrialQueries,
         top_b: int,
         bytes_per_key: float,
         reachable: float = 1.0,
@@ -264,10 +266,10 @@ class Trial:
         path: Path,
         info: IndexInfo,
         keys: Keys,
-        queries: Queries,
+        queries: TrialQueries,
         top_b: int,
         rows: Int[np.ndarray, " row"] | None = None,
-    ) -> Trial:
+    ) -> IndexTrial:
         """Open the file of a faiss index."""
         index = KeyIndex(OpenIndex(path), info)
         return cls(index, keys, queries, top_b, path.stat().st_size / info.keys, reachable_share(index.index), rows)
@@ -300,7 +302,7 @@ class Trial:
         return found if self._own is None else leave_out(found, self._own).first(self.top_b)
 
 
-def choose_effort(trial: Trial, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
+def choose_effort(trial: IndexTrial, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose the least search effort of an index that meets the requirements.
 
     Returns:
@@ -312,7 +314,7 @@ def choose_effort(trial: Trial, target: Target) -> tuple[IndexInfo, Point, list[
     return trial.info.model_copy(update={"effort": point.effort, "refine": point.refine}), point, points
 
 
-def measure_curve(trial: Trial, given: int | None = None) -> Iterator[Point]:
+def measure_curve(trial: IndexTrial, given: int | None = None) -> Iterator[Point]:
     """Measure an index with the given effort, or with higher and higher effort while that improves the recall."""
     before, refinements = -1.0, _refinements(trial.info)
     for effort in efforts(trial.info, trial.lists, trial.top_b) if given is None else [given]:
@@ -323,7 +325,7 @@ def measure_curve(trial: Trial, given: int | None = None) -> Iterator[Point]:
         before = points[-1].recall
 
 
-def bisect_effort(trial: Trial, points: list[Point], target: Target) -> Iterator[Point]:
+def bisect_effort(trial: IndexTrial, points: list[Point], target: Target) -> Iterator[Point]:
     """Search for a lower effort that still meets the requirements.
 
     The search is a bisection between the effort of the chosen measurement and the next lower measured effort. If the

@@ -38,7 +38,7 @@ from recollect.core.system.console import aligned, print_status
 from recollect.core.system.files import find_files, read_json, write_json, write_text
 from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.evaluation.bootstrap import bootstrap, means
-from recollect.index_builder.run_quality import Quality, Queries, measure
+from recollect.index_builder.run_quality import TESTED, LabelledQueries, Quality, measure
 from recollect.index_builder.settings import CompareSettings
 from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import fingerprint
@@ -88,43 +88,45 @@ class Contestant:
     """A method, a variant of a method, or the untrained encoder.
 
     Attributes:
-        name: Name of its row in the table.
-        flags: All flags of `recollect train`, except those that differ between seeds.
-        seeds: One run for each seed.
+        name: Its name in the table.
+        flags: Flags of `recollect train`, except those that differ between seeds.
     """
 
     name: str
-    flags: list[str]
-    seeds: list[int]
+    flags: dict[str, Any]
 
     def run(self, out: Path, seed: int) -> Path:
         if self.name == UNTRAINED:
             return out / UNTRAINED
         return out / "runs" / (self.name if seed == 0 else f"{self.name}-seed{seed}")
 
+    def seeds(self, settings: CompareSettings) -> list[int]:
+        """The seeds of its runs; nothing in the untrained encoder is random."""
+        return [0] if self.name == UNTRAINED else settings.seeds
+
 
 @dataclass(frozen=True)
 class Results:
-    """A contestant, and the quality of each of its runs."""
+    """A contestant, and the quality of its run with each seed."""
 
     contestant: Contestant
-    runs: list[Quality]
+    runs: dict[int, Quality]
 
     def figures(self, part: str, name: str) -> list[float]:
         """A figure of each run, from one of the dictionaries of `Quality`; empty if a run has no such figure."""
-        found: list[Any] = [(getattr(run, part) or {}).get(name) for run in self.runs]
+        found: list[Any] = [(getattr(run, part) or {}).get(name) for run in self.runs.values()]
         return [] if None in found else found
 
     def scores(self, metric: str) -> np.ndarray:
         """The score of each query, averaged over the runs."""
-        return np.asarray(np.mean([run.scores[metric] for run in self.runs], axis=0))
+        return np.asarray(np.mean([run.scores[metric] for run in self.runs.values()], axis=0))
 
     def as_json(self) -> dict[str, Any]:
         runs = [
             {"seed": seed} | {name: value for name, value in vars(run).items() if name != "scores"}
-            for seed, run in zip(self.contestant.seeds, self.runs, strict=True)
+            for seed, run in self.runs.items()
         ]
-        return {"name": self.contestant.name, "flags": self.contestant.flags, "runs": runs}
+        return {"name": self.contestant.name, "flags": _as_flags(self.contestant.flags), "runs": runs}
 
 
 def compare(settings: CompareSettings) -> str:
@@ -151,10 +153,11 @@ def compare(settings: CompareSettings) -> str:
             "choose another --out"
         )
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    queries = Queries(test, len(dataset.labels), settings.propensity, frozen=settings.trained != "full")
+    queries = LabelledQueries(test, len(dataset.labels), settings.propensity, frozen=settings.trained != "full")
     data = {"dataset": fingerprint(dataset.labels, train), "queries": fingerprint(dataset.labels, test)}
     results = [
-        Results(each, [_run(each, seed, settings, queries, data, device) for seed in each.seeds]) for each in compared
+        Results(each, {seed: _run(each, seed, settings, queries, data, device) for seed in each.seeds(settings)})
+        for each in compared
     ]
     best = sorted(results, key=lambda each: -statistics.fmean(each.figures("tuned", settings.metric) or [0]))[:2]
     report = {
@@ -189,8 +192,8 @@ def contestants(settings: CompareSettings) -> list[Contestant]:
         raise BuildError("--methods: expected at least one method, or a file with --variants, found neither; name one")
     # The untrained encoder is first, because the other runs may train on its vectors.
     return [
-        Contestant(UNTRAINED, _as_flags(_with_shared({"epochs": 0}, given)), [0]),
-        *(Contestant(name, _as_flags(_with_shared(own, given)), settings.seeds) for name, own in trained.items()),
+        Contestant(UNTRAINED, _with_shared({"epochs": 0}, given)),
+        *(Contestant(name, _with_shared(own, given)) for name, own in trained.items()),
     ]
 
 
@@ -254,7 +257,12 @@ def _as_flags(values: dict[str, Any]) -> list[str]:
 
 
 def _run(
-    contestant: Contestant, seed: int, settings: CompareSettings, queries: Queries, data: dict[str, str], device: str
+    contestant: Contestant,
+    seed: int,
+    settings: CompareSettings,
+    queries: LabelledQueries,
+    data: dict[str, str],
+    device: str,
 ) -> Quality:
     """Train, tune and measure a run. A run that was measured with the same flags and data is not repeated.
 
@@ -265,7 +273,8 @@ def _run(
     print_status(f"compare: {path.name}")
     metric = {"metric": settings.metric}
     tuning = _as_flags(metric | TuneSettings.read_of({"propensity": settings.propensity}, metric))
-    holds_for = data | {"train": contestant.flags, "tune": tuning}
+    flags = _as_flags(contestant.flags)
+    holds_for = data | {"train": flags, "tune": tuning}
     if (path / "quality.json").exists():
         found = read_json(path / "quality.json")
         if found["holds_for"] == holds_for:
@@ -277,7 +286,7 @@ def _run(
         # Adapter and head are trained on the vectors of the untrained run, so that no text is encoded again.
         if settings.trained != "full":
             own.append(f"--vectors={untrained}")
-    run_recollect(path.name, "train", str(settings.dataset), *own, *contestant.flags)
+    run_recollect(path.name, "train", str(settings.dataset), *own, *flags)
     if len(choose_queries(open_memory(path / "memory"), path, 1, seed=0)):
         run_recollect(path.name, "tune", str(path), *tuning)
     else:
@@ -324,7 +333,7 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
 
 def _differences(best: Sequence[Results]) -> list[dict[str, Any]]:
     """Each metric of the first contestant minus that of the second, and the ends of the 95% confidence interval."""
-    scores = [{metric: each.scores(metric) for metric in each.runs[0].scores} for each in best]
+    scores = [{metric: each.scores(metric) for metric in TESTED} for each in best]
     first, second = bootstrap([[means(of_contestant)] for of_contestant in scores])
     gains = {metric: first[metric] - second[metric] for metric in first}
     return [{"metric": name, "difference": gain.value, "interval": [*gain.interval]} for name, gain in gains.items()]
@@ -373,7 +382,7 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
     yield f"# {report['title']}\n\nPercent on the test split. With several seeds, a cell is mean ± standard deviation."
     yield f"\n## Quality and cost\n\nTuned by {metric} on held-out instances.\n\n{quality_table(results)}"
     plain = _metrics(results, "plain")
-    for view in sorted({view for each in results for run in each.runs for view in run.views}):
+    for view in sorted({view for each in results for run in each.runs.values() for view in run.views}):
         plain[f"nDCG@5, {view} alone"] = _column(results, "views", view)
     yield f"\n## Label keys alone (λ = 0, α = 0)\n\n{_table(results, plain)}"
     yield f"\n## Significance\n\n{best[0]} minus {best[1]}, the best two by {metric}: difference over the test texts in"
@@ -384,5 +393,5 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
     ]
     yield _in_markdown([["metric", "difference", "95% interval"], *tests])
     yield f"\n## Flags of `recollect train`\n\n{report['dataset']}; {report['versions']}\n"
-    yield from (f"- {each.contestant.name}: `{shlex.join(each.contestant.flags)}`" for each in results)
+    yield from (f"- {each.contestant.name}: `{shlex.join(_as_flags(each.contestant.flags))}`" for each in results)
     yield ""

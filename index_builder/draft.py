@@ -70,6 +70,7 @@ class Draft:
         writer: Writes the keys to an engine; None writes them to files of the bundle.
         before: Metrics of the current version on the gate dataset; empty without a gate.
         manifest: The manifest, after `complete`.
+        points: The chosen measurement of each index, by `labels` and `instances`, after `complete`.
     """
 
     folder: Path
@@ -78,6 +79,7 @@ class Draft:
     writer: KeyWriter | None = None
     before: dict[str, float] = field(default_factory=dict)
     manifest: Manifest = field(init=False)
+    points: dict[str, Point] = field(init=False)
 
     def complete(
         self,
@@ -87,8 +89,8 @@ class Draft:
         probabilities: Probabilities | None,
         sequence: int,
         metrics: dict[str, float],
-    ) -> dict[str, Point]:
-        """Write the keys and the manifest, after all other files; return the chosen measurement of each index.
+    ) -> None:
+        """Write the keys and the manifest, after all other files.
 
         Args:
             memory: The memory of the bundle.
@@ -104,13 +106,13 @@ class Draft:
         """
         engine = None
         if self.writer is None:
-            indexes, points, curves = write_indexes(memory, self.folder, self.settings, self.device, encoder)
+            indexes, self.points, curves = write_indexes(memory, self.folder, self.settings, self.device, encoder)
             files = describe_files(self.folder)
             version = _new_version(files)
         else:
             files = describe_files(self.folder, with_engine=True)
             version = _new_version(files)
-            engine, indexes, points, curves = self.writer.write(memory, version)
+            engine, indexes, self.points, curves = self.writer.write(memory, version)
         plan = memory.plan
         self.manifest = Manifest(
             format_version=FORMAT_VERSION,
@@ -129,20 +131,18 @@ class Draft:
             files=files,
         )
         self._write_manifest()
-        return points
 
-    def check(self, sample: Sample, points: dict[str, Point]) -> None:
+    def check(self, sample: Sample) -> None:
         """Open the bundle as a replica does, measure it, and print the checks.
 
         Args:
             sample: Texts, and their vectors from the trained encoder.
-            points: The measurements that `complete` returned.
 
         Raises:
             CheckFailed: If a check fails and `--force` is not set.
         """
         threads = threads_or_cores(self.settings.threads)
-        self.manifest = verify(self.folder, self.before, sample, points, self.settings, threads, self.device)
+        self.manifest = verify(self.folder, self.before, sample, self.points, self.settings, threads, self.device)
         require_passed(self.manifest.checks, self.settings.force)
         self._write_manifest()
 

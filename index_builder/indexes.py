@@ -12,7 +12,7 @@ import numpy as np
 from recollect.core.bundle.manifest import EncoderInfo, Indexes, IndexInfo, Point
 from recollect.core.settings import Device
 from recollect.core.system.console import progress_bar
-from recollect.index_builder.choose_index import QUERIES, Queries, Target, build_chosen_index, evenly_spaced_rows
+from recollect.index_builder.choose_index import QUERIES, Target, TrialQueries, build_chosen_index, evenly_spaced_rows
 from recollect.index_builder.faiss_index import KeysToIndex, factory_string
 from recollect.index_builder.settings import PublishSettings
 from recollect.trainer.memory.memory import Memory
@@ -34,7 +34,7 @@ def write_indexes(
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
     rows = evenly_spaced_rows(instances, QUERIES)
-    queries = Queries(memory.queries(rows), rows)
+    queries = TrialQueries(memory.queries(rows), rows)
     if memory.defaults["label_key_alpha"]:
         # An enriched label key is normalised again, so a damaged key of a label's text would go unnoticed.
         for _ in KeysToIndex(memory.keys[instances:], instances).blocks():
@@ -63,7 +63,7 @@ def write_indexes(
             KeysToIndex(keys, first_row, memory.is_normalised),
             path,
             kind,
-            queries if part == "instances" else Queries(queries.vectors),
+            queries if part == "instances" else TrialQueries(queries.vectors),
             target,
             bar,
             device,

@@ -31,7 +31,7 @@ _DEPTH = 5
 
 
 @dataclass(frozen=True)
-class Gain:
+class WordGain:
     """The gain of votes by words over the votes of the vectors alone, in percent of nDCG@5.
 
     Attributes:
@@ -86,7 +86,7 @@ def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> 
     return _without_gain(folder, lexical), measured
 
 
-def _decision(lexical: Lexical, gain: Gain) -> str:
+def _decision(lexical: Lexical, gain: WordGain) -> str:
     if gain.certain:
         return "kept"
     return "kept with word_weight 0" if lexical == "on" else "not kept: the gain is less than two standard errors"
@@ -100,7 +100,7 @@ def _without_gain(folder: Path, lexical: Lexical) -> float:
     return 0.0
 
 
-def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
+def measure_gain(memory: Memory, folder: Path, run: Path) -> WordGain:
     """Measure each weight on left-out instances with the memory's default options, and choose the best one.
 
     Raises:
@@ -123,4 +123,4 @@ def measure_gain(memory: Memory, folder: Path, run: Path) -> Gain:
     chosen = max(_WEIGHTS, key=lambda weight: (scores[weight].mean(), -weight))
     before, after = 100 * scores[0.0], 100 * scores[chosen]
     error = PairedGain.of(before, after).error
-    return Gain(chosen, float(before.mean()), float(after.mean()), error, len(rows))
+    return WordGain(chosen, float(before.mean()), float(after.mean()), error, len(rows))

@@ -29,13 +29,13 @@ from recollect.trainer.run_folder import RunFolder
 DEPTH = 100
 _BLOCK_QUERIES = 8_192
 # Metrics whose scores of single queries are kept, for the intervals of differences.
-_TESTED = ("P@1", "P@3", "P@5", "nDCG@5")
+TESTED = ("P@1", "P@3", "P@5", "nDCG@5")
 
 Vectors = Float[np.ndarray, "query width"]
 Metrics = dict[str, float | None]
 
 
-class Queries:
+class LabelledQueries:
     """Test texts and their true labels.
 
     Args:
@@ -96,7 +96,7 @@ class Quality:
     measured: dict[str, float]
 
 
-def measure(path: Path, queries: Queries, device: str) -> Quality:
+def measure(path: Path, queries: LabelledQueries, device: str) -> Quality:
     """Measure a run on the test queries.
 
     Args:
@@ -129,7 +129,7 @@ def measure(path: Path, queries: Queries, device: str) -> Quality:
         tuned=metrics(best),
         plain=plain(vectors),
         views=views,
-        scores={metric: query_scores(metric, best, queries.truth, weights).tolist() for metric in _TESTED},
+        scores={metric: query_scores(metric, best, queries.truth, weights).tolist() for metric in TESTED},
         measured=(run.training() or {}).get("measured") or {},
     )
 

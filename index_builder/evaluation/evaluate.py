@@ -95,10 +95,10 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         None if comparison is None else comparison.as_json(),
     )
     if settings.report:
-        from recollect.index_builder.evaluation.report import Report  # loads matplotlib
+        from recollect.index_builder.evaluation.report import QualityPage  # loads matplotlib
 
         dataset_name = settings.dataset.resolve().name
-        Report(predictor, dataset_name, test, truth, answering, of_sweep, comparison).write(settings.report)
+        QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison).write(settings.report)
     return evaluation
 
 

@@ -39,7 +39,7 @@ th, td { border-bottom: 1px solid #e5e7eb; padding: 0.3rem 0.6rem; text-align: l
 
 
 @dataclass(frozen=True)
-class Report:
+class QualityPage:
     """The content of a page.
 
     Attributes:

@@ -17,7 +17,7 @@ import numpy as np
 
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import RANKER
-from recollect.core.bundle.manifest import Manifest, Point
+from recollect.core.bundle.manifest import Manifest
 from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import ActivationConflictError
 from recollect.core.golden import write_golden
@@ -85,7 +85,8 @@ def compact(settings: CompactSettings) -> str | None:
         base = _base_memory(settings.run, bundle, encoder, Path(temporary), new.settings)
         merged = write_merged_memory(base, memory, out / "memory")
         sample = _sample(merged)
-        new.check(sample, _write_bundle(new, bundle, merged, sample, memory.sequence))
+        _write_bundle(new, bundle, merged, sample, memory.sequence)
+        new.check(sample)
         # The entries that a bundle cannot contain are appended again, so that they follow those that the bundle
         # contains. Their present state is written, so that they cannot undo a change that was written meanwhile. A
         # compaction that fails does not change the log.
@@ -174,8 +175,8 @@ def _sample(memory: Memory) -> Sample:
     return Sample(texts_of(memory, rows), memory.queries(rows))
 
 
-def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> dict[str, Point]:
-    """Write the bundle of a merged memory; return the points at which its indexes were measured."""
+def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> None:
+    """Write the bundle of a merged memory."""
     old, folder = bundle.manifest, new.folder
     write_bundle_tables(memory, folder)
     for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
@@ -187,4 +188,4 @@ def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, se
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
         )
-    return new.complete(memory, old.encoder, old.defaults, old.probabilities, sequence, {})
+    new.complete(memory, old.encoder, old.defaults, old.probabilities, sequence, {})

@@ -16,7 +16,7 @@ _SEGMENT_DEPTH = 5
 
 
 @dataclass(frozen=True)
-class Gain:
+class RankerGain:
     """A metric in percent, of the votes and of the ranker.
 
     Attributes:
@@ -56,10 +56,10 @@ class Judge:
         self._truth, self._counts = truth, counts
         self._weights = propensity_weights(counts, instances, *propensity)
 
-    def gain(self, name: str, votes: Int[np.ndarray, "query 100"], ranker: Int[np.ndarray, "query 100"]) -> Gain:
+    def gain(self, name: str, votes: Int[np.ndarray, "query 100"], ranker: Int[np.ndarray, "query 100"]) -> RankerGain:
         """Compare two rankings by one metric, such as nDCG@5, or by the recall at 5 of a segment of `SEGMENTS`."""
         before, after = self._scores(name, votes), self._scores(name, ranker)
-        return Gain(name, float(before.mean()), float(after.mean()), PairedGain.of(before, after).error)
+        return RankerGain(name, float(before.mean()), float(after.mean()), PairedGain.of(before, after).error)
 
     def segments(self) -> list[str]:
         """The segments of labels that have true labels."""
@@ -76,7 +76,7 @@ class Judge:
         return np.asarray(100 * found / max(1, inside[self._truth.indices].sum()) * len(labels))
 
 
-def format_gains(gains: list[Gain], segments: list[Gain]) -> list[str]:
+def format_gains(gains: list[RankerGain], segments: list[RankerGain]) -> list[str]:
     """A table of the gains: metrics first, then the recall at 5 by frequency of labels."""
     head = f"{'':24}  {'votes':>7}  {'ranker':>7}  {'gain':>7}  {'error':>6}"
     rows = [(gain.name, gain) for gain in gains]

@@ -20,7 +20,7 @@ from recollect.index_builder.reranker.artefact import write_ranker
 from recollect.index_builder.reranker.calibrate import HeldOut
 from recollect.index_builder.reranker.examples import ExampleSource
 from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
-from recollect.index_builder.reranker.gains import METRICS, Gain, Judge, best_candidates, format_gains
+from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
@@ -47,9 +47,9 @@ class RankerFit:
     """
 
     kept: bool
-    metric: Gain
-    gains: list[Gain]
-    segments: list[Gain]
+    metric: RankerGain
+    gains: list[RankerGain]
+    segments: list[RankerGain]
     queries: int
     seconds: float
 

@@ -15,9 +15,9 @@ from recollect.core.bundle.manifest import IndexInfo, Point
 from recollect.core.search.searcher import KeyIndex, OpenIndex
 from recollect.index_builder import choose_index
 from recollect.index_builder.choose_index import (
-    Queries,
+    IndexTrial,
     Target,
-    Trial,
+    TrialQueries,
     build_chosen_index,
     candidate_factories,
     choose_point,
@@ -41,15 +41,15 @@ def point(factory: str, recall: float, milliseconds: float, **more: Any) -> Poin
     return Point(**plain | {"factory": factory, "recall": recall, "milliseconds": milliseconds} | more)
 
 
-def trial(keys: Any, kind: str, folder: Path, top_b: int) -> Trial:
+def trial(keys: Any, kind: str, folder: Path, top_b: int) -> IndexTrial:
     """Build and write an index, and prepare a trial with queries close to the first keys."""
     index, info = build_index(KeysToIndex(keys), kind)
     write_index(index, folder / "keys.faiss")
-    return Trial.open(folder / "keys.faiss", info, keys, Queries(near(keys, 50)), top_b)
+    return IndexTrial.open(folder / "keys.faiss", info, keys, TrialQueries(near(keys, 50)), top_b)
 
 
 def best(keys: Any, kind: str, folder: Path, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
-    queries = Queries(near(keys[:], min(len(keys), 50)))
+    queries = TrialQueries(near(keys[:], min(len(keys), 50)))
     return build_chosen_index(KeysToIndex(keys), folder / "keys.faiss", kind, queries, target, silent)
 
 
@@ -61,15 +61,15 @@ def _times_follow_effort(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     0.1 ms for each thousand keys. One thread builds all indexes, because a graph depends on the order in which threads
     add keys.
     """
-    measure = Trial.measure
+    measure = IndexTrial.measure
 
-    def timed(trial: Trial, effort: int, refine: float) -> Point:
+    def timed(trial: IndexTrial, effort: int, refine: float) -> Point:
         measured = measure(trial, effort, refine)
         milliseconds = effort / 100 + refine / 1_000 if effort else measured.keys / 10_000
         return measured.model_copy(update={"milliseconds": milliseconds})
 
     monkeypatch.setattr(choose_index, "search_milliseconds", lambda *_: np.ones(1))
-    monkeypatch.setattr(Trial, "measure", timed)
+    monkeypatch.setattr(IndexTrial, "measure", timed)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     yield
@@ -222,7 +222,7 @@ def test_all_keys_are_found_when_there_are_fewer_than_top_b(tmp_path: Path, kind
 def test_equal_keys_count_as_equally_good(tmp_path: Path, kind: str, rows: int) -> None:
     keys = np.repeat(random_keys(1), rows, axis=0)
     info, chosen, _ = build_chosen_index(
-        KeysToIndex(keys), tmp_path / "keys.faiss", kind, Queries(keys[:20]), Target(0.98, 200), silent
+        KeysToIndex(keys), tmp_path / "keys.faiss", kind, TrialQueries(keys[:20]), Target(0.98, 200), silent
     )
     assert (chosen.recall, info.keys) == (1, rows)
 
@@ -232,7 +232,7 @@ def test_recall_is_that_of_queries_outside_of_the_index(tmp_path: Path, kind: st
     all_keys = random_keys(3_500, 64)
     keys, outside, rows = all_keys[:3_000], all_keys[3_000:], np.arange(0, 3_000, 12)
     path, target = tmp_path / "keys.faiss", Target(0.9, 20, effort=20)
-    info, chosen, _ = build_chosen_index(KeysToIndex(keys), path, kind, Queries(keys[rows], rows), target, silent)
+    info, chosen, _ = build_chosen_index(KeysToIndex(keys), path, kind, TrialQueries(keys[rows], rows), target, silent)
     index = KeyIndex(OpenIndex(path), info)
     truth = recall_of(index, keys, outside, exact_neighbours(keys, outside, 20))
     assert chosen.recall == pytest.approx(truth, abs=0.03)

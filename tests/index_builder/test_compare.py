@@ -15,7 +15,7 @@ import pytest
 import recollect
 from recollect.index_builder.compare import contestants, run_recollect
 from recollect.index_builder.evaluation.measured import report
-from recollect.index_builder.run_quality import Queries, measure
+from recollect.index_builder.run_quality import LabelledQueries, measure
 from recollect.index_builder.settings import CompareSettings
 from recollect.trainer.data.dataset import Dataset, open_dataset
 from recollect.trainer.encoding.checkpoint import load_checkpoint
@@ -136,8 +136,8 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RUN_RECOLLECT, pytest.fail)
 
 
-def queries(dataset: Dataset) -> Queries:
-    return Queries(dataset.read_split("test"), len(dataset.labels), (0.55, 1.5), frozen=True)
+def queries(dataset: Dataset) -> LabelledQueries:
+    return LabelledQueries(dataset.read_split("test"), len(dataset.labels), (0.55, 1.5), frozen=True)
 
 
 def by_hand(memory: Memory, checkpoint: Path, dataset: Dataset, plain: bool = False) -> dict[str, float | None]:
@@ -194,10 +194,10 @@ def test_contestant_gets_the_shared_flags_that_it_reads(tmp_path: Path) -> None:
     settings = CompareSettings(
         dataset=tmp_path, out=tmp_path, methods=["rae", "prime"], propensity=(0.6, 2.6), max_length=16, epochs=2
     )
-    assert {each.name: {*each.flags} for each in contestants(settings)} == {
-        "untrained": {"--max-length=16", "--epochs=0"},
-        "rae": {"--max-length=16", "--epochs=2", "--method=rae"},
-        "prime": {"--max-length=16", "--epochs=2", "--method=prime", "--propensity=0.6,2.6"},
+    assert {each.name: each.flags for each in contestants(settings)} == {
+        "untrained": {"max_length": 16, "epochs": 0},
+        "rae": {"max_length": 16, "epochs": 2, "method": "rae"},
+        "prime": {"max_length": 16, "epochs": 2, "method": "prime", "propensity": (0.6, 2.6)},
     }
 
 

@@ -28,11 +28,11 @@ GATED = [f"{metric} on dataset, points lost" for metric in ("P@1", "P@5", "nDCG@
     ("found", "bounds", "passed"),
     [
         (0.5, {}, True),
-        (0.5, {"least": 0.5, "most": 0.5}, True),
-        (0.49, {"least": 0.5}, False),
-        (0.51, {"most": 0.5}, False),
-        (float("nan"), {"least": 0.5}, False),
-        (float("nan"), {"most": 0.5}, False),
+        (0.5, {"minimum": 0.5, "limit": 0.5}, True),
+        (0.49, {"minimum": 0.5}, False),
+        (0.51, {"limit": 0.5}, False),
+        (float("nan"), {"minimum": 0.5}, False),
+        (float("nan"), {"limit": 0.5}, False),
     ],
 )
 def test_check_passes_within_its_bounds(found: float, bounds: dict[str, float], passed: bool) -> None:

@@ -14,7 +14,14 @@ from recollect.core.errors import EngineError
 from recollect.core.system.console import print_status, progress_bar
 from recollect.extras.milvus.collection import ROW, VECTOR, KeyCollection
 from recollect.extras.milvus.connection import PREFIX, Connection
-from recollect.index_builder.choose_index import QUERIES, Queries, Target, Trial, choose_effort, evenly_spaced_rows
+from recollect.index_builder.choose_index import (
+    QUERIES,
+    IndexTrial,
+    Target,
+    TrialQueries,
+    choose_effort,
+    evenly_spaced_rows,
+)
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import lists, select_keys
 from recollect.index_builder.settings import PublishSettings
@@ -74,7 +81,7 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
             EngineError: If Milvus does not answer, or refuses a call.
         """
         rows = evenly_spaced_rows(memory.plan.instances, QUERIES)
-        queries = Queries(memory.queries(rows), rows)
+        queries = TrialQueries(memory.queries(rows), rows)
         top_b = int(memory.defaults["top_b"])
         target = Target(self._settings.recall_target, top_b, effort=self._settings.hnsw_ef_search)
         names: dict[str, str] = {}
@@ -94,8 +101,8 @@ class NewCollections(contextlib.AbstractContextManager["NewCollections"]):
             sample = evenly_spaced_rows(len(keys), _SAMPLE_KEYS)
             if not np.array_equal(collection.vectors(sample), select(sample)):
                 raise BuildError(f"{name}: expected the keys of the memory, found others; build again")
-            asked = queries if part == "instances" else Queries(queries.vectors)
-            trial = Trial(collection, keys, asked, top_b, float(keys.shape[1] * (1 if info.kind == "ivf" else 4)))
+            asked = queries if part == "instances" else TrialQueries(queries.vectors)
+            trial = IndexTrial(collection, keys, asked, top_b, float(keys.shape[1] * (1 if info.kind == "ivf" else 4)))
             infos[part], points[part], curves[part] = choose_effort(trial, target)
         return Engine(name="milvus", **names), Indexes(**infos), points, curves
 
