@@ -162,10 +162,9 @@ def _plain_help(text: str) -> str:
 
 def _with_values(arguments: Sequence[str]) -> list[str]:
     """The arguments of a verb; flags whose value may be left out, and is left out, get their value."""
-    following = [*arguments[1:], "-"]
     return [
-        f"{each}={_LEFT_OUT_VALUES[each]}" if each in _LEFT_OUT_VALUES and following[at].startswith("-") else each
-        for at, each in enumerate(arguments)
+        f"{flag}={_LEFT_OUT_VALUES[flag]}" if flag in _LEFT_OUT_VALUES and following.startswith("-") else flag
+        for flag, following in zip(arguments, [*arguments, "-"][1:], strict=True)
     ]
 
 
@@ -177,7 +176,7 @@ def _nearest_flag(name: str, message: str) -> str:
     from recollect.core.settings import as_flag
 
     fields = settings_class(name).model_fields
-    known = {as_flag(str(field.alias or each)): field for each, field in fields.items()}
+    known = [as_flag(str(field.alias or field_name)) for field_name, field in fields.items()]
     if unknown[1] in known:  # a value that is named by its place
         return f"give the value without {unknown[1]}; "
     nearest = difflib.get_close_matches(unknown[1], known, n=1)

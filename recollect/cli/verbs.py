@@ -103,13 +103,13 @@ def require_extra(extra: str) -> Iterator[None]:
 
 def _installed_engines() -> dict[str, list[str]]:
     """The installed packages of each of the extras `cpu` and `gpu`."""
-    found: dict[str, list[str]] = {}
+    installed: dict[str, list[str]] = {}
     for extra, names in _ENGINES.items():
         for name in names:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 importlib.metadata.distribution(name)
-                found.setdefault(extra, []).append(name)
-    return found
+                installed.setdefault(extra, []).append(name)
+    return installed
 
 
 def describe(error: ValidationError, spell: typing.Callable[[str], str]) -> str:
