@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 INSTANCE_KEYS, LABEL_KEYS = np.eye(3, 4, dtype=np.float32), np.eye(2, 4, dtype=np.float32)
 VOTES = ([0], [0, 1], [])
+
+
+def write_votes(folder: Path, votes: Sequence[Sequence[int]], labels: int) -> None:
+    """Write the arrays of a bundle that say which labels the instances vote for."""
+    voters: list[list[int]] = [[] for _ in range(labels)]
+    for instance, row in enumerate(votes):
+        for label in row:
+            voters[label].append(instance)
+    for name, rows in (("value", votes), ("voter", voters)):
+        np.save(folder / f"{name}_indptr.npy", np.cumsum([0, *map(len, rows)]))
+        np.save(folder / f"{name}_indices.npy", np.array([each for row in rows for each in row], dtype=np.int32))
+    np.save(folder / "label_counts.npy", np.array([*map(len, voters)], dtype=np.int32))
 
 
 @pytest.fixture(scope="session")
@@ -41,15 +53,7 @@ def write_bundle() -> Callable[..., Path]:
     ) -> Path:
         folder.mkdir(parents=True)
         counts = {"instances": len(instance_keys), "labels": len(label_keys), "pairs": sum(map(len, votes))}
-        np.save(folder / "value_indptr.npy", np.cumsum([0, *map(len, votes)]))
-        np.save(folder / "value_indices.npy", np.array([label for row in votes for label in row], dtype=np.int32))
-        voters: list[list[int]] = [[] for _ in label_keys]
-        for instance, row in enumerate(votes):
-            for label in row:
-                voters[label].append(instance)
-        np.save(folder / "voter_indptr.npy", np.cumsum([0, *map(len, voters)]))
-        np.save(folder / "voter_indices.npy", np.array([key for row in voters for key in row], dtype=np.int32))
-        np.save(folder / "label_counts.npy", np.array([len(row) for row in voters], dtype=np.int32))
+        write_votes(folder, votes, len(label_keys))
         info = {}
         for part, keys in (("instance", instance_keys), ("label", label_keys)):
             index, info[part] = build_index(KeysToIndex(keys), kind)
@@ -146,6 +150,15 @@ def store(light_versions: Path, tmp_path: Path) -> Path:
     from tests.processes import copy_store
 
     return copy_store(light_versions, tmp_path / "store")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The URL of a local S3 server."""
+    from tests.store.servers import s3_server
+
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture

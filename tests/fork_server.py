@@ -83,9 +83,7 @@ def serve(address: str) -> None:
 
 
 def _import_packages() -> None:
-    os.environ["HF_HUB_OFFLINE"] = (
-        "1"  # huggingface_hub reads it when it is imported; repeated requests would take 46 s
-    )
+    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported; requests would take 46 s
     modules = [module.name for module in pkgutil.walk_packages(recollect.__path__, "recollect.")]
     for name in (*_LATER, *modules):
         if not name.endswith("__main__"):

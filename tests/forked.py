@@ -75,6 +75,12 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[A
     return done
 
 
+def run_code(code: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Python code in the root of the repository."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return run(command, cwd=REPOSITORY, capture_output=True, text=True, check=check)
+
+
 def _connect() -> socket.socket:
     _start_server()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

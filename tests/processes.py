@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import httpx
 
+import recollect
 from tests import forked
 
 # No test asserts a time. They wait at most this long, so that a hanging process fails its test.
@@ -50,6 +52,11 @@ def run(*arguments: object, status: int = 0, stdin: str = "", **options: Any) ->
     assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def call(*arguments: object) -> None:
+    """Run a verb in this process. It must succeed."""
+    assert recollect.main([*map(str, arguments)]) == 0
 
 
 def run_json(*arguments: object, **options: Any) -> Any:
@@ -109,6 +116,10 @@ class Server:
         found: list[dict[str, Any]] = until(enough, lambda: f"no {event}:\n{self.log()}")
         return found[-1]
 
+    def connect(self) -> socket.socket:
+        url = httpx.URL(self.url)
+        return socket.create_connection((url.host, url.port), timeout=PATIENCE_SECONDS)
+
     def ask(self, query: str, **options: Any) -> httpx.Response:
         return self.client.post("/predict", json={"query": query, **options})
 
@@ -129,6 +140,30 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         assert self.process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
+
+
+def head_of_post(length: int) -> bytes:
+    """The head of a request to `/predict` whose body has so many bytes."""
+    lines = ("POST /predict HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}")
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
+
+
+def is_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """Check that a response is this problem document, and return it."""
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
+    problem: dict[str, Any] = response.json()
+    assert (problem["status"], problem["code"], problem["type"]) == (status, code, "about:blank"), problem
+    assert problem["title"]
+    assert problem["detail"]
+    assert response.headers["x-request-id"]
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    return problem
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """The sum of the metrics whose name and labels begin with a text."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 def before_each_batch(code: str) -> str:
@@ -153,12 +188,9 @@ def serving(
     """Serve a store on a free port.
 
     Args:
-        store: Folder or URL of the store.
-        flags: Further flags of `recollect serve`.
         prelude: Python code that the server process runs first.
         keys: Lines of the file of API keys.
         key: The API key that the client of the server sends.
-        variables: Further environment variables.
     """
     program = f"{prelude}\nimport sys, recollect\nsys.exit(recollect.main())"
     start = subprocess.Popen if "PYTHONPATH" in variables else forked.Popen  # other code needs a new interpreter
@@ -186,6 +218,49 @@ def serving(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class Load:
+    """Threads that send requests continuously. `ask` returns the kind of an answer, and what is wrong with it."""
+
+    def __init__(self, ask: Callable[[], tuple[str, str]], threads: int = 4) -> None:
+        self.answers: list[str] = []
+        self.wrong: list[str] = []
+        self._ask, self._stopped = ask, threading.Event()
+        self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
+
+    def _work(self) -> None:
+        while not self._stopped.wait(0.005):
+            try:
+                kind, problem = self._ask()
+            except Exception as error:
+                kind, problem = "", repr(error)
+            self.answers.append(kind)
+            if problem:
+                self.wrong.append(problem)
+
+    def wait_for(self, more: int, of: str | None = None) -> None:
+        """Wait for this number of further answers, of any kind or of one kind."""
+
+        def count() -> int:
+            return len(self.answers) if of is None else self.answers.count(of)
+
+        enough = count() + more
+        until(lambda: count() >= enough, lambda: str(self.wrong))
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Send no more requests."""
+        self._stopped.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for thread in self._threads:
+            thread.join()
 
 
 def free_port() -> int:

@@ -26,15 +26,9 @@ class Certificate(NamedTuple):
 def write_certificate(
     folder: Path, password: bytes | None = None, subject: str = "localhost", days: float = 1
 ) -> Certificate:
-    """Write a new certificate of 127.0.0.1 and its key; a certificate in the same folder is replaced.
+    """Write a new certificate of 127.0.0.1, which ends in some days, and its key; replace those in the same folder.
 
     A client that trusts two certificates of the same subject accepts only one of them.
-
-    Args:
-        folder: The folder of the files.
-        password: Encrypts the key.
-        subject: The subject.
-        days: Days until the end of the certificate; negative if it has expired.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import redis
 
-from tests.processes import Server, free_port, serving, until
+from tests.processes import Server, answers, free_port, serving, until
 from tests.service.certificates import Certificate
 
 PASSWORD = "correct-horse-battery"
@@ -47,12 +47,7 @@ class RedisServer:
     def start(self) -> None:
         flags = [*self._port_flags, "--save", "", "--requirepass", PASSWORD, "--dir", str(self._folder)]
         self._process = subprocess.Popen(["redis-server", *flags], stdout=subprocess.DEVNULL)
-        until(self._accepts)
-
-    def _accepts(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-            return True
-        return False
+        until(lambda: answers(self.port))
 
     def stop(self) -> None:
         if self._process:
@@ -88,17 +83,8 @@ def replica(
         yield server, server.client
 
 
-def metric(client: httpx.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-
-
 class Forwarder(socketserver.ThreadingTCPServer):
-    """A stable address in front of Redis servers: a new connection goes to the present target, an open one stays.
-
-    Attributes:
-        target: The port to which new connections go.
-    """
+    """A stable address in front of Redis servers: a new connection goes to the present target, an open one stays."""
 
     def __init__(self, target: int) -> None:
         super().__init__(("127.0.0.1", 0), _Forwarded)

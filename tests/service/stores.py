@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from recollect.service.redis_client import RedisClient
 from recollect.service.versions.reports import Report, reports_of, wait_for_replicas
 from recollect.store.activations import ActivationRecord
 from recollect.store.store import Store
-from tests.processes import copy_store, until
+from tests.processes import PATIENCE_SECONDS, Load, copy_store, until
 
 # For each small version, the number of labels in an answer.
 TOP_K = {"v3": 3, "v5": 5}
@@ -34,15 +35,23 @@ class Activation:
         return wait_for_replicas(self._store, self.reports, record, seconds, replicas)
 
 
-def add_version(store: Path, source: str, version: str, change: Callable[[Path, dict[str, Any]], None]) -> str:
-    """Publish a copy of a version under another name; `change` may edit the folder and the manifest of the copy."""
-    folder = store / "bundles" / version
-    shutil.copytree(store / "bundles" / source, folder)
+# Edits the folder and the manifest of a bundle.
+Change = Callable[[Path, dict[str, Any]], object]
+
+
+def edit_bundle(folder: Path, change: Change) -> None:
     path = folder / "manifest.json"
     manifest = json.loads(path.read_bytes())
-    manifest["version"] = version
     change(folder, manifest)
     path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def add_version(store: Path, source: str, version: str, change: Change) -> str:
+    """Publish a changed copy of a version under another name."""
+    folder = store / "bundles" / version
+    shutil.copytree(store / "bundles" / source, folder)
+    edit_bundle(folder, lambda _, manifest: manifest.update(version=version))
+    edit_bundle(folder, change)
     return version
 
 
@@ -52,13 +61,9 @@ def make_first(store: Path, version: str) -> None:
     Store(store).activate(version)
 
 
-def answers_with(top_k: int) -> Callable[[Path, dict[str, Any]], None]:
+def answers_with(top_k: int) -> Change:
     """A change to a copied version: it then answers with this number of labels, so that answers show their version."""
-
-    def change(folder: Path, manifest: dict[str, Any]) -> None:
-        manifest["defaults"]["top_k"] = top_k
-
-    return change
+    return lambda _, manifest: manifest["defaults"].update(top_k=top_k)
 
 
 def with_changed_files(folder: Path, manifest: dict[str, Any]) -> None:
@@ -73,7 +78,7 @@ def with_changed_files(folder: Path, manifest: dict[str, Any]) -> None:
     rehash(folder, manifest)
 
 
-def relabel(uids: list[str]) -> Callable[[Path, dict[str, Any]], None]:
+def relabel(uids: list[str]) -> Change:
     """A change to a copied version: the labels get other uids."""
 
     def change(folder: Path, manifest: dict[str, Any]) -> None:
@@ -139,6 +144,22 @@ def light_store(source: Path, version: str, to: Path) -> Path:
         add_version(store, source_version, name, answers_with(TOP_K[name]))
     make_first(store, "v3")
     return store
+
+
+@contextlib.contextmanager
+def loading(url: str, threads: int = 4) -> Iterator[Load]:
+    """Load on a server. The kind of an answer is its version; it is wrong if it does not fit the version."""
+    with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
+
+        def ask() -> tuple[str, str]:
+            answer = client.post("/predict", json={"query": "tax on bread"})
+            version = answer.json()["version"]
+            fits = (answer.status_code, len(answer.json()["labels"])) == (200, TOP_K[version])
+            right = fits and answer.headers["x-index-version"] == version
+            return version, "" if right else f"{answer.status_code} {answer.headers} {answer.text}"
+
+        with Load(ask, threads) as load:
+            yield load
 
 
 def until_serves(client: httpx.Client, version: str) -> None:

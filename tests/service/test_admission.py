@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, Server, before_each_batch, serving, until
-from tests.service.test_http import is_problem
+from tests.processes import (
+    PATIENCE_SECONDS,
+    Server,
+    before_each_batch,
+    head_of_post,
+    is_problem,
+    metric,
+    serving,
+    until,
+)
 
 MEGABYTE = 1_048_000
 JSON = {"Content-Type": "application/json"}
@@ -103,37 +109,37 @@ def gates(tmp_path: Path) -> dict[str, str]:
     return {"STARTED": str(tmp_path / "started"), "GO": str(tmp_path / "go")}
 
 
-@pytest.mark.parametrize("timeout", [{}, {"timeout_ms": 600_000}])
-def test_request_gets_504_after_the_longest_time_that_the_service_allows(
-    store: Path, gates: dict[str, str], timeout: dict[str, int]
-) -> None:
+def test_request_gets_504_after_the_longest_time_that_the_service_allows(store: Path, gates: dict[str, str]) -> None:
     with serving(store, "--max-seconds", "0.2", prelude=SLOW, **gates) as server:
-        body = {"query": "slow"} | timeout
-        problem = is_problem(httpx.post(f"{server.url}/predict", json=body, timeout=60), 504, "deadline_passed")
-        assert "longer than 200 ms" in problem["detail"]
+        for timeout in ({}, {"timeout_ms": 600_000}):
+            problem = is_problem(server.ask("slow", **timeout), 504, "deadline_passed")
+            assert "longer than 200 ms" in problem["detail"]
         Path(gates["GO"]).touch()
+
+
+def test_query_is_not_computed_if_its_client_has_disconnected(store: Path, gates: dict[str, str]) -> None:
+    with serving(store, "--max-queue", "2", prelude=SLOW, **gates) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.ask, "slow")
+        until(Path(gates["STARTED"]).exists)
+        with server.connect() as leaving:
+            leaving.sendall(head_of_post(20) + b'{"query": "leaving"}')
+            until(lambda: metric(server.client, "recollect_queue_queries") == 1)
+        until(lambda: metric(server.client, 'recollect_dropped_total{why="gone"}') == 1)
+        Path(gates["GO"]).touch()
+        assert (first.result().status_code, server.ask("last").status_code) == (200, 200)
+        assert metric(server.client, "recollect_batch_queries_sum") == 2
 
 
 def test_equal_requests_are_computed_once_and_the_others_are_answered_if_the_first_client_disconnects(
     store: Path, gates: dict[str, str]
 ) -> None:
-    body = b'{"query":"slow"}'
-    request = (
-        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"
-        + body
-    )
     with serving(store, "--cache-mb", "0", prelude=SLOW, **gates) as server, ThreadPoolExecutor() as pool:
-
-        def until_metric(line: str) -> None:
-            until(lambda: line in server.client.get("/metrics").text)
-
-        url = urlsplit(server.url)
-        with socket.create_connection((url.hostname, url.port)) as first:
-            first.sendall(request)
+        with server.connect() as first:
+            first.sendall(head_of_post(16) + b'{"query":"slow"}')
             until(Path(gates["STARTED"]).exists)
             others = [pool.submit(server.ask, "slow") for _ in range(3)]
-            until_metric("recollect_coalesced_total 3.0")
-        until_metric('recollect_dropped_total{why="gone"} 1.0')
+            until(lambda: metric(server.client, "recollect_coalesced_total") == 3)
+        until(lambda: metric(server.client, 'recollect_dropped_total{why="gone"}') == 1)
         Path(gates["GO"]).touch()
         answers = [other.result() for other in others]
         assert {answer.status_code for answer in answers} == {200}

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import signal
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from recollect.service.versions.reports import reports_of
 from recollect.store.store import Store
-from tests.processes import PATIENCE_SECONDS, before_each_batch, serving, until
+from tests.processes import PATIENCE_SECONDS, before_each_batch, head_of_post, serving, until
 
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
 LONG_DRAIN = ("--drain-seconds", "3600")
 
 
-def test_new_client_sees_not_ready_during_the_drain(store: Path) -> None:
-    with serving(store, *LONG_DRAIN, prelude=NEVER_QUIET) as server:
-        httpx.get(f"{server.url}/health/ready").raise_for_status()
+def test_clients_that_do_not_send_their_requests_do_not_delay_the_end(store: Path) -> None:
+    with serving(store, *LONG_DRAIN) as server, server.connect() as silent, server.connect() as slow:
+        httpx.get(f"{server.url}/health/ready").raise_for_status()  # the connections before it are accepted now
+        slow.sendall(b"GET /health/")
         server.process.send_signal(signal.SIGTERM)
-        server.wait_for("draining")
-        answers = [httpx.get(f"{server.url}/health/ready") for _ in range(30)]
-        assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "draining")}
-        server.process.send_signal(signal.SIGTERM)  # the second signal stops the server at once
+        assert silent.recv(1) == slow.recv(1) == b""
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /health/"], ids=["nothing", "half a line"])
-def test_client_that_does_not_send_its_request_does_not_delay_the_end(store: Path, sent: bytes) -> None:
-    with serving(store, *LONG_DRAIN) as server:
-        url = urlsplit(server.url)
-        with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_SECONDS) as connection:
-            httpx.get(f"{server.url}/health/ready").raise_for_status()  # the connection before it is accepted now
-            connection.sendall(sent)
-            server.process.send_signal(signal.SIGTERM)
-            assert connection.recv(1) == b""
-            assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
-            assert '"error"' not in server.log()
+        assert '"error"' not in server.log()
 
 
 # Program of a server whose answer to the query "slow" takes longer than the test.
@@ -61,16 +45,17 @@ while "blocks" in queries:
 """)
 
 
-def test_service_logs_no_error_on_a_second_sigterm_during_a_request(store: Path, tmp_path: Path) -> None:
+def test_draining_service_is_not_ready_and_a_second_sigterm_ends_it_without_an_error(
+    store: Path, tmp_path: Path
+) -> None:
     started = tmp_path / "started"
-    with (
-        serving(store, *LONG_DRAIN, prelude=SLOW, STARTED=str(started)) as server,
-        ThreadPoolExecutor() as pool,
-    ):
+    with serving(store, *LONG_DRAIN, prelude=SLOW, STARTED=str(started)) as server, ThreadPoolExecutor() as pool:
         answer = pool.submit(server.ask, "slow")
         until(started.exists)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining")
+        answers = [httpx.get(f"{server.url}/health/ready") for _ in range(30)]
+        assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "draining")}
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
         assert "Traceback" not in server.log()
@@ -123,12 +108,8 @@ def test_request_that_outlasts_the_drain_gets_503_and_the_service_exits_with_0(s
 
 def test_client_that_still_sends_its_request_at_the_end_of_the_drain_gets_503(store: Path) -> None:
     with serving(store, "--drain-seconds", "1") as server:
-        url = urlsplit(server.url)
-        head = (
-            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
-        )
-        with socket.create_connection((url.hostname, url.port), timeout=PATIENCE_SECONDS) as client:
-            client.sendall(head + b"{")
+        with server.connect() as client:
+            client.sendall(head_of_post(99) + b"{")
             while server.events("draining") == []:
                 httpx.get(f"{server.url}/health/ready")  # answered only after the request above has been accepted
                 server.process.send_signal(signal.SIGTERM)

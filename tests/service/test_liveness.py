@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, serving
+from tests.processes import PATIENCE_SECONDS, metric, serving
 from tests.service.test_drain import SLOW
 
 HANGS = ("--max-seconds", "0.1", "--hang-seconds", "0.2")
@@ -17,27 +17,23 @@ HANGS = ("--max-seconds", "0.1", "--hang-seconds", "0.2")
 SILENT = SLOW + "\nfrom recollect.service.process import liveness\nliveness.HANG_SECONDS = {seconds}\n"
 
 
-def ask(url: str, query: str) -> int:
-    return httpx.post(f"{url}/predict", json={"query": query}, timeout=PATIENCE_SECONDS).status_code
-
-
 def test_hung_batch_fails_both_health_checks_and_sets_a_metric(store: Path, tmp_path: Path) -> None:
     prelude = SILENT.format(seconds=3600)
     with serving(store, *HANGS, "--drain-seconds", "0", prelude=prelude, STARTED=str(tmp_path / "started")) as server:
-        assert "recollect_batcher_hung 0.0" in httpx.get(f"{server.url}/metrics").text
-        assert httpx.get(f"{server.url}/health/live").status_code == 200
-        assert ask(server.url, "slow") == 504
+        assert metric(server.client, "recollect_batcher_hung") == 0
+        assert server.client.get("/health/live").status_code == 200
+        assert server.ask("slow").status_code == 504
         assert server.wait_for("batcher_hung")["busy_threads"] == 1
         for path in ("/health/ready", "/health/live"):
-            problem = httpx.get(f"{server.url}{path}")
+            problem = server.client.get(path)
             assert (problem.status_code, problem.json()["code"]) == (503, "hung")
-        assert "recollect_batcher_hung 1.0" in httpx.get(f"{server.url}/metrics").text
+        assert metric(server.client, "recollect_batcher_hung") == 1
 
 
 def test_process_with_a_hung_batch_ends_itself_with_status_1(store: Path, tmp_path: Path) -> None:
     prelude = SILENT.format(seconds=5)
     with serving(store, *HANGS, prelude=prelude, STARTED=str(tmp_path / "started")) as server:
-        assert ask(server.url, "slow") == 504
+        assert server.ask("slow").status_code == 504
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 1
         assert server.events("process_hung")
 
@@ -49,7 +45,7 @@ def test_process_whose_event_loop_is_blocked_ends_itself_with_status_1(store: Pa
     )
     with serving(store, prelude=prelude, STARTED=str(tmp_path / "started")) as server:
         with pytest.raises(httpx.TransportError):
-            ask(server.url, "any")
+            server.ask("any")
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 1
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests import forked
-from tests.processes import PATIENCE_SECONDS, until
+from tests.processes import PATIENCE_SECONDS, before_each_batch, serving, until
 from tests.service.test_workers import serving_processes, two_workers
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,6 +46,27 @@ def test_background_thread_continues_if_its_log_lines_cannot_be_written() -> Non
         command = [sys.executable, "-c", FAILING_STEPS]
         found = forked.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=full, check=False)
     assert found.stdout == b"True\n"
+
+
+ERROR = before_each_batch("""
+if any(query.startswith("zyzzyva") for query in queries):
+    raise RuntimeError("deliberate error")
+""")
+
+
+def test_internal_error_is_logged_once_and_the_log_does_not_contain_the_query(store: Path) -> None:
+    with serving(store, prelude=ERROR) as server:
+        query = {"query": "zyzzyva, in private"}
+        failed = server.client.post("/predict", json=query, headers={"X-Request-Id": "r-1"})
+        assert (failed.status_code, failed.json()["code"]) == (500, "internal")
+        assert "deliberate error" not in failed.text
+        assert (failed.headers["x-request-id"], failed.headers["x-index-version"]) == ("r-1", "v3")
+        event = server.wait_for("request_failed")
+        assert (event["request_id"], event["path"]) == ("r-1", "/predict")
+        assert "deliberate error" in event["exception"]
+        assert server.ask("bread").status_code == 200
+        assert "zyzzyva" not in server.log()
+        assert server.log().count("Traceback") == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -18,6 +18,7 @@ STAT = "anon 200000\nfile 350000\nshmem 50000\ninactive_anon 250000\nactive_file
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/memory"
 GROUP_V2 = {f"{V2}/memory.max": "700000", f"{V2}/memory.high": "max", f"{V2}/memory.current": "500000"}
+ROOT = {"proc/self/cgroup": "0::/\n"}
 NESTED_V2 = {
     "proc/self/cgroup": "0::/a.slice/b.scope\n",
     f"{V2}/a.slice/memory.max": "700000",
@@ -45,42 +46,30 @@ def folder_with(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({}, 1_024_000),
-        ({"proc/self/cgroup": "0::/\n"}, 1_024_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2, 200_000),
-        ({"proc/self/cgroup": "0::/\n", f"{V2}/memory.stat": STAT} | GROUP_V2, 500_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.high": "600000"}, 100_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": "max"}, 1_024_000),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.current": "800000"}, 0),
-        ({"proc/self/cgroup": "0::/\n"} | GROUP_V2 | {f"{V2}/memory.max": str(10**12)}, 1_024_000),
-        ({"proc/self/cgroup": "0::/docker/not-visible-here\n"} | GROUP_V2, 200_000),
-        ({"proc/self/cgroup": "0::/../beside\n"} | GROUP_V2, 200_000),
-        (NESTED_V2, 350_000),
-        (NESTED_V2 | {f"{V2}/a.slice/b.scope/memory.max": "600000"}, 100_000),
-        (GROUP_V1, 500_000),
-    ],
-    ids=[
-        "no control group",
-        "group without limits",
-        "limit",
-        "file pages are free, tmpfs pages are not",
-        "memory.high is below memory.max",
-        "no limit",
-        "usage over the limit",
-        "limit above the machine's memory",
-        "path that the container does not see",
-        "path outside of the container",
-        "limit of the group above",
-        "limits of both groups",
-        "version 1",
-    ],
-)
-def test_free_memory_is_the_smallest_amount_that_machine_and_control_groups_leave(
-    tmp_path: Path, files: dict[str, str], free: int
-) -> None:
+# Files of a machine, and the bytes that it has free.
+CASES: dict[str, tuple[dict[str, str], int]] = {
+    "no control group": ({}, 1_024_000),
+    "group without limits": (ROOT, 1_024_000),
+    "limit": (ROOT | GROUP_V2, 200_000),
+    "file pages are free, tmpfs pages are not": (
+        {"proc/self/cgroup": "0::/\n", f"{V2}/memory.stat": STAT} | GROUP_V2,
+        500_000,
+    ),
+    "memory.high is below memory.max": (ROOT | GROUP_V2 | {f"{V2}/memory.high": "600000"}, 100_000),
+    "no limit": (ROOT | GROUP_V2 | {f"{V2}/memory.max": "max"}, 1_024_000),
+    "usage over the limit": (ROOT | GROUP_V2 | {f"{V2}/memory.current": "800000"}, 0),
+    "limit above the machine's memory": (ROOT | GROUP_V2 | {f"{V2}/memory.max": str(10**12)}, 1_024_000),
+    "path that the container does not see": ({"proc/self/cgroup": "0::/docker/not-visible-here\n"} | GROUP_V2, 200_000),
+    "path outside of the container": ({"proc/self/cgroup": "0::/../beside\n"} | GROUP_V2, 200_000),
+    "limit of the group above": (NESTED_V2, 350_000),
+    "limits of both groups": (NESTED_V2 | {f"{V2}/a.slice/b.scope/memory.max": "600000"}, 100_000),
+    "version 1": (GROUP_V1, 500_000),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_free_memory_is_the_smallest_amount_that_machine_and_control_groups_leave(tmp_path: Path, name: str) -> None:
+    files, free = CASES[name]
     assert free_bytes(folder_with(tmp_path, MACHINE | files)) == free
 
 

@@ -30,20 +30,14 @@ def samples(client: httpx.Client) -> dict[str, float]:
     return found
 
 
-@pytest.fixture
-def client(store: Path) -> Iterator[httpx.Client]:
-    with serving(store, "--poll-seconds", "0.05") as server:
-        yield server.client
-
-
-def test_requests_are_counted_by_path_and_status(client: httpx.Client) -> None:
-    client.post("/predict", json=QUERY)
-    client.post("/predict", json={})
-    client.post("/predict/batch", json={"queries": ["a", "b", "c"]})
-    client.get("/labels/nowhere")
-    for unknown in ("/wp-login.php", "/x"):
-        client.get(unknown)
-    found = samples(client)
+def test_requests_are_counted_by_path_and_status(store: Path) -> None:
+    with serving(store) as server:
+        for body in (QUERY, {}):
+            server.client.post("/predict", json=body)
+        server.client.post("/predict/batch", json={"queries": ["a", "b", "c"]})
+        for path in ("/labels/nowhere", "/wp-login.php", "/x"):
+            server.client.get(path)
+        found = samples(server.client)
     counted = {name: value for name, value in found.items() if name.startswith("recollect_requests_total")}
     assert counted == {
         "recollect_requests_total{path=/predict,status=200}": 1,

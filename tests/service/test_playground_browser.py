@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +21,12 @@ from tests.service.stores import add_version, make_first, rehash
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
-from playwright.sync_api import Error, expect  # noqa: E402
-
-from tests.service.browser_pages import CHROMIUM, address, checked_page, chromium, labels_of  # noqa: E402
+from playwright.sync_api import Error, expect, sync_playwright  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 QUERY = "Bake the bread in a hot oven for forty minutes"
@@ -54,8 +55,36 @@ def url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as browser:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def checked_page(browser: Browser, url: str, script: str = "") -> Iterator[Page]:
+    """An empty page. At the end: no script failed, nothing was refused, and no other server was asked.
+
+    `script` runs at the beginning of each page.
+    """
+    with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
+        page = context.new_page()
+        page.add_init_script(script)
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if "Security Policy" in message.text else None)
+        page.on("request", lambda request: None if request.url.startswith(url) else faults.append(request.url))
+        yield page
+        assert faults == []
+        assert page.evaluate("window.ran") is None
+
+
+def address(url: str, **state: Any) -> str:
+    return f"{url}/#{httpx.QueryParams(state)}"
+
+
+def labels_of(page: Page, side: str = "#view-ask .labels") -> Any:
+    return page.locator(f"{side} .label-text")
 
 
 @pytest.fixture
@@ -247,3 +276,131 @@ def test_swagger_ui_describes_each_path_and_sends_a_request(page: Page, url: str
     predict.get_by_role("button", name="Execute").click()
     expect(predict.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
     expect(predict.locator(".live-responses-table")).to_contain_text(ask(url, query="comet", top_k=1)[0]["text"])
+
+
+# ---- Judgements and new labels, with an API key that may change the memory ----
+
+WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
+CONTROLS = ".thumb, .change button, .add-label input"
+
+
+@pytest.fixture(scope="module")
+def writable_url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    store = copy_store(light_versions, tmp_path_factory.mktemp("writing") / "store")
+    make_first(store, "v5")
+    keys = f"writer {WRITER} write\nreader {READER}\n"
+    with serving(store, "--writable", "--delta-keys", "40", keys=keys) as server:
+        yield server.url
+
+
+@pytest.fixture(params=[WRITER])
+def tab(browser: Browser, writable_url: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page whose tab has an API key."""
+    key = json.dumps(request.param)
+    with checked_page(browser, writable_url, f"sessionStorage.setItem('recollect-api-key', {key})") as tab:
+        yield tab
+
+
+def texts(url: str, query: str) -> list[str]:
+    response = httpx.post(f"{url}/predict", json={"query": query}, headers={"X-API-Key": WRITER})
+    return [label["text"] for label in response.json()["labels"]]
+
+
+def memory(url: str) -> dict[str, Any]:
+    status: dict[str, Any] = httpx.get(f"{url}/memory", headers={"X-API-Key": WRITER}).json()
+    return status
+
+
+def thumb(tab: Page, text: str, meaning: str) -> Any:
+    return tab.get_by_role("button", name=f"{text}: {meaning}", exact=True)
+
+
+def test_thumbs_down_removes_the_label_at_once_and_undo_brings_it_back(tab: Page, writable_url: str) -> None:
+    query = "Fry garlic in oil"
+    before = texts(writable_url, query)
+    tab.goto(address(writable_url, q=query))
+    expect(labels_of(tab)).to_have_text(before)
+    thumb(tab, before[0], "not relevant").click()
+    expect(labels_of(tab).first).to_have_text(before[1])
+    assert before[0] not in labels_of(tab).all_text_contents()
+    assert labels_of(tab).all_text_contents() == texts(writable_url, query)
+    expect(tab.locator(".change p")).to_have_text(f"“{before[0]}” is not relevant to “{query}”.")
+
+    undo = tab.get_by_role("button", name="Undo")
+    expect(undo).to_be_focused()  # the row with the focus is gone
+    tab.get_by_label("Your text").fill("another text")  # Undo stays until the next judgement
+    expect(labels_of(tab)).to_have_text(texts(writable_url, "another text"))
+    tab.get_by_label("Your text").fill(query)
+    undo.press("Enter")
+    expect(labels_of(tab)).to_have_text(before)
+    expect(tab.locator(".change p")).to_have_text("The judgement is undone.")
+    expect(undo).to_be_hidden()
+    assert texts(writable_url, query) == before
+
+
+def test_label_is_found_with_the_keyboard_and_added_to_the_answer(tab: Page, writable_url: str) -> None:
+    query = "Nothing that the memory knows"
+    missing = next(label for label in TOPICS if label not in texts(writable_url, query))
+    tab.goto(address(writable_url, q=query))
+    field = tab.get_by_role("combobox", name="Add a label")
+    field.press_sequentially(missing[:3].lower())
+    expect(tab.get_by_role("option").first).to_contain_text(missing)
+    expect(field).to_have_attribute("aria-expanded", "true")
+    field.press("ArrowDown")
+    expect(tab.get_by_role("option").last).to_have_attribute("aria-selected", "true")
+    field.press("ArrowUp")
+    field.press("Enter")
+    expect(labels_of(tab).first).to_have_text(missing)
+    expect(tab.get_by_role("listbox")).to_be_hidden()
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.locator(".change p")).to_have_text("The judgement is undone.")
+    assert missing not in texts(writable_url, query)
+
+
+def test_unknown_text_creates_a_label_that_stays_text_and_undo_removes_it(tab: Page, writable_url: str) -> None:
+    query, before = "A tale of scripts", memory(writable_url)
+    tab.goto(address(writable_url, q=query))
+    field = tab.get_by_role("combobox", name="Add a label")
+    field.fill(SCRIPT)
+    tab.get_by_role("option", name="Create the label").click()
+    expect(labels_of(tab).first).to_have_text(SCRIPT)
+    expect(tab.locator(".change p")).to_contain_text("is a new label of “A tale of scripts”.")
+    field.fill(SCRIPT[:5])
+    expect(tab.get_by_role("option").first).to_contain_text(SCRIPT)
+    field.press("Escape")
+    tab.get_by_role("button", name=SCRIPT, exact=False).first.click()
+    expect(tab.locator(".terms").get_by_text(query)).to_be_visible()
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.locator(".change p")).to_contain_text("is removed.")
+    expect(labels_of(tab).filter(has_text="<img")).to_have_count(0)
+    after = memory(writable_url)
+    assert (after["labels"], after["instances"]) == (before["labels"], before["instances"])
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "no_write_scope"), (503, "log_unwritable")])
+def test_refused_change_shows_the_reason_and_changes_nothing(
+    tab: Page, writable_url: str, status: int, code: str
+) -> None:
+    def refuse(route: Route) -> None:
+        problem = {"status": status, "code": code, "detail": f"the {code} detail"}
+        route.fulfill(status=status, content_type="application/problem+json", body=json.dumps(problem))
+
+    query = "A text that nobody judges"
+    before = texts(writable_url, query)
+    tab.route("**/feedback", refuse)
+    tab.goto(address(writable_url, q=query))
+    thumb(tab, before[0], "not relevant").click()
+    expect(tab.locator(".judged .notice")).to_contain_text(f"The {code} detail.")
+    expect(labels_of(tab)).to_have_text(before)
+    expect(thumb(tab, before[0], "not relevant")).to_have_attribute("aria-pressed", "false")
+    tab.unroute("**/feedback")
+    tab.locator(".judged").get_by_role("button", name="Try now").click()
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.locator(".change p")).to_have_text("The judgement is undone.")
+
+
+@pytest.mark.parametrize("tab", [READER], indirect=True)
+def test_page_of_a_key_without_the_scope_write_has_no_controls(tab: Page, writable_url: str) -> None:
+    tab.goto(address(writable_url, q="Fry garlic in oil"))
+    expect(labels_of(tab)).to_have_count(5)
+    expect(tab.locator(CONTROLS).filter(visible=True)).to_have_count(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -16,8 +15,7 @@ import pytest
 
 from recollect.service.versions.reports import reports_of
 from recollect.store.store import Store
-from tests import forked
-from tests.processes import PATIENCE_SECONDS, free_port, run, serving, until
+from tests.processes import PATIENCE_SECONDS, free_port, run, serving, started, until
 from tests.service.stores import flip_bit
 from tests.store.servers import WebServer
 
@@ -25,77 +23,51 @@ REPOSITORY = Path(__file__).parents[2]
 WORKERS = pytest.mark.parametrize("workers", [1, 2], ids=["1 process", "2 workers"])
 
 
-class Opening:
-    """A server that copies its first version from a web server, which sends half of a file until `open` is called.
-
-    Attributes:
-        process: The server.
-        log: Its log file.
-        port: The port of the server.
-    """
-
-    def __init__(self, web: WebServer, folder: Path, workers: int) -> None:
-        self._web = web
-        web.paused_file = "label_keys.faiss"
-        self.port = free_port()
-        self.log = folder / "log"
-        flags = ["--store", web.url, "--port", str(self.port), "--workers", str(workers), "--threads", "1"]
-        with self.log.open("wb") as stderr:
-            self.process = forked.Popen(
-                [sys.executable, "-m", "recollect", "serve", *flags],
-                stderr=stderr,
-                env={**os.environ, "RECOLLECT_BUNDLE_CACHE": str(folder / "cache")},
-            )
-        assert web.paused.wait(PATIENCE_SECONDS), self.log.read_text()
-
-    def connect(self) -> None:
-        httpx.get(f"http://127.0.0.1:{self.port}/health/ready", timeout=PATIENCE_SECONDS).raise_for_status()
-
-    def open(self) -> None:
-        self._web.paused_file = ""
-        self._web.resumed.set()
-
-
 @contextlib.contextmanager
-def opening(store: Path, folder: Path, workers: int) -> Iterator[Opening]:
+def opening(store: Path, folder: Path, *flags: object) -> Iterator[tuple[WebServer, subprocess.Popen[bytes]]]:
+    """A server that copies its first version from a web server, which sends half of a file until it may resume."""
     with WebServer(store).running() as web:
-        started = Opening(web, folder, workers)
-        try:
-            yield started
-        finally:
-            started.open()
-            started.process.terminate()
-            started.process.wait(timeout=PATIENCE_SECONDS)
+        web.paused_file = "label_keys.faiss"
+        cache = {"RECOLLECT_BUNDLE_CACHE": str(folder / "cache")}
+        flags = ("--store", web.url, "--threads", "1", *flags)
+        with started("serve", *flags, log=folder / "log", **cache) as process:
+            assert web.paused.wait(PATIENCE_SECONDS), (folder / "log").read_text()
+            yield web, process
+            web.resumed.set()
+            process.terminate()
+            process.wait(timeout=PATIENCE_SECONDS)
 
 
 @WORKERS
 def test_connections_are_refused_until_the_first_version_is_open(store: Path, tmp_path: Path, workers: int) -> None:
-    with opening(store, tmp_path, workers) as started:
-        with pytest.raises(httpx.ConnectError):
-            started.connect()
-        started.open()
+    port = free_port()
+    with opening(store, tmp_path, "--port", port, "--workers", workers) as (web, _):
 
-        def ready() -> bool:
+        def is_ready() -> bool:
+            """Every answer on an accepted connection is 200."""
             with contextlib.suppress(httpx.ConnectError):
-                started.connect()  # every answer on an accepted connection is 200
+                httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=PATIENCE_SECONDS).raise_for_status()
                 return True
             return False
 
-        until(ready)
+        assert not is_ready()
+        web.paused_file = ""
+        web.resumed.set()
+        until(is_ready)
 
 
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_service_stops_with_status_0_while_its_first_version_opens_and_removes_its_report(
     store: Path, tmp_path: Path, number: int, workers: int
 ) -> None:
-    with opening(store, tmp_path, workers) as started:
-        reports = reports_of(Store(started._web.url, None, tmp_path / "cache"), None)
+    with opening(store, tmp_path, "--port", 0, "--workers", workers) as (web, process):
+        reports = reports_of(Store(web.url, None, tmp_path / "cache"), None)
         assert {report.version for report in until(reports.read)} == {None}
-        started.process.send_signal(number)
-        assert started.process.wait(timeout=PATIENCE_SECONDS) == 0
+        process.send_signal(number)
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
         assert reports.read() == []
-        assert '"error"' not in started.log.read_text()
-        assert "Traceback" not in started.log.read_text()
+        assert '"error"' not in (tmp_path / "log").read_text()
+        assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def test_service_on_an_ipv6_address_passes_its_health_check(store: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,14 @@ from cryptography import x509
 
 from recollect.core.errors import RedisError
 from recollect.service.redis_client import RedisClient
-from tests.processes import PATIENCE_SECONDS, Server, run, serving, until
+from tests.processes import PATIENCE_SECONDS, Server, metric, run, serving, until
 from tests.service.certificates import Certificate, write_certificate
-from tests.service.redis_server import metric, needs_redis, running_redis
+from tests.service.redis_server import needs_redis, running_redis
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return write_certificate(tmp_path_factory.mktemp("tls"))
+    return write_certificate(tmp_path_factory.mktemp("tls"), days=14.5)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +49,7 @@ def test_tls_versions_before_1_2_are_refused(server: Server, certificate: Certif
     context = trusting(certificate)
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    port = int(server.url.rpartition(":")[2])
-    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
-    with connection, pytest.raises(ssl.SSLError):
+    with server.connect() as connection, pytest.raises(ssl.SSLError):
         context.wrap_socket(connection, server_hostname="127.0.0.1")
 
 
@@ -102,10 +99,8 @@ def test_end_of_the_certificate_is_a_metric_and_logged_in_its_last_14_days(
             assert metric(client, "recollect_certificate_end_seconds") == end.timestamp()
 
 
-def test_certificate_that_lasts_long_is_not_logged(light_versions: Path, tmp_path: Path) -> None:
-    files = write_certificate(tmp_path, days=14.5)
-    with serving(light_versions, "--poll-seconds", "600", *files.flags()) as server:
-        assert server.events("certificate_ends") == []
+def test_certificate_that_lasts_long_is_not_logged(server: Server) -> None:
+    assert server.events("certificate_ends") == []
 
 
 @needs_redis

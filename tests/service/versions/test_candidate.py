@@ -12,12 +12,12 @@ import pytest
 
 from recollect.core.errors import NotServedError
 from recollect.store.store import Store
-from tests.processes import PATIENCE_SECONDS, Server, serving, until
+from tests.processes import PATIENCE_SECONDS, Server, metric, serving, until
 from tests.service.stores import TOP_K, Activation, add_version, answers_with, flip_bit
 from tests.service.stores import with_changed_files as changed_files
 
 POLLS = ("--poll-seconds", "0.05")
-OPERATOR, READER = "operator-0123456789", "reader-0123456789"
+OPERATOR, NAMED = "operator-0123456789", {"X-Index-Version": "v5"}
 
 
 @pytest.fixture
@@ -31,14 +31,9 @@ def server(store: Path) -> Iterator[Server]:
         yield server
 
 
-def ask(server: Server, version: str | None = None) -> httpx.Response:
-    headers = {} if version is None else {"X-Index-Version": version}
-    return server.client.post("/predict", json={"query": "bread"}, headers=headers)
-
-
-def answered_by(answer: httpx.Response) -> str:
-    """The version that has answered."""
-    answer.raise_for_status()
+def answered_by(server: Server, **headers: str) -> str:
+    """The version that answers a request."""
+    answer = server.client.post("/predict", json={"query": "bread"}, headers=headers).raise_for_status()
     version: str = answer.json()["version"]
     assert answer.headers["x-index-version"] == version
     assert len(answer.json()["labels"]) == TOP_K[version]
@@ -57,10 +52,10 @@ def test_candidate_that_becomes_current_is_not_opened_again(
     encoder.unlink()
     encoder.write_bytes(b"no encoder")  # v5 cannot be opened any more
     activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
-    assert answered_by(ask(server)) == "v5"
+    assert answered_by(server) == "v5"
     activation.wait(activation.rollback(), PATIENCE_SECONDS)
-    activation.wait(activation.activate("v5", candidate=True), PATIENCE_SECONDS)  # it is open as the standby
-    assert answered_by(ask(server, "v5")) == "v5"
+    open_candidate(activation)  # it is open as the standby
+    assert answered_by(server, **NAMED) == "v5"
 
 
 def test_candidate_whose_bundle_was_replaced_is_opened_again_when_it_becomes_current(
@@ -70,7 +65,7 @@ def test_candidate_whose_bundle_was_replaced_is_opened_again_when_it_becomes_cur
     shutil.rmtree(store / "bundles" / "v5")
     add_version(store, "v3", "v5", changed_files)
     activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
-    assert len(ask(server).json()["labels"]) == TOP_K["v3"]
+    assert len(server.uids("bread")) == TOP_K["v3"]
     until(lambda: activation.reports.read()[0].open == ("v5", "v3"))
 
 
@@ -81,32 +76,30 @@ def test_candidate_that_cannot_be_opened_is_refused_and_the_current_version_is_n
     flip_bit(store / "bundles" / "v7" / "golden.json")
     with pytest.raises(NotServedError, match=r"v7 is the candidate, but 1 of 1 replicas .*:\n.*golden.json"):
         open_candidate(activation, "v7")
-    assert answered_by(ask(server)) == "v3"
+    assert answered_by(server) == "v3"
     open_candidate(activation)
-    assert answered_by(ask(server, "v5")) == "v5"
+    assert answered_by(server, **NAMED) == "v5"
 
 
 def test_metrics_count_the_requests_of_each_open_version(server: Server, activation: Activation) -> None:
     open_candidate(activation)
-    for version in ("v3", "v5", "v5"):
-        ask(server, version)
-    metrics = httpx.get(f"{server.url}/metrics").text
-    assert 'recollect_version_requests_total{outcome="answered",version="v3"} 1.0' in metrics
-    assert 'recollect_version_requests_total{outcome="answered",version="v5"} 2.0' in metrics
-    assert 'recollect_version_request_seconds_count{version="v5"} 2.0' in metrics
+    for headers in ({}, NAMED, NAMED):
+        answered_by(server, **headers)
+    answered = 'recollect_version_requests_total{outcome="answered",version='
+    assert [metric(server.client, f'{answered}"{version}"') for version in ("v3", "v5")] == [1, 2]
+    assert metric(server.client, 'recollect_version_request_seconds_count{version="v5"') == 2
     activation.rollback()
-    until(lambda: "version_requests_total{" in (text := httpx.get(f"{server.url}/metrics").text) and "v5" not in text)
+    until(lambda: '"v5"' not in server.client.get("/metrics").text)
 
 
 @pytest.fixture
-def operated(store: Path) -> Iterator[httpx.Client]:
-    """A server with API keys, and a client with the key of an operator."""
-    keys = f"reader {READER} 5 write\noperator {OPERATOR} 0 write operate\n"
-    with serving(store, *POLLS, keys=keys, key=OPERATOR) as server:
-        yield server.client
+def operated(store: Path) -> Iterator[Server]:
+    """A server whose client has the key of an operator."""
+    with serving(store, *POLLS, keys=f"operator {OPERATOR} 0 operate\n", key=OPERATOR) as server:
+        yield server
 
 
-def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Path, operated: httpx.Client) -> None:
+def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Path, operated: Server) -> None:
     before = Store(store).activation()
     (store / "bundles" / "v5" / "manifest.json").write_text("{}")
     for path, status, code in (
@@ -115,24 +108,24 @@ def test_changes_that_are_not_possible_are_refused_with_a_stable_code(store: Pat
         ("/versions/v5/activate", 409, "broken_bundle"),
         ("/versions/rollback", 409, "activation_refused"),
     ):
-        refused = operated.post(path)
+        refused = operated.client.post(path)
         assert (refused.status_code, refused.json()["code"]) == (status, code)
-    assert operated.get("/versions").json()["versions"][-1]["problem"]
+    assert operated.client.get("/versions").json()["versions"][-1]["problem"]
     assert Store(store).activation() == before
 
 
-def test_suspended_replica_does_not_carry_out_an_activation_whose_client_has_gone(store: Path) -> None:
-    with serving(store, *POLLS, keys=f"operator {OPERATOR} 0 operate\n", key=OPERATOR) as server:
-        server.process.send_signal(signal.SIGSTOP)
-        try:
-            with pytest.raises(httpx.ReadTimeout):
-                server.client.post("/versions/v5/activate", timeout=0.5)
-            Store(store).activate("v3", why="a newer activation")
-        finally:
-            server.process.send_signal(signal.SIGCONT)
-        gone = 'recollect_requests_total{path="/versions",status="499"} 1.0'
-        until(lambda: gone in server.client.get("/metrics").text)
-        assert [record.why for record in Store(store).log()][-1] == "a newer activation"
+def test_suspended_replica_does_not_carry_out_an_activation_whose_client_has_gone(
+    store: Path, operated: Server
+) -> None:
+    operated.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            operated.client.post("/versions/v5/activate", timeout=0.5)
+        Store(store).activate("v3", why="a newer activation")
+    finally:
+        operated.process.send_signal(signal.SIGCONT)
+    until(lambda: metric(operated.client, 'recollect_requests_total{path="/versions",status="499"}') == 1)
+    assert [record.why for record in Store(store).log()][-1] == "a newer activation"
 
 
 def test_candidate_learns_of_changes_of_the_live_memory(store: Path, activation: Activation) -> None:

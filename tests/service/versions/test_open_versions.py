@@ -13,24 +13,15 @@ from recollect.service.versions.open_versions import OpenVersions
 class Closeable:
     """A predictor that only records whether it was closed."""
 
-    closed = False
-
-    def __init__(self, version: str = "v1") -> None:
-        self.version = version
+    closed, version = False, "v1"
 
     def close(self) -> None:
         self.closed = True
 
 
-def versions_of(*predictors: Closeable) -> OpenVersions:
-    versions = OpenVersions()
-    for predictor in predictors:
-        versions.make_current(cast(Predictor, predictor))
-    return versions
-
-
 def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
-    versions, stopped = versions_of(Closeable()), threading.Event()
+    versions, stopped = OpenVersions(), threading.Event()
+    versions.make_current(cast(Predictor, Closeable()))
 
     def use() -> int:
         used = 0

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-import recollect
 from recollect.core.errors import NotServedError
 from recollect.service.redis_client import RedisClient
-from recollect.service.versions.reports import (
-    FolderReports,
-    RedisReports,
-    Report,
-    replica_name,
-)
+from recollect.service.versions.reports import FolderReports, RedisReports, Report, replica_name
 from recollect.store.store import Store
 from tests import forked
-from tests.processes import PATIENCE_SECONDS, environment, serving, until
-from tests.service.redis_server import RedisServer, metric, needs_redis, replica
+from tests.processes import PATIENCE_SECONDS, metric, run, serving, until
+from tests.service.redis_server import RedisServer, needs_redis, replica
 from tests.service.stores import TOP_K, Activation, flip_bit
 from tests.store.servers import WebServer
 
@@ -143,33 +136,23 @@ sys.exit(recollect.main())
 """
 
 
-@pytest.mark.parametrize("seconds", [-90, 15, 90])
-def test_clock_of_the_host_that_waits_may_differ(store: Path, seconds: int) -> None:
+def test_clock_of_the_host_that_waits_may_differ(store: Path) -> None:
     with serving(store, *POLLS) as server:
-        command = [sys.executable, "-c", OTHER_CLOCK, str(seconds), "activate", "v5", "--store", str(store), "--wait"]
-        done = forked.run(command, env=environment(), capture_output=True, encoding="utf-8")
-        assert done.returncode == 0, done.stderr
-        assert server.version() == "v5"
-        assert len(FolderReports(store / "replicas").read()) == 1  # the report of the replica was not removed
+        for seconds, version in ((-90, "v5"), (15, "v3"), (90, "v5")):
+            forked.run_code(OTHER_CLOCK, seconds, "activate", version, "--store", store, "--wait")
+            assert server.version() == version
+            assert len(FolderReports(store / "replicas").read()) == 1  # the report of the replica was not removed
 
 
 @needs_redis
-def test_wait_reads_the_reports_of_all_replicas_in_redis(
-    store: Path, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*command: str) -> int:
-        return recollect.main([*command, "--store", str(store), "--redis-url", redis_server.url, "--wait"])
-
-    with (
-        replica(store, redis_server, *POLLS) as (_, first),
-        replica(store, redis_server, *POLLS) as (_, second),
-    ):
-        assert run("activate", "v5") == 0
-        assert capsys.readouterr().out == "v5\n"
+def test_wait_reads_the_reports_of_all_replicas_in_redis(store: Path, redis_server: RedisServer) -> None:
+    flags = ("--store", store, "--redis-url", redis_server.url, "--wait")
+    with replica(store, redis_server, *POLLS) as (_, first), replica(store, redis_server, *POLLS) as (_, second):
+        assert run("activate", "v5", *flags).stdout == "v5\n"
         for client in (first, second):
             answer = client.post("/predict", json={"query": "bread"}).json()
             assert (answer["version"], len(answer["labels"])) == ("v5", TOP_K["v5"])
-        assert run("rollback") == 0
+        run("rollback", *flags)
         assert {client.get("/version").json()["version"] for client in (first, second)} == {"v3"}
         assert metric(first, 'recollect_generation{source="served"}') == 3
         assert metric(first, 'recollect_generation{source="store"}') == 3

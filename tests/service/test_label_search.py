@@ -17,16 +17,14 @@ WRITER = "writer-0123456789abcdef"
 @pytest.fixture(scope="module")
 def client(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a writable service; the uids of the labels are numbers after `topic-`."""
-    folder = tmp_path_factory.mktemp("labels")
-    store = copy_store(light_versions, folder / "store")
+    store = copy_store(light_versions, tmp_path_factory.mktemp("labels") / "store")
     make_first(store, add_version(store, "v3", "numbered", relabel([f"topic-{number}" for number in range(8)])))
-    keys = f"writer {WRITER} write\nslow slow-0123456789abcdef 0.001\n"
-    with serving(store, "--writable", "--max-batch", "2", keys=keys, key=WRITER) as server:
+    with serving(store, "--writable", keys=f"writer {WRITER} write\n", key=WRITER) as server:
         yield server.client
 
 
-def texts(client: httpx.Client, search: str, **options: int) -> list[str]:
-    response = client.get("/labels", params={"search": search, **options})
+def texts(client: httpx.Client, search: str) -> list[str]:
+    response = client.get("/labels", params={"search": search})
     assert response.status_code == 200, response.text
     return [label["text"] for label in response.json()["labels"]]
 
