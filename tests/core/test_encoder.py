@@ -2,24 +2,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from recollect.core.encoder import QueryEncoder
 from recollect.core.predictor import Predictor
-from recollect.trainer.memory.memory import open_memory
 
 TEXTS = [
-    "tax",
-    "A telescope that photographs galaxies",
-    "",
-    "音楽",
-    "bread " * 60,
-    "👩‍👩‍👧",
-    "the court " * 20,
-    "a",
+    *["tax", "A telescope that photographs galaxies", "", "音楽", "bread " * 60, "👩‍👩‍👧", "the court " * 20, "a"],
 ] * 5
 
 
@@ -35,13 +26,6 @@ def encode(encoder: QueryEncoder, texts: list[str]) -> np.ndarray:
 def test_text_gets_the_same_vector_in_a_batch_of_mixed_lengths_as_alone(encoder: QueryEncoder) -> None:
     alone = np.concatenate([encode(encoder, [text]) for text in TEXTS[:8]])
     np.testing.assert_allclose(encode(encoder, TEXTS), np.tile(alone, (5, 1)), atol=1e-5)
-
-
-def test_text_of_an_instance_is_encoded_as_the_key_of_this_instance(encoder: QueryEncoder, built: Any) -> None:
-    memory = open_memory(built.run / "memory")
-    lines = (memory.folder / "instances.jsonl").read_text(encoding="utf-8").splitlines()
-    vectors = encode(encoder, [json.loads(line)["text"] for line in lines])
-    np.testing.assert_allclose(vectors, memory.keys[: len(lines)], atol=1e-5)
 
 
 def test_text_is_truncated_only_if_it_exceeds_the_token_limit_of_the_encoder(

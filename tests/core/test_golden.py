@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from recollect.core.errors import BundleError
-from recollect.core.golden import (
-    GOLDEN,
-    GoldenQuery,
-    agreement,
-    read_golden,
-)
+from recollect.core.golden import GOLDEN, GoldenQuery, agreement, read_golden
 from recollect.core.options import resolve_options
 from recollect.core.predictor import Predictor
 
@@ -33,10 +28,10 @@ def test_error_for_a_file_without_golden_queries_names_the_file(tmp_path: Path, 
     (tmp_path / GOLDEN).write_bytes(content)
     with pytest.raises(BundleError) as refused:
         read_golden(tmp_path / GOLDEN)
-    expected = f"{tmp_path / GOLDEN}: expected golden queries with their labels, found: {found}"
-    assert str(refused.value).startswith(expected)
-    assert str(refused.value).endswith("; build the bundle again")
-    assert "\n" not in str(refused.value)
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path / GOLDEN}: expected golden queries with their labels, found: {found}")
+    assert message.endswith("; build the bundle again")
+    assert "\n" not in message
 
 
 def test_agreement_counts_golden_labels_among_equally_many_best_answers(predictor: Predictor) -> None:

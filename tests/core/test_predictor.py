@@ -12,6 +12,7 @@ from recollect.core.options import resolve_options
 from recollect.core.predictor import Predictor
 from recollect.store.store import Store
 from recollect.trainer.memory.memory import Memory, open_memory
+from tests.formula import label_scores
 
 QUERIES = ["Who must pay tax on the sale of a house", "Photographs of galaxies", "When is a contract void in court"]
 
@@ -36,32 +37,19 @@ def scores(answer: Answer) -> dict[str, float]:
     return {label.uid: label.score for label in answer.labels}
 
 
-def reference(memory: Memory, vector: np.ndarray, lambda_: float, temperature: float, top_b: int) -> np.ndarray:
-    """Scores of the dense formula in float64, over the parts of the memory to which lambda gives weight."""
-    instances, labels = memory.plan.instances, memory.plan.labels
-    votes = np.zeros((instances, labels))
-    for row in range(instances):
-        votes[row, memory.value_indices[memory.value_indptr[row] : memory.value_indptr[row + 1]]] = 1
-    values = np.concatenate([lambda_ * votes, (1 - lambda_) * np.eye(labels)])
-    part = {0.0: slice(instances, None), 1.0: slice(instances)}.get(lambda_, slice(None))
-    similarities, values = memory.keys[part].astype(np.float64) @ vector.astype(np.float64), values[part]
-    best = np.argsort(-similarities, kind="stable")[:top_b]
-    weights = np.exp((similarities[best] - similarities[best].max()) / temperature)
-    return weights / weights.sum() @ values[best]
-
-
-@pytest.mark.parametrize("top_b", [1, 5, 20, 200])
-@pytest.mark.parametrize("temperature", [0.01, 0.04, 1.0])
+@pytest.mark.parametrize(("top_b", "temperature"), [(1, 0.04), (5, 1.0), (20, 0.01), (200, 0.04), (200, 1.0)])
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.5, 1.0])
 def test_scores_equal_the_dense_formula_over_the_keys_of_the_memory(
     predictor: Predictor, memory: Memory, lambda_: float, temperature: float, top_b: int
 ) -> None:
     options = resolve_options(predictor.defaults, lambda_=lambda_, temperature=temperature, top_b=top_b)
-    for answer, vector in zip(predictor.predict(QUERIES, options).answers, predictor.encode(QUERIES), strict=True):
-        expected = reference(memory, vector, lambda_, temperature, top_b)
-        found = np.zeros(len(expected))
-        found[[label.position for label in answer.labels]] = [label.score for label in answer.labels]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    instances, labels = memory.plan.instances, memory.plan.labels
+    found, y = np.zeros((len(QUERIES), labels)), memory.label_sets.to_csr(labels).toarray()
+    for row, answer in zip(found, predictor.predict(QUERIES, options).answers, strict=True):
+        row[[label.position for label in answer.labels]] = [label.score for label in answer.labels]
+    keys = memory.keys[:instances], memory.keys[instances:]
+    expected = label_scores(predictor.encode(QUERIES), *keys, y, lambda_, temperature, top_b)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
@@ -90,8 +78,7 @@ def test_batch_gets_the_same_answers_as_single_queries(predictor: Predictor, fil
 
 
 @pytest.mark.parametrize(
-    ("change", "file"),
-    [({"dim": 383}, "encoder.onnx"), ({"counts": {"instances": 27}}, "instance_keys.faiss")],
+    ("change", "file"), [({"dim": 383}, "encoder.onnx"), ({"counts": {"instances": 27}}, "instance_keys.faiss")]
 )
 def test_bundle_is_refused_if_encoder_and_indexes_have_different_dimensions(
     built: Any, change: dict[str, Any], file: str
@@ -110,10 +97,7 @@ def test_large_batch_is_ranked_in_blocks_of_limited_memory(
 ) -> None:
     queries = [f"a query about taxes, number {number}" for number in range(9)]
     whole = predictor.predict(queries, resolve_options(predictor.defaults)).answers
-    monkeypatch.setattr(
-        "recollect.core.predictor.Predictor.block_keys", 400
-    )  # one block has two queries of 200 keys each
-    for parts, expected in zip(
-        predictor.predict(queries, resolve_options(predictor.defaults)).answers, whole, strict=True
-    ):
-        assert scores(parts) == pytest.approx(scores(expected), abs=1e-6)
+    monkeypatch.setattr(Predictor, "block_keys", 400)  # one block has two queries of 200 keys each
+    parts = predictor.predict(queries, resolve_options(predictor.defaults)).answers
+    for part, expected in zip(parts, whole, strict=True):
+        assert scores(part) == pytest.approx(scores(expected), abs=1e-6)

@@ -12,22 +12,10 @@ from recollect.core.predictor import Predictor
 
 LIMIT = 16
 TEXTS = [
-    "",
-    " \t\r\n ",
-    "The Tax on BREAD, 1815.",
-    "well-known e-mail_address@example.org (a+b)*c/d",
-    "Café naïve-looking Übung",
-    "don’t — “quoted” text",
-    "音楽と music 中文",
-    "a\u00a0b\u3000c\u2003d",
-    "e\u0301a \u0301 x",
-    "soft\u00adhyphen zero\u200bwidth next\u0085line",
-    "x" * 300,
-    "word " * 100,
-    "é" * 300,
-    "👩‍👩‍👧 ok",
-    "İstanbul ﬁne ß",
-    "\ufeffstart",
+    *["", " \t\r\n ", "The Tax on BREAD, 1815.", "well-known e-mail_address@example.org (a+b)*c/d"],
+    *["Café naïve-looking Übung", "don’t — “quoted” text", "音楽と music 中文", "a\u00a0b\u3000c\u2003d"],
+    *["e\u0301a \u0301 x", "soft\u00adhyphen zero\u200bwidth next\u0085line", "x" * 300, "word " * 100, "é" * 300],
+    *["👩‍👩‍👧 ok", "İstanbul ﬁne ß", "\ufeffstart"],
 ]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from recollect.core.answers import Answer
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.files import LEXICAL_FILES, MANIFEST
-from recollect.core.bundle.integrity import describe_files
 from recollect.core.bundle.strings import StringTable
 from recollect.core.errors import BundleError
 from recollect.core.neighbours import join_parts
@@ -23,6 +20,7 @@ from recollect.core.predictor import Predictor
 from recollect.core.search.filters import AdmittedKeys
 from recollect.core.words.index import TOP_WORDS, write_lexical_index
 from recollect.core.words.terms import Words
+from tests.service.stores import edit_bundle, rehash
 
 QUERIES = ["Who must pay tax on the sale of a house", "Galaxies", "law and football", "音楽"]
 WEIGHT = 0.3
@@ -32,34 +30,20 @@ def texts(table: StringTable) -> list[str]:
     return [table[row] for row in range(len(table))]
 
 
-def change_manifest(folder: Path, **defaults: Any) -> None:
-    """Make the manifest name the files in the folder."""
-    manifest = json.loads((folder / MANIFEST).read_bytes())
-    manifest["files"] = {name: file.model_dump() for name, file in describe_files(folder).items()}
-    manifest["defaults"] |= defaults
-    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-
-
-@pytest.fixture
-def folder(built: Any, predictor: Predictor, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(built: Any, predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a lexical index."""
-    return write_bundle_with_words(built, predictor, tmp_path)
-
-
-def write_bundle_with_words(built: Any, predictor: Predictor, parent: Path) -> Path:
-    folder = parent / "bundle"
-    shutil.copytree(built.store / "bundles" / built.version, folder, copy_function=os.link)
-    (folder / MANIFEST).unlink()
-    shutil.copy(built.store / "bundles" / built.version / MANIFEST, folder)
+    folder = tmp_path_factory.mktemp("words") / "bundle"
+    shutil.copytree(built.store / "bundles" / built.version, folder)
     bundle = predictor.bundle
     write_lexical_index(folder, texts(bundle.instances.texts), texts(bundle.labels.texts))
-    change_manifest(folder, word_weight=WEIGHT)
+    edit_bundle(folder, rehash)
+    edit_bundle(folder, lambda _, manifest: manifest["defaults"].update(word_weight=WEIGHT))
     return folder
 
 
 @pytest.fixture(scope="module")
-def worded(built: Any, predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    folder = write_bundle_with_words(built, predictor, tmp_path_factory.mktemp("words"))
+def worded(folder: Path) -> Predictor:
     return Predictor.open(open_bundle(folder), threads=1)
 
 
@@ -112,16 +96,6 @@ def test_query_without_a_known_word_gets_the_score_of_the_vectors(
     np.testing.assert_array_equal(scores(worded, query), scores(predictor, query))
 
 
-def test_batch_gets_the_same_answers_as_single_queries(worded: Predictor) -> None:
-    queries = ["zzz", *QUERIES, "a"]
-    together = worded.predict(queries, resolve_options(worded.defaults, explain=True)).answers
-    for query, answer in zip(queries, together, strict=True):
-        alone = ask(worded, query, explain=True)
-        assert [label.uid for label in answer.labels] == [label.uid for label in alone.labels]
-        for one, other in zip(answer.labels, alone.labels, strict=True):
-            assert one.score == pytest.approx(other.score, abs=1e-6)
-
-
 @pytest.mark.parametrize("allow", [None, ("Taxation", "Law", "Football")])
 def test_terms_by_words_are_named_and_all_terms_add_up_to_the_score(worded: Predictor, allow: Any) -> None:
     for query in QUERIES:
@@ -150,9 +124,8 @@ def test_filtered_labels_get_votes_by_words_too(
 
 
 @pytest.mark.parametrize("name", sorted(LEXICAL_FILES))
-def test_bundle_with_an_incomplete_lexical_index_is_refused(folder: Path, name: str) -> None:
-    manifest = json.loads((folder / MANIFEST).read_bytes())
-    del manifest["files"][name]
-    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+def test_bundle_with_an_incomplete_lexical_index_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    shutil.copy(folder / MANIFEST, tmp_path)
+    edit_bundle(tmp_path, lambda _, manifest: manifest["files"].pop(name))
     with pytest.raises(BundleError, match=f"missing or unexpected: {name}"):
-        open_bundle(folder)
+        open_bundle(tmp_path)

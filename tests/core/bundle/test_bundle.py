@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 
 from recollect.core.bundle.bundle import open_bundle
-from recollect.core.bundle.files import BUNDLE_FILES, MANIFEST
-from recollect.core.bundle.integrity import describe_files
+from recollect.core.bundle.files import BUNDLE_FILES
 from recollect.core.errors import BundleError
+from tests.service.stores import edit_bundle, rehash
 
 
 def refuses(folder: Path, name: str, expected: str) -> None:
@@ -28,10 +27,7 @@ def refuses(folder: Path, name: str, expected: str) -> None:
 def test_bundle_is_refused_if_the_counts_in_its_manifest_differ_from_its_files(
     bundle_folder: Path, count: str, value: int, name: str
 ) -> None:
-    path = bundle_folder / MANIFEST
-    content = json.loads(path.read_text())
-    content["counts"][count] = value
-    path.write_text(json.dumps(content))
+    edit_bundle(bundle_folder, lambda _, manifest: manifest["counts"].update({count: value}))
     refuses(bundle_folder, name, "expected ")
 
 
@@ -73,20 +69,11 @@ FORGED = [
 
 
 def forge(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
-    """Change an array of a bundle and correct its checksum in the manifest.
-
-    `change` changes the array in place or returns a new one.
-    """
+    """Change an array of a bundle in place, or replace it, and correct its checksum in the manifest."""
     array = np.load(folder / name)
     changed = change(array)
     np.save(folder / name, array if changed is None else changed)
-    rehash(folder)
-
-
-def rehash(folder: Path) -> None:
-    content = json.loads((folder / MANIFEST).read_text())
-    content["files"] = {name: info.model_dump() for name, info in describe_files(folder).items()}
-    (folder / MANIFEST).write_text(json.dumps(content))
+    edit_bundle(folder, rehash)
 
 
 @pytest.mark.parametrize(("name", "change", "message"), FORGED)
@@ -129,20 +116,16 @@ def test_forged_text_that_is_not_utf8_does_not_fail_a_request(bundle_folder: Pat
 
 @pytest.mark.parametrize(("name", "max_bytes"), [("tokenizer.json", 64 << 20), ("encoder.onnx", 2 << 30)])
 def test_file_that_is_too_large_is_refused_before_it_is_read(bundle_folder: Path, name: str, max_bytes: int) -> None:
-    content = json.loads((bundle_folder / MANIFEST).read_text())
-    content["files"][name]["size"] = max_bytes + 1
-    (bundle_folder / MANIFEST).write_text(json.dumps(content))
+    edit_bundle(bundle_folder, lambda _, manifest: manifest["files"][name].update(size=max_bytes + 1))
     os.truncate(bundle_folder / name, max_bytes + 1)  # a sparse file, which uses no disk space
     refuses(bundle_folder, name, f"expected at most {max_bytes:,} bytes, manifest says {max_bytes + 1:,}")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "encoder.onnx.data", ".hidden", "manifest.json~"])
-def test_unexpected_file_in_a_bundle_is_refused(bundle_folder: Path, name: str) -> None:
-    (bundle_folder / name).write_text("kept by an operator")
-    refuses(bundle_folder, name, "expected only the files of a bundle, found this file; move it away")
-
-
-def test_unexpected_folder_in_a_bundle_is_refused(bundle_folder: Path) -> None:
+def test_unexpected_file_or_folder_in_a_bundle_is_refused(bundle_folder: Path) -> None:
+    for name in ("notes.txt", "encoder.onnx.data", ".hidden", "manifest.json~"):
+        (bundle_folder / name).write_text("kept by an operator")
+        refuses(bundle_folder, name, "expected only the files of a bundle, found this file; move it away")
+        (bundle_folder / name).unlink()
     (bundle_folder / "scratch").mkdir()
     refuses(bundle_folder, "scratch", "expected only the files of a bundle")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from recollect.core.bundle.components import Components
-from recollect.core.bundle.files import BUNDLE_FILES, MANIFEST
-from recollect.core.bundle.integrity import describe_files, read_manifest
+from recollect.core.bundle.files import BUNDLE_FILES
+from recollect.core.bundle.integrity import read_manifest
 from recollect.core.errors import BundleError
 from recollect.core.golden import check_golden
 from recollect.core.options import resolve_options
@@ -20,7 +19,7 @@ from recollect.core.predictor import Predictor
 from recollect.service.versions.opening import Opener
 from recollect.store.store import Store
 from tests.processes import copy_store
-from tests.service.stores import add_version, flip_bit, with_changed_files
+from tests.service.stores import Change, add_version, edit_bundle, flip_bit, rehash, with_changed_files
 
 QUERY = "tax on bread"
 
@@ -45,9 +44,7 @@ def change(folder: Path, *names: str) -> None:
     for name in names:
         with (folder / name).open("ab") as file:
             file.write(b"x")
-    manifest = json.loads((folder / MANIFEST).read_bytes())
-    manifest["files"] = {name: info.model_dump() for name, info in describe_files(folder).items()}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    edit_bundle(folder, rehash)
 
 
 @pytest.fixture
@@ -112,7 +109,7 @@ def shared_parts(one: Predictor, other: Predictor) -> set[str]:
     return {name for name in first if first[name] is second[name]}
 
 
-def copied_version(store: Store, change: Callable[[Path, dict[str, Any]], None] = lambda *_: None) -> str:
+def copied_version(store: Store, change: Change = lambda *_: None) -> str:
     return add_version(store.root, "v3", "copy", change)
 
 
@@ -147,7 +144,7 @@ def test_closed_version_leaves_only_shared_files_mapped(store: Store, opener: Op
     def changed_index(folder: Path, manifest: dict[str, Any]) -> None:
         with_changed_files(folder, manifest)
         shutil.copy(store.bundles / "v3" / "instance_keys.faiss", folder)
-        manifest["files"] = {name: info.model_dump() for name, info in describe_files(folder).items()}
+        rehash(folder, manifest)
 
     first = opener.open("v3")
     assert len(mapped("v3")) > 10

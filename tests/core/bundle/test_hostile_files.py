@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -51,6 +49,7 @@ else:
     print("accepted")
 """
 GRAPHS = {
+    "no change": "",
     "neighbour outside of the index": "change(index.hnsw.neighbors, 5, 10**6)",
     "negative neighbour": "change(index.hnsw.neighbors, 5, -7)",
     "entry point outside of the index": "index.hnsw.entry_point = 10**6",
@@ -60,19 +59,10 @@ GRAPHS = {
 }
 
 
-def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return forked.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_graph_without_a_change_is_accepted(tmp_path: Path) -> None:
-    assert run(FORGE.format(change=""), tmp_path / "index").stdout == "accepted\n"
-
-
-@pytest.mark.parametrize("change", GRAPHS.values(), ids=GRAPHS.keys())
-def test_forged_graph_of_an_index_is_refused(tmp_path: Path, change: str) -> None:
-    done = run(FORGE.format(change=change), tmp_path / "index")
-    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+@pytest.mark.parametrize("name", GRAPHS)
+def test_forged_graph_of_an_index_is_refused(tmp_path: Path, name: str) -> None:
+    done = forked.run_code(FORGE.format(change=GRAPHS[name]), tmp_path / "index")
+    assert done.stdout == ("accepted\n" if name == "no change" else "refused\n")
 
 
 @pytest.mark.parametrize("first", [10**9, -(10**7), 3])

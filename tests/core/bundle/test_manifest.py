@@ -11,48 +11,23 @@ from recollect.core.bundle.files import MANIFEST
 from recollect.core.bundle.integrity import read_manifest
 from recollect.core.bundle.manifest import Manifest, check_version
 from recollect.core.errors import BundleError, StoreError
+from tests.service.stores import edit_bundle
 
 REPOSITORY = Path(__file__).parents[3]
 MISSING = object()
 
 WRONG: list[tuple[str, Any]] = [
-    ("version", 3),
-    ("created", "yesterday"),
-    ("counts", []),
-    ("counts/instances", 0),
-    ("counts/labels", -1),
-    ("counts/pairs", "many"),
-    ("dim", 0),
-    ("dim", 1.5),
-    ("encoder/name", None),
-    ("encoder/pooling", ""),
-    ("encoder/query_prompt", None),
-    ("encoder/precision", "fp8"),
-    ("encoder/max_length", 0),
-    ("encoder/pad_id", -1),
-    ("index/instances/kind", "lsh"),
-    ("index/labels/keys", 0),
-    ("index/labels/effort", -1),
-    ("defaults/lambda", 1.01),
-    ("defaults/lambda", float("nan")),
-    ("defaults/temperature", 0),
-    ("defaults/temperature", float("inf")),
-    ("defaults/top_b", 0),
-    ("defaults/top_k", 0),
-    ("index/labels/refine", 0.5),
-    ("curves/labels", [{}]),
-    ("checks", [{"name": "recall", "found": 1.0}]),
-    ("defaults/order", "size"),
-    ("probabilities", {}),
-    ("metrics", "good"),
-    ("metrics/recall_labels", float("nan")),
-    ("files", {}),
-    ("files/encoder.onnx/sha256", "0" * 63),
-    ("files/encoder.onnx/sha256", "G" * 64),
-    ("files/encoder.onnx/size", -1),
-    ("files/encoder.onnx", MISSING),
-    ("files/extra.bin", {"sha256": "0" * 64, "size": 1}),
-    ("surprise", 1),
+    *[("version", 3), ("created", "yesterday"), ("counts", []), ("counts/instances", 0), ("counts/labels", -1)],
+    *[("counts/pairs", "many"), ("dim", 0), ("dim", 1.5), ("encoder/name", None), ("encoder/pooling", "")],
+    *[("encoder/query_prompt", None), ("encoder/precision", "fp8"), ("encoder/max_length", 0)],
+    *[("encoder/pad_id", -1), ("index/instances/kind", "lsh"), ("index/labels/keys", 0), ("index/labels/effort", -1)],
+    *[("defaults/lambda", 1.01), ("defaults/lambda", float("nan")), ("defaults/temperature", 0)],
+    *[("defaults/temperature", float("inf")), ("defaults/top_b", 0), ("defaults/top_k", 0)],
+    *[("index/labels/refine", 0.5), ("curves/labels", [{}]), ("checks", [{"name": "recall", "found": 1.0}])],
+    *[("defaults/order", "size"), ("probabilities", {}), ("metrics", "good")],
+    *[("metrics/recall_labels", float("nan")), ("files", {}), ("files/encoder.onnx/sha256", "0" * 63)],
+    *[("files/encoder.onnx/sha256", "G" * 64), ("files/encoder.onnx/size", -1), ("files/encoder.onnx", MISSING)],
+    *[("files/extra.bin", {"sha256": "0" * 64, "size": 1}), ("surprise", 1)],
     *[
         (field, MISSING)
         for field in ("version", "created", "counts", "dim", "encoder", "index", "defaults", "metrics", "files")
@@ -66,17 +41,15 @@ def change(bundle_folder: Path) -> Callable[[str, Any], None]:
     """Creates a manifest with one field changed or removed."""
 
     def change(field: str, value: Any) -> None:
-        path = bundle_folder / MANIFEST
-        content = json.loads(path.read_text())
-        *parents, name = field.split("/")
-        part = content
-        for parent in parents:
-            part = part[parent]
-        if value is MISSING:
-            del part[name]
-        else:
+        def edit(_: Path, part: dict[str, Any]) -> None:
+            *parents, name = field.split("/")
+            for parent in parents:
+                part = part[parent]
             part[name] = value
-        path.write_text(json.dumps(content))
+            if value is MISSING:
+                del part[name]
+
+        edit_bundle(bundle_folder, edit)
 
     return change
 

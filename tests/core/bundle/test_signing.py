@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import recollect
@@ -18,7 +17,7 @@ from recollect.core.bundle.signing import read_signing_key, read_verify_keys, si
 from recollect.core.errors import BundleError, KeyFileError
 from recollect.store.store import Store
 from tests.keys import NO_PUBLIC_KEY, Pair, secrets, write_every_sort, write_pair
-from tests.processes import Server, copy_store, run_json, serving
+from tests.processes import copy_store, run_json, serving
 from tests.service.stores import add_version, answers_with, light_encoder, make_first
 
 # Only label keys vote.
@@ -72,31 +71,6 @@ def test_signature_of_another_bundle_is_refused(
     refuses(signed, keys, MANIFEST, "found other content or another signature")
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 65, 1 << 20])
-def test_signature_of_a_wrong_length_is_refused(signed: Path, keys: Pair, size: int) -> None:
-    (signed / SIGNATURE).write_bytes(((signed / SIGNATURE).read_bytes() * (size // 64 + 1))[:size])
-    name = MANIFEST if size <= 64 else SIGNATURE
-    refuses(signed, keys, name, "expected")
-
-
-def test_signed_manifest_with_changed_white_space_is_refused(signed: Path, keys: Pair) -> None:
-    content = (signed / MANIFEST).read_bytes()
-    for altered in (content + b"\n", b" " + content, content.replace(b",", b", ", 1)):
-        (signed / MANIFEST).write_bytes(altered)
-        refuses(signed, keys, MANIFEST, "found other content or another signature")
-    (signed / MANIFEST).write_bytes(content)
-    open_bundle(signed, read_verify_keys(keys.public))
-
-
-@pytest.mark.parametrize("name", [MANIFEST, SIGNATURE])
-def test_manifest_that_is_a_link_to_a_signed_manifest_is_refused(
-    signed: Path, keys: Pair, tmp_path: Path, name: str
-) -> None:
-    (signed / name).rename(tmp_path / "elsewhere")
-    (signed / name).symlink_to(tmp_path / "elsewhere")
-    refuses(signed, keys, name, "found a link")
-
-
 @pytest.fixture
 def opened(bundle_folder: Path) -> Iterator[list[str]]:
     """Record the names of the bundle's files that Python opens during the test."""
@@ -132,9 +106,8 @@ def test_error_for_a_file_without_a_public_key_names_the_kind_of_its_content(eve
     with pytest.raises(KeyFileError) as error:
         read_verify_keys(every_sort / name)
     message = str(error.value)
-    assert message.startswith(
-        f"{every_sort / name}: expected an Ed25519 public key in PEM, found: {NO_PUBLIC_KEY[name]}"
-    )
+    expected = "expected an Ed25519 public key in PEM, found"
+    assert message.startswith(f"{every_sort / name}: {expected}: {NO_PUBLIC_KEY[name]}")
     assert message.endswith("; write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`")
     assert not any(secret in message for secret in secrets(every_sort / name))
 
@@ -163,11 +136,7 @@ def run(*arguments: object) -> int:
     return recollect.main(list(map(str, arguments)))
 
 
-VERBS = {
-    "predict": ("predict", "bread", "--version", "v3"),
-    "verify": ("verify", "v3"),
-    "activate": ("activate", "v3"),
-}
+VERBS = {"predict": ("predict", "bread", "--version", "v3"), "verify": ("verify", "v3"), "activate": ("activate", "v3")}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -203,10 +172,8 @@ def test_empty_path_of_the_public_key_is_refused(
     assert "expected an Ed25519 public key" in capsys.readouterr().err
     monkeypatch.setenv("RECOLLECT_VERIFY_KEY", word)
     assert run("verify", "v1", "--store", store) == 2
-    expected = (
-        "expected an Ed25519 public key" if word else "RECOLLECT_VERIFY_KEY: expected a value, found an empty one"
-    )
-    assert expected in capsys.readouterr().err
+    expected = "an Ed25519 public key" if word else "a value, found an empty one"
+    assert f"expected {expected}" in capsys.readouterr().err
 
 
 def test_signed_version_under_another_name_is_refused(store: Path, keys: Pair) -> None:
@@ -216,19 +183,15 @@ def test_signed_version_under_another_name_is_refused(store: Path, keys: Pair) -
 
 
 def test_server_refuses_an_unsigned_version_and_keeps_the_old_one(store: Path, keys: Pair) -> None:
-    def answers(server: Server) -> tuple[str, int]:
-        body = httpx.post(f"{server.url}/predict", json={"query": "bread"}).raise_for_status().json()
-        return body["version"], len(body["labels"])
-
     with serving(store, "--poll-seconds", "0.05", "--verify-key", str(keys.public)) as server:
         Store(store).activate("v3")
         refused = server.wait_for("bundle_refused")
         assert (refused["version"], refused["serving"]) == ("v3", "v1")
         assert f"v3/{SIGNATURE}: expected a signature for {keys.public}, found none" in refused["error"]
-        assert answers(server) == ("v1", 1)
+        assert len(server.uids("bread")) == 1
         Store(store).activate("v2")
         assert server.wait_for("bundle_swapped")["version"] == "v2"
-        assert answers(server) == ("v2", 2)
+        assert len(server.uids("bread")) == 2
 
 
 def test_live_entries_change_no_answer_of_a_program_that_asks_for_signatures(

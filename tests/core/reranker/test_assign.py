@@ -25,23 +25,12 @@ def falling(labels: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("labels", range(1, 9))
-def test_expected_f1_equals_the_sum_over_all_combinations_of_true_labels(labels: int) -> None:
+def test_expected_f1_equals_the_sum_over_all_outcomes_and_no_set_has_a_higher_one(labels: int) -> None:
     for seed in range(3):
         probabilities = falling(labels, seed)
-        found = expected_f1(probabilities[None])[0]
-        sums = by_enumeration(probabilities)
-        for size in range(1, labels + 1):
-            assert found[size - 1] == pytest.approx(sums[(1,) * size + (0,) * (labels - size)])
-
-
-@pytest.mark.parametrize("labels", range(1, 9))
-def test_no_set_has_a_higher_expected_f1_than_the_chosen_one(labels: int) -> None:
-    for seed in range(3):
-        probabilities = falling(labels, seed)
-        size = int(best_set_sizes(probabilities[None])[0])
-        assert expected_f1(probabilities[None])[0, size - 1] == pytest.approx(
-            max(by_enumeration(probabilities).values())
-        )
+        found, sums = expected_f1(probabilities[None])[0], by_enumeration(probabilities)
+        assert found == pytest.approx([sums[(1,) * size + (0,) * (labels - size)] for size in range(1, labels + 1)])
+        assert found[best_set_sizes(probabilities[None])[0] - 1] == pytest.approx(max(sums.values()))
 
 
 def test_size_is_the_best_one_below_the_limit_and_the_number_of_labels() -> None:

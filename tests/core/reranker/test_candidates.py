@@ -9,12 +9,7 @@ import pytest
 
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.neighbours import Found, Neighbours, join_parts
-from recollect.core.reranker.candidates import (
-    ALL_FEATURES,
-    Candidates,
-    LabelFacts,
-    find_candidates,
-)
+from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
 from recollect.core.scoring import Voting, WeightedKeys, score_labels, weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -142,18 +137,3 @@ def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
         }
         shown = {name: features[name][row] for name in expected}
         np.testing.assert_allclose(list(shown.values()), list(expected.values()), rtol=1e-6, err_msg=str(shown))
-
-
-def test_a_query_has_the_same_candidates_and_features_alone_and_in_a_block() -> None:
-    found, voting, values = case = random_case(0, words=True)
-    assert found.by_words is not None
-    facts = LabelFacts(
-        np.bincount(values.mapped.indices, minlength=LABELS).astype(np.int32), Names.of(["query"] * LABELS)
-    )
-    block = find(case, facts)
-    for query in range(QUERIES):
-        row, (start, stop) = slice(query, query + 1), block.offsets[query : query + 2]
-        own = Found(found.instances[row], found.labels[row], (found.by_words[0][row], found.by_words[1][row]))
-        alone = find((own, WeightedKeys(voting.keys[row], voting.weights[row]), values), facts)
-        assert alone.label.tolist() == block.label[start:stop].tolist()
-        np.testing.assert_array_equal(alone.features, block.features[start:stop])

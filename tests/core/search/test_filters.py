@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,20 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recollect.core.answers import Answer
 from recollect.core.bundle.bundle import open_bundle
-from recollect.core.bundle.files import MANIFEST
 from recollect.core.errors import QueryError
 from recollect.core.options import resolve_options
 from recollect.core.predictor import Predictor
 from tests.index_builder.vectors import clustered_keys, unit
-from tests.service.stores import light_encoder
+from tests.service.stores import edit_bundle, light_encoder
 
 QUERY = "Who must pay tax on the sale of a house"
-INSTANCES, LABELS, DIM = 60, 24, 8
+DIM = 8
 
 Open = Callable[..., Predictor]
 
@@ -39,9 +35,7 @@ def open_memory(built: Any, write_bundle: Callable[..., Path], tmp_path_factory:
         folder = tmp_path_factory.mktemp("filters") / "bundle"
         write_bundle(folder, instance_keys=instance_keys, label_keys=label_keys, votes=votes, kind=kind)
         shutil.copy(built.store / "bundles" / built.version / "tokenizer.json", folder)
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        light_encoder(folder, manifest)
-        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        edit_bundle(folder, light_encoder)
         return Predictor.open(open_bundle(folder), threads=1)
 
     return open_
@@ -101,57 +95,9 @@ def agrees(answer: Answer, scores: np.ndarray, top_k: int, tolerance: float) -> 
 
 
 @pytest.fixture(scope="module")
-def small(open_memory: Open) -> Dense:
-    return Dense(open_memory, INSTANCES, LABELS, DIM, "flat")
-
-
-@pytest.fixture(scope="module")
 def dense(open_memory: Open) -> Callable[[str], Dense]:
     """Builds a memory of 1,000 instances and 40 labels with an index of the given kind; each memory is built once."""
     return functools.cache(lambda kind: Dense(open_memory, 1_000, 40, 32, kind))
-
-
-lists = st.lists(st.integers(0, LABELS + 3), max_size=LABELS)  # includes labels that do not exist
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    allow=lists | st.none(),
-    deny=lists,
-    lambda_=st.sampled_from([0.0, 0.3, 1.0]),
-    temperature=st.sampled_from([0.02, 0.3, 5.0]),
-    top_b=st.integers(1, 90),
-    top_k=st.integers(1, 30),
-)
-def test_filtered_scores_equal_the_dense_formula_over_all_voting_keys(
-    small: Dense,
-    allow: list[int] | None,
-    deny: list[int],
-    lambda_: float,
-    temperature: float,
-    top_b: int,
-    top_k: int,
-) -> None:
-    if allow is None and not deny:
-        return
-    admitted = sorted(set(range(LABELS) if allow is None else allow) - set(deny) - set(range(LABELS, LABELS + 4)))
-    answer = ask(
-        small.predictor,
-        allow=None if allow is None else uids(allow),
-        deny=uids(deny),
-        lambda_=lambda_,
-        temperature=temperature,
-        top_b=top_b,
-        top_k=top_k,
-        explain=True,
-    )
-    agrees(answer, small.answer(QUERY, admitted, lambda_, temperature, top_b), top_k, 1e-5)
-    for label in answer.labels:
-        assert label.because is not None
-        shares = [reason.share for reason in label.because]
-        assert sum(shares) == pytest.approx(label.score, abs=1e-12)
-        assert shares == sorted(shares, reverse=True)
-        assert len({(reason.kind, reason.uid) for reason in label.because}) == len(shares)
 
 
 @pytest.mark.parametrize(

@@ -73,22 +73,6 @@ def test_similarities_equal_the_written_formula():
     assert_equals_reference(WordIndex(invert(texts), 400), dict(enumerate(texts)), random_texts(20, seed=2))
 
 
-def test_frequent_words_add_to_the_best_candidates_when_the_budget_is_spent(monkeypatch):
-    texts = random_texts(500, seed=3)
-    queries = random_texts(20, seed=4)
-    index = WordIndex(invert(texts), 500)
-    exact = [search(index, query, 5) for query in queries]
-    monkeypatch.setattr(word_index, "_BUDGET", 150)
-    monkeypatch.setattr(word_index, "_CANDIDATES", 20)
-    for query, (similarities, rows) in zip(queries, exact, strict=True):
-        found, found_rows = search(index, query, 5)
-        known = dict(zip(found_rows.tolist(), found.tolist(), strict=True))
-        common = [row for row in rows.tolist() if row in known]
-        assert len(common) >= 3
-        full = dict(zip(rows.tolist(), similarities.tolist(), strict=True))
-        np.testing.assert_allclose([known[row] for row in common], [full[row] for row in common], rtol=1e-6)
-
-
 def test_terms_beyond_the_budget_add_the_contributions_of_the_formula(monkeypatch):
     monkeypatch.setattr(word_index, "_BUDGET", 50)
     monkeypatch.setattr(word_index, "_CANDIDATES", 1_000)

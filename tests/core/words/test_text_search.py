@@ -8,15 +8,7 @@ import pytest
 from recollect.core.words.text_search import TextSearch
 
 TEXTS = [
-    "Garden chair",
-    "Chair",
-    "Armchair",
-    "Folding hammock",
-    "Chairlift",
-    "Ääniäiset",
-    "音楽",
-    "",
-    "Chair\nwith legs",
+    *["Garden chair", "Chair", "Armchair", "Folding hammock", "Chairlift", "Ääniäiset", "音楽", "", "Chair\nwith legs"],
 ]
 
 
