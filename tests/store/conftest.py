@@ -9,14 +9,7 @@ import pytest
 
 import recollect
 from recollect.store.store import Store
-from tests.store.servers import WebServer, create_bucket, s3_server
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[str]:
-    """The URL of a local S3 server."""
-    with s3_server() as address:
-        yield address
+from tests.store.servers import WebServer, create_bucket
 
 
 @pytest.fixture

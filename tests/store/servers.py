@@ -55,18 +55,13 @@ def create_bucket(address: str, name: str) -> str:
 
 
 class FaultyProxy:
-    """Forwards requests to a server, with faults that a test chooses.
-
-    Attributes:
-        ignores_conditions: Whether the server ignores the header `If-None-Match`.
-        lost_answers: Number of the next PUT requests that are carried out, but whose connection ends without an answer.
-        has_expired: Whether every request is refused because the credentials have expired.
-    """
+    """Forwards requests to a server, with faults that a test chooses."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.ignores_conditions, self.lost_answers = False, 0
-        self.has_expired = False
+        self.ignores_conditions = False  # the header `If-None-Match`
+        self.lost_answers = 0  # of the next PUT requests, which are carried out
+        self.has_expired = False  # so that all requests are refused
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
@@ -105,23 +100,16 @@ class _Forward(web.Handler):
 
 
 class WebServer:
-    """A web server for the files of a folder.
+    """A web server for the files of a folder, without range requests, uploads and folder listings.
 
-    The web server supports neither range requests, nor uploads, nor folder listings.
-
-    Attributes:
-        requests: The path of every GET request.
-        authorization: The `Authorization` header of the last GET request.
-        denied: If true, every request gets status 401.
-        paused_file: The name of a file whose first half is sent at once; the other half is sent after `resumed` is set.
-        paused: Event that is set when the first half was sent.
+    It sends the first half of `paused_file`, sets `paused`, and sends the other half after `resumed` is set.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, 0
-        self.requests: list[str] = []
-        self.authorization: str | None = None
-        self.denied = False
+        self.requests: list[str] = []  # their paths
+        self.authorization: str | None = None  # of the last request
+        self.denied = False  # if true, all requests get status 401
         self.paused_file = ""
         self.paused, self.resumed = threading.Event(), threading.Event()
 

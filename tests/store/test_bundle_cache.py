@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recollect.core.bundle.files import MANIFEST
+from recollect.core.bundle.signing import read_signing_key, sign_manifest
 from recollect.core.errors import BundleError, StoreError
 from recollect.store.store import Store
 from tests import forked
-from tests.keys import Pair, write_pair
-from tests.service.stores import flip_bit
+from tests.keys import write_pair
+from tests.service.stores import answers_with, edit_bundle, flip_bit
 from tests.store.servers import TIMEOUT_SECONDS, WebServer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -39,13 +37,6 @@ def cached(store: Store) -> list[str]:
 def start_opener(url: str, cache: Path, version: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", OPENER, url, str(cache), version]
     return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-
-
-def change_manifest(origin: Store, version: str, change: Callable[[dict[str, Any]], object]) -> None:
-    path = origin.bundles / version / MANIFEST
-    content = json.loads(path.read_bytes())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def test_damaged_bundle_in_the_cache_is_downloaded_again(store: Store) -> None:
@@ -76,7 +67,7 @@ def test_bundle_that_is_damaged_in_the_store_is_refused_with_its_url_and_not_cac
 
 
 def test_bundle_larger_than_the_free_disk_space_is_not_downloaded(web: WebServer, origin: Store, store: Store) -> None:
-    change_manifest(origin, "A", lambda manifest: manifest["files"]["label_keys.faiss"].update(size=10**18))
+    edit_bundle(origin.bundles / "A", lambda _, manifest: manifest["files"]["label_keys.faiss"].update(size=10**18))
     with pytest.raises(
         StoreError, match=r"expected 1,000,.* bytes of free space in .*, found .*or choose another --bundle-cache"
     ):
@@ -94,7 +85,8 @@ def test_file_larger_than_stated_in_the_manifest_is_refused(web: WebServer, orig
 
 def test_manifest_with_an_unexpected_file_name_is_refused(origin: Store, store: Store, tmp_path: Path) -> None:
     name = "../../../escaped"
-    change_manifest(origin, "A", lambda manifest: manifest["files"].update({name: {"sha256": "0" * 64, "size": 1}}))
+    file = {name: {"sha256": "0" * 64, "size": 1}}
+    edit_bundle(origin.bundles / "A", lambda _, manifest: manifest["files"].update(file))
     with pytest.raises(BundleError, match=r"missing or unexpected: ../../../escaped"):
         store.open("A")
     with pytest.raises(StoreError, match="expected letters, digits"):
@@ -102,16 +94,8 @@ def test_manifest_with_an_unexpected_file_name_is_refused(origin: Store, store: 
     assert not list(tmp_path.rglob("escaped"))
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Pair:
-    return write_pair(tmp_path)
-
-
-def test_signature_is_checked_before_other_files_are_downloaded(
-    web: WebServer, origin: Store, keys: Pair, tmp_path: Path
-) -> None:
-    from recollect.core.bundle.signing import read_signing_key, sign_manifest
-
+def test_signature_is_checked_before_other_files_are_downloaded(web: WebServer, origin: Store, tmp_path: Path) -> None:
+    keys = write_pair(tmp_path)
     store = Store(web.url, keys.public, tmp_path / "cache")
     with pytest.raises(BundleError, match=f"^{web.url}/bundles/A/manifest.sig: expected a signature for .*public"):
         store.open("A")
@@ -119,7 +103,7 @@ def test_signature_is_checked_before_other_files_are_downloaded(
     Store(web.url, None, tmp_path / "cache").open("A")
     sign_manifest(origin.bundles / "A", read_signing_key(keys.private))
     assert store.open("A").manifest.version == "A"  # the unsigned copy in the cache is not used
-    change_manifest(origin, "A", lambda manifest: manifest["defaults"].update(top_k=3))
+    edit_bundle(origin.bundles / "A", answers_with(3))
     with pytest.raises(BundleError, match=r"manifest\.sig"):
         store.open("A")
 

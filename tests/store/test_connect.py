@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,10 +32,7 @@ SECOND = timedelta(seconds=1)
         ("s3://bucket/a@b/c:d@e", "s3://bucket/a@b/c:d@e"),
         ("http://host:80/a@b", "http://host:80/a@b"),
         ("http://[::1]:80/store", "http://[::1]:80/store"),
-        (
-            "abfss://container@account.dfs.core.windows.net/store",
-            "abfss://container@account.dfs.core.windows.net/store",
-        ),
+        ("abfss://container@account.windows.net/store", "abfss://container@account.windows.net/store"),
         ("az://container/store?sig=secret", "az://container/store"),
     ],
 )
@@ -78,33 +76,31 @@ def test_password_is_not_sent_to_another_host_to_which_the_web_server_redirects(
     assert sent == ["Basic " + base64.b64encode(b"jane:hush").decode(), None]
 
 
-@pytest.mark.parametrize("url", ["https://jane:hush/hush@host/store", "s3://jane:hush@b:c/store", "s4://x:hush/y@z"])
-def test_url_with_an_ambiguous_password_is_refused_and_not_printed(
-    tmp_path: Path, error_of: Callable[..., str], url: str
+AMBIGUOUS = "write / : @ ? and # inside a password as %2F %3A %40 %3F and %23"
+QUERY = "expected a URL without ? and #, found one with "
+KNOWN = "expected a URL with one of s3://, gs://, az://, abfs://, abfss://, https://, http://, found"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        *(
+            (url, AMBIGUOUS)
+            for url in ("https://jane:hush/hush@host/store", "s3://jane:hush@b:c/store", "s4://x:hush/y@z")
+        ),
+        ("https://host/store?sig=hush", f"https://host/store: {QUERY}"),
+        ("az://container/store?sig=hush", f"az://container/store: {QUERY}"),
+        ("s3://bucket/a#hush", f"s3://bucket/a: {QUERY}"),
+        ("s4://host/store", f"s4://host/store: {KNOWN} s4://"),
+        ("ftp://host/store", f"ftp://host/store: {KNOWN} ftp://"),
+    ],
+)
+def test_url_that_is_ambiguous_or_unknown_is_refused_without_its_secrets(
+    tmp_path: Path, error_of: Callable[..., str], url: str, message: str
 ) -> None:
     line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
-    assert f"{url[:2]}" in line
-    assert "write / : @ ? and # inside a password as %2F %3A %40 %3F and %23" in line
+    assert message in line
     assert "hush" not in line
-
-
-@pytest.mark.parametrize("url", ["https://host/store?sig=hush", "az://container/store?sig=hush", "s3://bucket/a#hush"])
-def test_url_with_a_query_is_refused_because_the_query_would_be_lost(
-    tmp_path: Path, error_of: Callable[..., str], url: str
-) -> None:
-    line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
-    name = url.partition("?")[0].partition("#")[0]
-    assert f"{name}: expected a URL without ? and #, found one with " in line
-    assert "hush" not in line
-
-
-@pytest.mark.parametrize("scheme", ["s4", "ftp"])
-def test_error_for_an_unknown_url_scheme_lists_the_known_schemes(
-    tmp_path: Path, error_of: Callable[..., str], scheme: str
-) -> None:
-    line = error_of("versions", "--store", f"{scheme}://host/store", "--bundle-cache", tmp_path)
-    known = "s3://, gs://, az://, abfs://, abfss://, https://, http://"
-    assert f"{scheme}://host/store: expected a URL with one of {known}, found {scheme}://" in line
 
 
 @pytest.fixture
@@ -130,9 +126,7 @@ def test_missing_aws_credentials_are_reported_in_one_line(
     if not boto3_installed:
         monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
     line = error_of("versions", "--store", url, "--bundle-cache", tmp_path)
-    assert (
-        "expected AWS credentials, found none; set AWS_ACCESS_KEY_ID" in line or "no AWS credentials in the env" in line
-    )
+    assert re.search("expected AWS credentials, found none; set AWS_ACCESS_KEY_ID|no AWS credentials in the env", line)
 
 
 def test_download_that_stalls_ends_with_an_error(

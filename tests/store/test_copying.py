@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.keys import write_pair
 from tests.service.stores import flip_bit
 from tests.store.servers import publish
 
-REPOSITORY = Path(__file__).parents[2]
 # Program that copies version A, and is killed after two files.
 KILLED = """
 import os, signal, sys
@@ -88,8 +86,7 @@ def test_damaged_version_is_not_copied(source: Store, target: str, tmp_path: Pat
 
 
 def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Store, target: str, tmp_path: Path) -> None:
-    arguments = [str(source.root), target, str(tmp_path / "cache")]
-    done = forked.run([sys.executable, "-c", KILLED, *arguments], cwd=REPOSITORY)
+    done = forked.run_code(KILLED, source.root, target, tmp_path / "cache", check=False)
     assert done.returncode == -signal.SIGKILL
     copy = opened(target, tmp_path)
     assert copy.versions() == []
@@ -100,8 +97,7 @@ def test_copy_that_was_killed_leaves_no_version_and_can_be_repeated(source: Stor
 
 def test_copy_to_a_full_disk_names_the_target(source: Store, tmp_path: Path) -> None:
     program = "import resource, sys, recollect\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\nrecollect.main()"
-    command = [sys.executable, "-c", program, "copy", "A", "--store", str(source.root), "--to", str(tmp_path / "full")]
-    done = forked.run(command, capture_output=True, text=True)
+    done = forked.run_code(program, "copy", "A", "--store", source.root, "--to", tmp_path / "full")
     assert done.stderr.startswith(f"recollect copy: {tmp_path}/full/bundles/")
     assert done.stderr.endswith(": File too large; free some space and try again\n")
 

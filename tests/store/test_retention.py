@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +19,6 @@ from tests.processes import copy_store, serving
 from tests.service.stores import add_version, light_encoder
 from tests.store.servers import publish
 
-REPOSITORY = Path(__file__).parents[2]
 VERSIONS = "ABCDEF"
 # Program that removes a version, and is killed before the files of the version are removed.
 KILLED = """
@@ -131,8 +129,7 @@ def test_version_that_is_removed_during_its_activation_does_not_stay_current(sto
 def test_removal_that_was_killed_leaves_no_version_and_is_completed_later(bundles: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.activate("C")
-    done = forked.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY)
-    assert done.returncode == -signal.SIGKILL
+    assert forked.run_code(KILLED, tmp_path, check=False).returncode == -signal.SIGKILL
     assert store.versions() == list(VERSIONS)[1:]
     assert pruned(store, 5) == []
     assert (bundles / "A").exists()  # a copy by another host looks the same

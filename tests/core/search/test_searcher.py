@@ -10,7 +10,7 @@ import pytest
 
 from recollect.core.bundle.manifest import IndexInfo
 from recollect.core.search.searcher import KeyIndex, OpenIndex
-from recollect.index_builder.faiss_index import build_index, write_index
+from recollect.index_builder.faiss_index import KeysToIndex, build_index, write_index
 from recollect.index_builder.recall import exact_neighbours
 from tests.index_builder.vectors import recall_of, unit
 
