@@ -20,6 +20,7 @@ from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLa
 from recollect.core.words.index import write_lexical_index
 from recollect.core.words.names import Names
 from recollect.index_builder.faiss_index import KeysToIndex, build_index, write_index
+from tests.fixtures import write_votes
 
 KEPT = ("encoder.onnx", "tokenizer.json", "golden.json")
 
@@ -66,28 +67,14 @@ class Tables:
                         self.instances[instance] = (text, [each for each in own if each != uid], vector)
 
     def open(self, base: Path, folder: Path, words: bool = False, ranker: str = "") -> Predictor:
-        """Write these tables as a bundle with the encoder of another bundle and exact search, and open it.
-
-        Args:
-            base: The other bundle.
-            folder: Folder of the new bundle.
-            words: Whether the new bundle has a lexical index.
-            ranker: Content of `ranker.json`; empty for a bundle without a ranker.
-        """
+        """Write these tables as a bundle with the encoder of another bundle and exact search, and open it."""
         folder.mkdir(parents=True)
         manifest = json.loads((base / MANIFEST).read_bytes())
         for name in KEPT:
             os.link(base / name, folder / name)
         position = {uid: number for number, uid in enumerate(self.labels)}
         votes = [sorted(position[uid] for uid in own) for _, own, _ in self.instances.values()]
-        voters: list[list[int]] = [[] for _ in position]
-        for instance, row in enumerate(votes):
-            for label in row:
-                voters[label].append(instance)
-        for name, rows in (("value", votes), ("voter", voters)):
-            np.save(folder / f"{name}_indptr.npy", np.cumsum([0, *map(len, rows)]))
-            np.save(folder / f"{name}_indices.npy", np.array([each for row in rows for each in row], dtype=np.int32))
-        np.save(folder / "label_counts.npy", np.array([*map(len, voters)], dtype=np.int32))
+        write_votes(folder, votes, len(position))
         for part, content in (("instance", self.instances), ("label", self.labels)):
             index, info = build_index(KeysToIndex(np.array([each[-1] for each in content.values()])), "flat")
             write_index(index, folder / f"{part}_keys.faiss")

@@ -23,16 +23,12 @@ def test_readers_never_see_half_of_a_change(open_tables: Open) -> None:
     stopped = threading.Event()
 
     def change(number: int) -> None:
-        live.apply(
-            logged(
-                [
-                    PutLabel("moving label", f"text {number}", vector),
-                    PutInstance(f"moving {number}", f"word text {number}", ["moving label"], vector),
-                    Remove("instance", f"moving {number - 1}"),
-                ],
-                after=3 * number,
-            )
-        )
+        entries = [
+            PutLabel("moving label", f"text {number}", vector),
+            PutInstance(f"moving {number}", f"word text {number}", ["moving label"], vector),
+            Remove("instance", f"moving {number - 1}"),
+        ]
+        live.apply(logged(entries, after=3 * number))
 
     def read() -> None:
         try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -53,19 +51,6 @@ for start_ in range(25):
         os.waitpid(child, 0)
 """
 
-# Program that writes instances until it is killed, and prints the uid of each one after its acknowledgement.
-WRITES = """
-import sys
-from pathlib import Path
-from tests.edits.logs import instance, log_in, writer
-own, number = writer(log_in(Path(sys.argv[1]))), 0
-while True:
-    uid = f"suspended/{number}"
-    own.write(lambda memory: [instance(uid), instance(uid + "!")])
-    print(uid, flush=True)
-    number += 1
-"""
-
 
 def require_whole_changes(store: Path, acknowledged: list[str]) -> None:
     found = log_in(store).read()
@@ -92,31 +77,11 @@ def mounted(tmp_path: Path) -> Any:
 
 
 def test_two_processes_that_are_killed_50_times_lose_no_acknowledged_write(mounted: list[Path]) -> None:
-    command = [sys.executable, "-c", KILLS, *map(str, mounted)]
-    done = forked.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    acknowledged = done.stdout.splitlines()
-    assert len(acknowledged) >= 50, done.stderr
+    acknowledged = forked.run_code(KILLS, *mounted).stdout.splitlines()
+    assert len(acknowledged) >= 50
     for nth in range(5):
         of_store = [uid for uid in acknowledged if int(uid.partition(".")[0]) % 5 == nth]
         require_whole_changes(mounted[0] / str(nth), of_store)
-
-
-def test_suspended_process_overwrites_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITES, str(tmp_path)]
-    own, acknowledged = writer(log_in(tmp_path)), list[str]()
-    with forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
-        for nth in range(5):
-            acknowledged.append(process.stdout.readline().strip())
-            process.send_signal(signal.SIGSTOP)
-            for number in range(5):
-                uid = f"other/{nth}.{number}"
-                own.write(lambda _, uid=uid: [instance(uid), instance(uid + "!")])
-                acknowledged.append(uid)
-            process.send_signal(signal.SIGCONT)
-        acknowledged.append(process.stdout.readline().strip())
-        process.kill()
-        acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
-    require_whole_changes(tmp_path, acknowledged)
 
 
 def test_process_that_sleeps_while_its_next_number_is_removed_adds_nothing(

@@ -47,33 +47,30 @@ def test_training_on_an_exported_memory_encodes_no_text_again(
 def test_live_entries_are_exported(built: Built, tmp_path: Path) -> None:
     shutil.copytree(built.store, tmp_path / "store")
     model = recollect.open(tmp_path / "store", live="write")
-    model.add(
-        labels=[{"uid": "Animals", "text": "Animals and pets"}, {"uid": "Law", "text": "Law and courts"}],
-        instances=[
-            {"uid": "dog", "text": "The dog sleeps", "labels": ["Animals", "Law"]},
-            {"uid": "Law/0", "text": "The contract is void", "labels": ["Law"]},
-        ],
-    )
+    labels = [{"uid": "Animals", "text": "Animals and pets"}, {"uid": "Law", "text": "Law and courts"}]
+    instances = [
+        {"uid": "dog", "text": "The dog sleeps", "labels": ["Animals", "Law"]},
+        {"uid": "Law/0", "text": "The contract is void", "labels": ["Law"]},
+    ]
+    model.add(labels=labels, instances=instances)
     model.remove(labels=["Cooking"], instances=["Football/1"])
     out = recollect.export(tmp_path / "store", out=tmp_path / "exported")
-    before, after = ({row["uid"]: row for row in rows(folder / "labels.jsonl")} for folder in (built.dataset, out))
+
+    def exported(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The rows before and after the changes, by uid."""
+        before, after = ({row["uid"]: row for row in rows(folder / name)} for folder in (built.dataset, out))
+        return before, after
+
+    before, after = exported("labels.jsonl")
     del before["Cooking"]
-    before |= {
-        "Animals": {"uid": "Animals", "text": "Animals and pets"},
-        "Law": {"uid": "Law", "text": "Law and courts"},
-    }
-    assert after == before
-    before, after = ({row["uid"]: row for row in rows(folder / "train.jsonl")} for folder in (built.dataset, out))
-    removed = [uid for uid, row in before.items() if row["labels"] == ["Cooking"]]
-    assert removed
-    for uid in [*removed, "Football/1"]:
-        del before[uid]
-    before["Law/0"] = {"uid": "Law/0", "text": "The contract is void", "labels": ["Law"]}
-    before["dog"] = {"uid": "dog", "text": "The dog sleeps", "labels": ["Animals", "Law"]}
-    assert {uid: row | {"labels": sorted(row["labels"])} for uid, row in after.items()} == {
-        uid: row | {"labels": sorted(row["labels"])} for uid, row in before.items()
-    }
-    assert len(open_dataset(out).read_split("train")) == len(before)
+    assert after == before | {label["uid"]: label for label in labels}
+    before, after = exported("train.jsonl")
+    kept = {uid: row for uid, row in before.items() if row["labels"] != ["Cooking"] and uid != "Football/1"}
+    assert len(kept) == len(before) - 5
+    for row in [*kept.values(), *after.values()]:
+        row["labels"].sort()
+    assert after == kept | {instance["uid"]: instance for instance in instances}
+    assert len(open_dataset(out).read_split("train")) == len(after)
 
 
 @pytest.mark.parametrize("name", ["link", "dangling", "volume", "."])
@@ -108,24 +105,18 @@ def test_export_and_sample_fill_a_mount_point(built: Built, tmp_path: Path) -> N
         subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_export_that_fails_leaves_nothing(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_that_fails_leaves_nothing(built: Built, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "out", tmp_path):
-        assert recollect.main(["export", str(built.store), "--out", str(out)]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        with pytest.raises(recollect.ERRORS):
+            recollect.export(built.store, out=out)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--version", "none"], "none"),
-        (["--version", "../run"], "expected letters, digits"),
-    ],
-)
+@pytest.mark.parametrize(("version", "message"), [("none", "none"), ("../run", "expected letters, digits")])
 def test_unknown_version_is_refused_and_nothing_is_written(
-    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    built: Built, tmp_path: Path, version: str, message: str
 ) -> None:
-    assert recollect.main(["export", str(built.store), "--out", str(tmp_path / "out"), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    with pytest.raises(recollect.ERRORS, match=message):
+        recollect.export(built.store, out=tmp_path / "out", version=version)
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 
 import recollect
 from recollect.core.encoder import QueryEncoder
-from recollect.core.tables.entries import PutInstance, Remove
+from recollect.core.tables.entries import Remove
 from recollect.edits.log import MemoryLog
 from recollect.store.store import Store
 from tests.conftest import Built
@@ -86,24 +86,8 @@ def test_wrong_line_is_named_and_nothing_is_written(
     assert not (store / "memory").exists()
 
 
-def test_integer_is_the_uid_with_its_digits(
-    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path]
-) -> None:
-    path = lines("add", {"uid": 4, "text": "four"}, {"uid": 7, "text": "a", "labels": [4]})
-    assert run("extend", "--add", path)[0] == 0
-    four, instance = (logged.entry for logged in log_of(store).read())
-    assert isinstance(instance, PutInstance)
-    assert (four.uid, instance.uid, instance.labels) == ("4", "7", ["4"])
-    assert run("extend", "--remove", lines("remove", {"label": 4}))[0] == 0
-    status, _, errors = run("extend", "--add", lines("again", {"uid": "b", "text": "b", "labels": [0]}))
-    assert (status, "expected labels of the memory or of this file, found '0'" in errors) == (2, True)
-
-
 def test_label_that_another_process_removes_meanwhile_stops_the_task(
-    store: Path,
-    run: Callable[..., tuple[int, str, str]],
-    lines: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Path, run: Callable[..., tuple[int, str, str]], lines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lines("add", *({"uid": f"{row}", "text": "text", "labels": ["Law"]} for row in range(257)))
     encode = QueryEncoder.encode_texts

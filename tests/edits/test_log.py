@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recollect.core.errors import ChangeError, MemoryLogError, RepeatedKeyError, StoreError
-from recollect.core.tables.entries import (
-    Entry,
-    PutCorrection,
-    PutInstance,
-    PutLabel,
-    Remove,
-)
+from recollect.core.errors import ChangeError, MemoryLogError, StoreError
+from recollect.core.tables.entries import Entry, PutCorrection, PutInstance, PutLabel, Remove
 from recollect.edits.commits import EncoderOfCommit, decode_commit, encode_commit
 from recollect.edits.log import MemoryLog
-from recollect.edits.writer import Request
 from recollect.store.files import FolderFiles
 from tests.edits.logs import append, instance, is_same, label, log_in, uids, writer
 
@@ -202,31 +195,3 @@ def test_threads_that_share_commits_decide_as_if_one_came_after_the_other(tmp_pa
         assert sum(threads.map(create_all, range(8))) == 30
     assert {*own.memory} == {*uids(log_in(tmp_path).read())} == {*map(str, range(30))}
     assert len(log_in(tmp_path).read()) == 30
-
-
-# ---- Requests with a key ----
-
-
-def test_request_with_a_key_is_carried_out_once_by_all_processes(tmp_path: Path) -> None:
-    first, second = writer(log_in(tmp_path)), writer(log_in(tmp_path))
-    request = Request("key", "body", {"version": "v1"})
-    assert first.write(lambda _: [label("a")], request) == (1, {"version": "v1"})
-    first.write(lambda _: [label("b")])
-    again = Request("key", "body", {"version": "v2"})
-    for each in (first, second, writer(log_in(tmp_path))):
-        assert each.write(lambda _: pytest.fail("the request was carried out before"), again) == (1, {"version": "v1"})
-        with pytest.raises(RepeatedKeyError, match="Idempotency-Key: expected the request that was sent first with"):
-            each.write(lambda _: [label("c")], Request("key", "other", {}))
-    assert uids(log_in(tmp_path).read()) == ["a", "b"]
-
-
-def test_request_that_another_process_carries_out_at_the_same_time_is_not_carried_out_again(tmp_path: Path) -> None:
-    first, second = writer(log_in(tmp_path)), writer(log_in(tmp_path))
-    request = Request("key", "body", {})
-
-    def decide(_: object) -> list[PutInstance]:
-        second.write(lambda _: [instance("a")], request)  # the proxy has sent the request to another replica, too
-        return [instance("a")]
-
-    assert first.write(decide, request) == (1, {})
-    assert uids(log_in(tmp_path).read()) == ["a"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,7 @@ from recollect.core.errors import StoreError
 from recollect.core.tables.entries import Entry
 from recollect.store.object_folder import ObjectFolder
 from tests.edits.logs import append, instance, label, log_in, uids, writer
-from tests.store.servers import WebServer, create_bucket, s3_server
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as address:
-        yield address
+from tests.store.servers import WebServer, create_bucket
 
 
 def test_writer_that_was_slower_decides_again_and_writes_the_next_commit(s3: str) -> None:

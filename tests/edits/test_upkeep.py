@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +14,8 @@ from recollect.core.tables.entries import LoggedEntry, PutLabel
 from recollect.edits.log import MemoryLog, copy_log, extent, prune_log
 from recollect.store.store import Store
 from tests.edits.logs import append, is_same, uids
-from tests.service.stores import add_version
-from tests.store.servers import WebServer, create_bucket, s3_server
+from tests.service.stores import Change, add_version
+from tests.store.servers import WebServer, create_bucket
 
 
 @pytest.fixture
@@ -43,11 +41,8 @@ def write(store: Store, *names: str, version: str = "v3", seconds: float = 4_000
     return log_of(store, version).read()
 
 
-def containing(sequence: int) -> Callable[[Path, dict[str, Any]], None]:
-    def change(folder: Path, manifest: dict[str, Any]) -> None:
-        manifest["memory_sequence"] = sequence
-
-    return change
+def containing(sequence: int) -> Change:
+    return lambda _, manifest: manifest.update(memory_sequence=sequence)
 
 
 def others(store: Store, *kept: str) -> set[str]:
@@ -105,18 +100,15 @@ def test_log_is_copied_and_an_earlier_copy_is_continued(folder: Store, tmp_path:
     assert uids(log_of(target).read()) == ["a", "b", "c", "own"]
 
 
-def test_log_in_an_object_store_is_copied_and_pruned(folder: Store, tmp_path: Path) -> None:
+def test_log_in_an_object_store_is_copied_and_pruned(folder: Store, s3: str, tmp_path: Path) -> None:
     entries = write(folder, "a", "b", "c")
     add_version(folder.root, "v3", "new", containing(2))
-    with s3_server() as s3:
-        target = Store(create_bucket(s3, "copies"), cache=tmp_path / "cache")
-        assert copy_log(folder, target) == 3
-        manifest = folder.manifest("v3")
-        assert all(map(is_same, entries, MemoryLog.of(target, manifest).read()))
-        target.publish(folder.bundles / "new", "new", keep=True)
-        assert prune_log(target) == 2
-        assert extent(target) == (2, 3)
-        assert uids(MemoryLog.of(target, folder.manifest("new")).read()) == ["c"]
-        pruned = Store(create_bucket(s3, "pruned"), cache=tmp_path / "cache")
-        assert copy_log(target, pruned) == 1
-        assert extent(pruned) == (2, 3)
+    target, pruned = (Store(create_bucket(s3, name), cache=tmp_path / "cache") for name in ("copies", "pruned"))
+    assert copy_log(folder, target) == 3
+    assert all(map(is_same, entries, MemoryLog.of(target, folder.manifest("v3")).read()))
+    target.publish(folder.bundles / "new", "new", keep=True)
+    assert prune_log(target) == 2
+    assert extent(target) == (2, 3)
+    assert uids(MemoryLog.of(target, folder.manifest("new")).read()) == ["c"]
+    assert copy_log(target, pruned) == 1
+    assert extent(pruned) == (2, 3)
