@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -83,17 +82,11 @@ OVERLOADED: Answer = (503, {"Retry-After": "1"})
 
 
 class FakeReplica:
-    """A fake replica that gives the same answer to every request, and records requests and connections.
-
-    Attributes:
-        answer: The answer to the next requests.
-        requests: Path, headers and body of each request.
-        connections: Number of connections.
-    """
+    """A fake replica that gives the same answer to every request, and records requests and connections."""
 
     def __init__(self, name: str) -> None:
         self.answer = FINE
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []  # path, headers and body
         self.connections = 0
         replica = self
 
@@ -118,48 +111,3 @@ class FakeReplica:
 
     def __exit__(self, *ended: Any) -> None:
         self._running.__exit__(*ended)
-
-
-class Load:
-    """Threads that send requests continuously; `failures` collects every answer whose status is not 200.
-
-    Args:
-        send: Sends one request; returns its status and the kind of its answer.
-    """
-
-    def __init__(self, send: Callable[[], tuple[int, str]], threads: int = 4) -> None:
-        self.failures: list[str] = []
-        self._answers: dict[str, int] = {}
-        self._send, self._changed, self._stopped = send, threading.Condition(), False
-        self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped = True
-        for thread in self._threads:
-            thread.join()
-
-    def wait_for(self, more: int, of: str | None = None) -> None:
-        """Wait until this number of further answers has arrived: answers with any status, or with the given status."""
-        with self._changed:
-            enough = self._count(of) + more
-            assert self._changed.wait_for(lambda: self._count(of) >= enough, PATIENCE_SECONDS), self._answers
-
-    def _count(self, kind: str | None) -> int:
-        return sum(self._answers.values()) if kind is None else self._answers.get(kind, 0)
-
-    def _work(self) -> None:
-        while not self._stopped:
-            try:
-                status, kind = self._send()
-            except Exception as error:
-                status, kind = 0, repr(error)
-            with self._changed:
-                if status != 200:
-                    self.failures.append(f"{status}: {kind}")
-                self._answers[kind] = self._answers.get(kind, 0) + 1
-                self._changed.notify_all()

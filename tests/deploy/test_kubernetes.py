@@ -13,7 +13,10 @@ from recollect.service.settings import ServeSettings
 from tests.deploy.helpers import DEPLOY, run_tool
 
 FOLDER = DEPLOY / "kubernetes"
-MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+MANIFESTS = [
+    *sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml"),
+    DEPLOY / "milvus" / "kubernetes.yaml",
+]
 # The oldest Kubernetes release that has all fields in use, and the newest Kubernetes release whose schemas are
 # available.
 RELEASES = ("1.31.0", "1.36.0")
@@ -36,15 +39,19 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
+def validate(release: str, *manifests: Path) -> None:
+    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", release, *manifests)
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_manifests_are_valid_for_the_kubernetes_release(release: str) -> None:
-    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", release, *MANIFESTS)
+    validate(release, *MANIFESTS)
 
 
 def test_kustomization_builds_valid_manifests(tmp_path: Path) -> None:
     built = tmp_path / "built.yaml"
     built.write_text(run_tool("kubectl", "kustomize", FOLDER), encoding="utf-8")
-    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", RELEASES[-1], built)
+    validate(RELEASES[-1], built)
     by_kind = {each["kind"]: each for each in yaml.safe_load_all(built.read_text(encoding="utf-8"))}
     assert by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"].count(":") == 1
     (source, _) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]["envFrom"]
@@ -64,7 +71,7 @@ def test_monitoring_adds_rules_a_monitor_and_autoscaling_by_queue_wait(tmp_path:
     assert cpu["resource"]["name"] == "cpu"
     scaler = tmp_path / "scaler.yaml"
     scaler.write_text(yaml.safe_dump(built["HorizontalPodAutoscaler"]), encoding="utf-8")
-    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", RELEASES[-1], scaler)
+    validate(RELEASES[-1], scaler)
     monitor = built["ServiceMonitor"]["spec"]
     assert monitor["selector"]["matchLabels"].items() <= built["Service"]["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] == built["Service"]["spec"]["ports"][0]["name"]

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from tests.deploy.helpers import DEPLOY, run_tool
-from tests.deploy.test_kubernetes import RELEASES
 
 COMPOSE = DEPLOY / "milvus" / "compose.yml"
 KUBERNETES = DEPLOY / "milvus" / "kubernetes.yaml"
@@ -37,11 +36,6 @@ def test_compose_files_add_milvus_to_the_replicas_of_the_composition() -> None:
     assert {*added} - {*base} == {"milvus"}
     for name in {*added} & {*base}:
         assert added[name]["environment"] == {"RECOLLECT_ENGINE_URI": "http://milvus:19530"}
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_manifests_are_valid_for_the_kubernetes_release(release: str) -> None:
-    run_tool("kubernetes-validate", "--strict", "--no-warn", "--kubernetes-version", release, KUBERNETES)
 
 
 def test_both_forms_run_the_same_milvus(service: dict[str, Any], manifests: dict[str, Any]) -> None:

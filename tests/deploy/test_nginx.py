@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from tests.deploy.helpers import (
     FINE,
     OVERLOADED,
     FakeReplica,
-    Load,
     free_address,
     nginx_in_front_of,
     run_nginx,
     write_nginx_conf,
 )
-from tests.processes import PATIENCE_SECONDS, Server, copy_store, serving
+from tests.processes import PATIENCE_SECONDS, Load, Server, copy_store, is_problem, serving
 from tests.service.stores import add_version, light_encoder, make_first
 
 QUERY = {"query": "How doctors treat high blood pressure"}
@@ -36,26 +35,31 @@ MAX_BODY_BYTES = ServeSettings.model_fields["max_body_bytes"].default
 Replicas = tuple[FakeReplica, FakeReplica]
 
 
-@pytest.fixture
-def replicas() -> Iterator[Replicas]:
+@pytest.fixture(scope="module")
+def two_replicas() -> Iterator[Replicas]:
     with FakeReplica("first") as first, FakeReplica("second") as second:
         yield first, second
 
 
+@pytest.fixture(scope="module")
+def nginx(two_replicas: Replicas, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of nginx in front of two fake replicas."""
+    with nginx_in_front_of(tmp_path_factory.mktemp("nginx"), *(each.address for each in two_replicas)) as url:
+        yield url
+
+
 @pytest.fixture
-def client(replicas: Replicas, tmp_path: Path) -> Iterator[httpx.Client]:
-    first, second = replicas
-    with nginx_in_front_of(tmp_path, first.address, second.address) as url, httpx.Client(base_url=url) as client:
+def replicas(two_replicas: Replicas) -> Replicas:
+    for replica in two_replicas:
+        replica.answer = FINE
+        replica.requests.clear()
+    return two_replicas
+
+
+@pytest.fixture
+def client(nginx: str, replicas: Replicas) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=nginx) as client:
         yield client
-
-
-def is_problem(response: httpx.Response, status: int, code: str) -> None:
-    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
-    problem = response.json()
-    assert (problem["status"], problem["code"], problem["type"]) == (status, code, "about:blank")
-    assert problem["detail"]
-    assert response.headers["x-request-id"]
-    assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
 def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
@@ -65,49 +69,35 @@ def requests_to(replicas: Replicas) -> list[tuple[str, dict[str, str], bytes]]:
 def test_nginx_sends_requests_to_both_replicas_over_persistent_connections(
     client: httpx.Client, replicas: Replicas
 ) -> None:
+    before = [replica.connections for replica in replicas]
     assert {client.post("/predict", json=QUERY).text for _ in range(40)} == {"first", "second"}
-    assert [replica.connections for replica in replicas] == [1, 1]
+    assert all(replica.connections <= count + 1 for replica, count in zip(replicas, before, strict=True))
 
 
-def test_post_request_that_one_replica_refuses_is_sent_to_the_other_replica(
-    client: httpx.Client, replicas: Replicas
-) -> None:
+def test_write_is_sent_to_one_replica_only(client: httpx.Client, replicas: Replicas) -> None:
     replicas[0].answer = OVERLOADED
-    body = json.dumps({"query": "x" * 100_000}).encode()
-    answers = [client.post("/predict", content=body) for _ in range(20)]
-    assert {(answer.status_code, answer.text) for answer in answers} == {(200, "second")}
-    assert replicas[0].requests
-    assert {request[2] for request in requests_to(replicas)} == {body}
+    posts = ("/memory/instances", "/memory/labels", "/feedback", "/v1/projects/recollect/learn")
+    deletes = ("/memory/instances/a/b", "/memory/labels/a", "/feedback/feedback-1")
+    for method, path in [*(("POST", path) for path in posts), *(("DELETE", path) for path in deletes)]:
+        assert {client.request(method, path).status_code for _ in range(20)} == {200, 503}, path
+    assert len(requests_to(replicas)) == 140
+
+
+KEY = {"Idempotency-Key": "key"}
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/memory/instances"),
-        ("POST", "/memory/labels"),
-        ("POST", "/feedback"),
-        ("POST", "/v1/projects/recollect/learn"),
-        ("DELETE", "/memory/instances/a/b"),
-        ("DELETE", "/memory/labels/a"),
-        ("DELETE", "/feedback/feedback-1"),
-    ],
+    ("method", "path", "headers"),
+    [("POST", "/predict", {}), ("POST", "/memory/labels", KEY), ("DELETE", "/memory/instances/a/b", KEY)],
 )
-def test_write_is_sent_to_one_replica_only(client: httpx.Client, replicas: Replicas, method: str, path: str) -> None:
-    replicas[0].answer = OVERLOADED
-    statuses = {client.request(method, path).status_code for _ in range(20)}
-    assert statuses == {200, 503}
-    assert len(requests_to(replicas)) == 20
-
-
-@pytest.mark.parametrize(("method", "path"), [("POST", "/memory/labels"), ("DELETE", "/memory/instances/a/b")])
-def test_write_with_a_key_is_sent_to_the_other_replica(
-    client: httpx.Client, replicas: Replicas, method: str, path: str
+def test_query_or_write_with_a_key_that_one_replica_refuses_is_sent_to_the_other_replica(
+    client: httpx.Client, replicas: Replicas, method: str, path: str, headers: dict[str, str]
 ) -> None:
     replicas[0].answer = OVERLOADED
-    body = json.dumps({"labels": ["x" * 10_000]}).encode() if method == "POST" else b""
-    headers = {"Idempotency-Key": "key"}
+    body = b"x" * 100_000 if method == "POST" else b""
     answers = [client.request(method, path, content=body, headers=headers) for _ in range(20)]
     assert {(answer.status_code, answer.text) for answer in answers} == {(200, "second")}
+    assert replicas[0].requests
     assert {(request[0], request[2]) for request in requests_to(replicas)} == {(path, body)}
     replicas[1].answer = OVERLOADED
     assert client.request(method, path, content=body, headers=headers).status_code == 503
@@ -132,14 +122,20 @@ def test_status_503_of_overloaded_replicas_is_forwarded_and_excludes_no_replica(
     assert {(answer.status_code, answer.text) for answer in answers} == {(200, "first"), (200, "second")}
 
 
-def test_clients_get_503_with_retry_after_if_all_replicas_are_down(tmp_path: Path) -> None:
-    with nginx_in_front_of(tmp_path, free_address(), free_address()) as url:
-        for _ in range(5):
-            is_problem(httpx.post(f"{url}/predict", json=QUERY), 503, "not_ready")
+@pytest.fixture(scope="module")
+def nginx_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of nginx whose replicas are down."""
+    with nginx_in_front_of(tmp_path_factory.mktemp("alone"), free_address(), free_address()) as url:
+        yield url
+
+
+def test_clients_get_503_with_retry_after_if_all_replicas_are_down(nginx_alone: str) -> None:
+    for _ in range(5):
+        is_problem(httpx.post(f"{nginx_alone}/predict", json=QUERY), 503, "not_ready")
 
 
 def test_web_pages_of_other_origins_can_read_the_errors_of_nginx(
-    client: httpx.Client, replicas: Replicas, tmp_path: Path
+    client: httpx.Client, replicas: Replicas, nginx_alone: str
 ) -> None:
     page, name = {"Origin": "https://shop.example"}, "access-control-allow-origin"
     large = {"content": b"x" * (MAX_BODY_BYTES + 1)}
@@ -148,12 +144,9 @@ def test_web_pages_of_other_origins_can_read_the_errors_of_nginx(
         client.get("/metrics", headers=page),
         client.get("/version", headers={**page, "X-Long": "x" * 10_000}),
         client.get("/" + "x" * 10_000, headers=page),
+        httpx.post(f"{nginx_alone}/predict", json=QUERY, headers=page),
     ]
-    assert [error.status_code for error in errors] == [413, 404, 431, 414]
-    (tmp_path / "down").mkdir()
-    with nginx_in_front_of(tmp_path / "down", free_address(), free_address()) as url:
-        errors.append(httpx.post(f"{url}/predict", json=QUERY, headers=page))
-    assert errors[-1].status_code == 503
+    assert [error.status_code for error in errors] == [413, 404, 431, 414, 503]
     assert {tuple(error.headers.get_list(name)) for error in errors} == {("*",)}
     assert all("X-Request-Id" in error.headers["access-control-expose-headers"] for error in errors)
     replicas[0].answer = replicas[1].answer = (200, {name: "https://shop.example"})
@@ -161,23 +154,14 @@ def test_web_pages_of_other_origins_can_read_the_errors_of_nginx(
     assert answer.headers.get_list(name) == ["https://shop.example"]  # that of the service alone
 
 
-@pytest.mark.parametrize("given", ["abc-123", "!~" * 64])
-def test_valid_request_id_is_forwarded_to_the_replica_and_returned_to_the_client(
-    client: httpx.Client, replicas: Replicas, given: str
-) -> None:
-    answer = client.get("/version", headers={"X-Request-Id": given})
-    assert answer.headers.get_list("x-request-id") == [given]
-    assert [headers["x-request-id"] for _, headers, _ in requests_to(replicas)] == [given]
-
-
-@pytest.mark.parametrize("given", [None, "", "with blanks", "x" * 129])
-def test_request_without_a_valid_request_id_gets_a_new_one(
+@pytest.mark.parametrize("given", ["abc-123", "!~" * 64, None, "", "with blanks", "x" * 129])
+def test_request_id_that_is_valid_is_kept_and_another_one_is_replaced(
     client: httpx.Client, replicas: Replicas, given: str | None
 ) -> None:
     answer = client.get("/version", headers={} if given is None else {"X-Request-Id": given})
-    (created,) = answer.headers.get_list("x-request-id")
-    assert len(created) == 32
-    assert [headers["x-request-id"] for _, headers, _ in requests_to(replicas)] == [created]
+    (returned,) = answer.headers.get_list("x-request-id")
+    assert returned == given if given in ("abc-123", "!~" * 64) else len(returned) == 32
+    assert [headers["x-request-id"] for _, headers, _ in requests_to(replicas)] == [returned]
 
 
 @pytest.mark.parametrize(
@@ -228,22 +212,25 @@ def hold_bodies(client: httpx.Client, stack: contextlib.ExitStack, count: int, s
     return refused
 
 
-@pytest.mark.parametrize("start", [LENGTH, CHUNKED], ids=["length", "chunked"])
+@pytest.mark.parametrize(("start", "source"), [(LENGTH, 2), (CHUNKED, 3)], ids=["length", "chunked"])
 def test_an_address_holds_sixteen_large_bodies_and_delays_no_other_address(
-    client: httpx.Client, replicas: Replicas, start: str
+    client: httpx.Client, start: str, source: int
 ) -> None:
     with contextlib.ExitStack() as stack:
-        assert hold_bodies(client, stack, 24, start, source=2) == 8
+        assert hold_bodies(client, stack, 24, start, source) == 8
         large = json.dumps({"query": "x" * 100_000}).encode()
         assert client.post("/predict", content=large).status_code == 200  # of 127.0.0.1
-        with httpx.Client(base_url=client.base_url, transport=httpx.HTTPTransport(local_address="127.0.0.2")) as same:
+        from_source = httpx.HTTPTransport(local_address=f"127.0.0.{source}")
+        with httpx.Client(base_url=client.base_url, transport=from_source) as same:
             assert same.post("/predict", json=QUERY).status_code == 200
             is_problem(same.post("/predict", content=large), 429, "too_many_requests")
 
 
-def test_memory_of_nginx_fits_its_container(client: httpx.Client) -> None:
+def test_memory_of_nginx_fits_its_container(replicas: Replicas, tmp_path: Path) -> None:
     """All addresses together hold 128 large bodies: the sum of the comment in nginx.conf is less than mem_limit."""
     with contextlib.ExitStack() as stack:
+        url = stack.enter_context(nginx_in_front_of(tmp_path, *(replica.address for replica in replicas)))
+        client = stack.enter_context(httpx.Client(base_url=url))
         refused = [hold_bodies(client, stack, 16, LENGTH, source) for source in range(2, 12)]
         assert sum(refused) == 32
         assert client.post("/predict", json=QUERY).status_code == 200
@@ -262,21 +249,10 @@ def test_memory_of_nginx_fits_its_container(client: httpx.Client) -> None:
     assert total <= int(said) << 20 < int(limit.removesuffix("m")) << 20
 
 
-def test_version_that_a_client_names_is_not_forwarded_unless_configured(replicas: Replicas, tmp_path: Path) -> None:
-    listen = free_address()
-    conf = write_nginx_conf(tmp_path, listen, (replicas[0].address, replicas[1].address))
-    shipped = conf.read_text(encoding="utf-8")
-    forwarding = shipped.replace('X-Index-Version "";', "X-Index-Version $http_x_index_version;")
-    assert forwarding != shipped
-    for text, expected in ((shipped, None), (forwarding, "v1")):
-        conf.write_text(text, encoding="utf-8")
-        with run_nginx(tmp_path, conf, listen):
-            for path in ("/predict", "/memory/labels"):
-                httpx.post(f"http://{listen}{path}", headers={"X-Index-Version": "v1", "Idempotency-Key": "key"})
-        found = {headers.get("x-index-version") for replica in replicas for _, headers, _ in replica.requests}
-        assert found == {expected}
-        for replica in replicas:
-            replica.requests.clear()
+def test_version_that_a_client_names_is_not_forwarded(client: httpx.Client, replicas: Replicas) -> None:
+    for path in ("/predict", "/memory/labels"):
+        client.post(path, headers={"X-Index-Version": "v1", "Idempotency-Key": "key"})
+    assert {headers.get("x-index-version") for _, headers, _ in requests_to(replicas)} == {None}
 
 
 def test_access_log_has_one_line_for_each_request_and_contains_no_queries(replicas: Replicas, tmp_path: Path) -> None:
@@ -312,11 +288,11 @@ def test_no_request_fails_while_a_replica_restarts(
         url = stack.enter_context(nginx_in_front_of(tmp_path, address(first), address(second)))
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
 
-        def send() -> tuple[int, str]:
+        def ask() -> tuple[str, str]:
             answer = client.post("/predict", json=QUERY)
-            return answer.status_code, answer.json().get("version", answer.text)
+            return answer.json().get("version", ""), "" if answer.status_code == 200 else answer.text
 
-        with Load(send) as load:
+        with Load(ask) as load:
             load.wait_for(50, of="v1")
             load.wait_for(50, of="v2")
             first.process.send_signal(stop)
@@ -324,7 +300,7 @@ def test_no_request_fails_while_a_replica_restarts(
             load.wait_for(200, of="v2")
             stack.enter_context(serving(stores[0], "--port", address(first).partition(":")[2]))
             load.wait_for(50, of="v1")
-    assert not load.failures
+    assert not load.wrong
 
 
 def address(server: Server) -> str:
@@ -348,20 +324,6 @@ def proxy(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
             yield host, int(port)
 
 
-def send_until_refused(address: tuple[str, int], parts: Iterable[bytes]) -> tuple[int, bytes]:
-    """Send until the proxy refuses more; return the number of bytes that it took, and the beginning of its answer."""
-    taken, answer = 0, b""
-    with socket.create_connection(address, timeout=PATIENCE_SECONDS) as connection:
-        with contextlib.suppress(ConnectionError):
-            for part in parts:
-                connection.sendall(part)
-                taken += len(part)
-        with contextlib.suppress(ConnectionError):
-            while received := connection.recv(65_536):
-                answer = (answer + received)[:64]
-    return taken, answer
-
-
 def is_answered(address: tuple[str, int]) -> bool:
     return httpx.post(f"http://{address[0]}:{address[1]}/predict", json=QUERY).status_code == 200
 
@@ -375,7 +337,14 @@ def is_answered(address: tuple[str, int]) -> bool:
     ids=["32 MB of headers", "a header of 24 MB"],
 )
 def test_endless_head_is_refused_before_it_reaches_the_service(proxy: tuple[str, int], parts: list[bytes]) -> None:
-    _, answer = send_until_refused(proxy, parts)
+    answer = b""
+    with socket.create_connection(proxy, timeout=PATIENCE_SECONDS) as connection:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                connection.sendall(part)
+        with contextlib.suppress(ConnectionError):
+            while received := connection.recv(65_536):
+                answer += received
     assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
     assert is_answered(proxy)
 

@@ -7,16 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from recollect.store.store import Store
 from tests.deploy.helpers import DEPLOY, free_address, run_nginx, write_nginx_conf
-from tests.processes import PATIENCE_SECONDS, Server, copy_store, serving, until
-from tests.service.stores import Activation, light_store, until_serves
+from tests.processes import PATIENCE_SECONDS, Server, metric, serving, until
+from tests.service.stores import Activation, until_serves
 
 RUNBOOK = (DEPLOY.parent / "docs" / "operating.md").read_text(encoding="utf-8")
 CURRENT, CANDIDATE = "v3", "v5"
@@ -32,14 +30,10 @@ def block(name: str, place: str) -> str:
 def nginx_with(
     name: str, folder: Path, server: Server, clients_choose: bool = False, **replaced: str
 ) -> Iterator[httpx.Client]:
-    """Run nginx with deploy/nginx.conf and the blocks with this name.
+    """Run nginx with deploy/nginx.conf and the blocks of the runbook with this name, of which some texts are replaced.
 
     Args:
-        name: Name of the blocks in the runbook.
-        folder: Folder of the configuration and the logs of nginx.
-        server: The replica.
         clients_choose: Whether clients may name a version, as the runbook says.
-        replaced: Texts of the first block that are replaced.
     """
     listen, address = free_address(), server.url.removeprefix("http://")
     conf = write_nginx_conf(folder, listen, (address, address))
@@ -56,21 +50,8 @@ def nginx_with(
         assert removed in text
         text = text.replace(removed, line)
     conf.write_text(text, encoding="utf-8")
-    with (
-        run_nginx(folder, conf, listen),
-        httpx.Client(base_url=f"http://{listen}", timeout=PATIENCE_SECONDS) as client,
-    ):
+    with run_nginx(folder, conf, listen), httpx.Client(base_url=f"http://{listen}", timeout=PATIENCE_SECONDS) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def light(built: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return light_store(built.store, built.version, tmp_path_factory.mktemp("light") / "store")
-
-
-@pytest.fixture
-def store(light: Path, tmp_path: Path) -> Path:
-    return copy_store(light, tmp_path / "store")
 
 
 @pytest.fixture
@@ -89,15 +70,9 @@ def ask(client: httpx.Client, number: int = 0, **headers: str) -> str:
     return version
 
 
-def answered(server: Server) -> dict[str, float]:
-    """The number of requests that each version has answered."""
-    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
-    return {
-        sample.labels["version"]: sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "recollect_version_requests_total" and sample.labels["outcome"] == "answered"
-    }
+def answered(server: Server, version: str) -> float:
+    """The number of requests that a version has answered."""
+    return metric(server.client, f'recollect_version_requests_total{{outcome="answered",version="{version}"}}')
 
 
 def test_canary_answers_its_share_of_the_clients_and_a_request_may_name_a_version(
@@ -128,11 +103,10 @@ def test_clients_get_the_answers_of_the_current_version_while_the_shadow_gets_co
 ) -> None:
     with nginx_with("shadow", tmp_path, server, **{"10%": "50%"}) as client:
         assert {ask(client, number) for number in range(60)} == {CURRENT}
-        until(lambda: answered(server).get(CANDIDATE, 0) >= 10)
-        assert answered(server)[CURRENT] == 60
-        assert answered(server)[CANDIDATE] <= 50
+        until(lambda: answered(server, CANDIDATE) >= 10)
+        assert answered(server, CURRENT) == 60
+        assert answered(server, CANDIDATE) <= 50
         assert client.get("/shadow").status_code == 404
         Store(store).activate(CANDIDATE)
-        with httpx.Client(base_url=server.url) as direct:
-            until_serves(direct, CANDIDATE)
+        until_serves(server.client, CANDIDATE)
         assert ask(client) == CANDIDATE
