@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from scipy.sparse import csr_matrix
 
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.scoring import Ranking, Voting
+from recollect.core.scoring import ScoredLabels, Voting
 from recollect.core.words.index import TOP_WORDS, LexicalIndex
 from recollect.core.words.terms import Words
 from recollect.index_builder.bundle_tables import read_field
@@ -46,7 +46,7 @@ def left_out_votes(
         yield block, dataclasses.replace(found[block], by_words=by_words)
 
 
-def without_filtered(filtered: csr_matrix, ranking: Ranking) -> Bool[np.ndarray, " row"]:
+def without_filtered(filtered: csr_matrix, ranking: ScoredLabels) -> Bool[np.ndarray, " row"]:
     """Whether each row stays if the labels go that the dataset removes from the answers to each query."""
     labels = filtered.shape[1]
     pairs = ranking.query * np.int64(labels) + ranking.label

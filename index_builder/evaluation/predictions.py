@@ -20,7 +20,7 @@ from recollect.core.bundle.manifest import Order
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
 from recollect.core.rank import Queries, rank
-from recollect.core.scoring import Ranking, weigh
+from recollect.core.scoring import ScoredLabels, weigh
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.words.terms import Words
 from recollect.index_builder.errors import BuildError
@@ -258,7 +258,7 @@ def pick(
     return np.asarray(np.append(column, np.array(missing, dtype=column.dtype))[rows])  # -1 picks the last value
 
 
-def _best(ranking: Ranking, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> _Best:
+def _best(ranking: ScoredLabels, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> _Best:
     """The best 100 labels of each query."""
     rows = best_rows(ranking.query, queries)
     chances = None if probabilities is None else pick(probabilities, rows, 0.0)

@@ -173,9 +173,13 @@ class AnswerOptions:
         return Voting(self.lambda_, self.temperature, self.top_b, self.word_weight)
 
     @property
+    def drops_labels(self) -> bool:
+        return any(getattr(self, name) != _NOT_CHOSEN[name] for name in _DROPS)
+
+    @property
     def wanted_labels(self) -> int:
         """Number of labels that an answer needs: more than `top_k` if an option drops some of them."""
-        return MAX_TOP_K if any(getattr(self, name) != _NOT_CHOSEN[name] for name in _DROPS) else self.top_k
+        return MAX_TOP_K if self.drops_labels else self.top_k
 
     @property
     def ranked_labels(self) -> int:

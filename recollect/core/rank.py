@@ -29,7 +29,7 @@ from recollect.core.neighbours import Found
 from recollect.core.options import AnswerOptions
 from recollect.core.reranker.calibration import calibrate_answers, log_odds
 from recollect.core.reranker.ranker import RankedCandidates
-from recollect.core.scoring import Ranking, WeightedKeys, vote, weigh
+from recollect.core.scoring import ScoredLabels, WeightedKeys, vote, weigh
 from recollect.core.search.filters import LabelFilter
 from recollect.core.tables.corrections import Corrected
 from recollect.core.words.terms import Words
@@ -68,7 +68,7 @@ class RankedLabels:
         candidates: The ranker's candidates; None if the ranker did not order the labels.
     """
 
-    ranking: Ranking
+    ranking: ScoredLabels
     probabilities: Float[np.ndarray, " row"] | None
     memory: Memory
     lambda_: float
@@ -138,7 +138,7 @@ def rank(
     options: AnswerOptions,
     watch: Stopwatch,
     label_filter: LabelFilter | None = None,
-    keeps: Callable[[Ranking], Bool[np.ndarray, " row"]] | None = None,
+    keeps: Callable[[ScoredLabels], Bool[np.ndarray, " row"]] | None = None,
     separate: bool = False,
 ) -> RankedLabels:
     """Rank the labels of queries that have equal options.
@@ -181,7 +181,8 @@ def rank(
     ranking = scores.best(limit) if ranker is None or candidates is None else ranker.reorder(scores, candidates, limit)
     if keeps is not None:
         ranking = ranking.where(keeps(ranking))
-    chances = _probabilities(memory.manifest, ranking, options, complete=label_filter is None)
+    is_complete = label_filter is None and not options.drops_labels
+    chances = _probabilities(memory.manifest, ranking, options, is_complete)
     watch.lap("combine")
     return RankedLabels(ranking, chances, memory, how.lambda_, weighted, corrections, candidates)
 
@@ -190,7 +191,7 @@ def _uses_ranker(memory: Memory, queries: Queries, options: AnswerOptions) -> bo
     return memory.ranker is not None and options.order == "probability" and queries.words is not None
 
 
-def _correct(scores: Ranking, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:
+def _correct(scores: ScoredLabels, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:
     """Lower the scores of the labels that have corrections.
 
     A correction is one more vote with a negative share, so that the shares still add up to the score.
@@ -208,7 +209,7 @@ def _correct(scores: Ranking, corrected: Corrected) -> dict[tuple[int, int], tup
 
 
 def _probabilities(
-    manifest: Manifest, ranking: Ranking, options: AnswerOptions, complete: bool
+    manifest: Manifest, ranking: ScoredLabels, options: AnswerOptions, is_complete: bool
 ) -> Float[np.ndarray, " row"] | None:
     """The probability of each ranked label; None if the bundle has no probabilities for these options.
 
@@ -216,11 +217,11 @@ def _probabilities(
         manifest: The manifest of the bundle, with the calibration.
         ranking: The ranked labels.
         options: Options of the queries.
-        complete: Whether the first label of a query is the best one of all labels, because no filter applies.
+        is_complete: Whether the first label of a query is the best one of all labels.
     """
     info = manifest.probabilities
     if info is None or not options.uses_votes_of(manifest.defaults) or (manifest.has_ranker and ranking.logit is None):
         return None
     logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
-    first_calibration = info.first_calibration if complete else None
+    first_calibration = info.first_calibration if is_complete else None
     return calibrate_answers(info.calibration, first_calibration, logits, ranking.offsets)

@@ -69,7 +69,7 @@ class WeightedKeys:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class ScoredLabels:
     """The labels of some queries with their scores: query i has the rows `offsets[i]` to `offsets[i + 1]`.
 
     `score_labels` gives the rows of a query in no particular order, `best` and the ranker give them best first. If the
@@ -86,24 +86,26 @@ class Ranking:
         """The query of each row."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    def where(self, kept: Bool[np.ndarray, " row"]) -> Ranking:
+    def where(self, kept: Bool[np.ndarray, " row"]) -> ScoredLabels:
         """Some of the rows, in the same order."""
         offsets = np.concatenate([[0], np.cumsum(kept)])[self.offsets]
-        return Ranking(offsets, self.label[kept], self.score[kept], None if self.logit is None else self.logit[kept])
+        return ScoredLabels(
+            offsets, self.label[kept], self.score[kept], None if self.logit is None else self.logit[kept]
+        )
 
-    def best(self, most: int | None = None) -> Ranking:
-        """The rows of each query by falling score, then by label position: at most `most`, or all of them."""
+    def best(self, limit: int | None = None) -> ScoredLabels:
+        """The rows of each query by falling score, then by label position: at most `limit`, or all of them."""
         nothing = np.zeros(len(self.offsets), dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0)
-        most = most or len(self.label)
-        offsets, label, score, _ = kernels.order_labels(self.offsets, self.label, self.score, *nothing, most)
-        return Ranking(offsets, label, score)
+        limit = limit or len(self.label)
+        offsets, label, score, _ = kernels.order_labels(self.offsets, self.label, self.score, *nothing, limit)
+        return ScoredLabels(offsets, label, score)
 
 
 class Votes(NamedTuple):
     """The keys that vote for each query, and the scores of the labels, in no particular order."""
 
     keys: WeightedKeys
-    scores: Ranking
+    scores: ScoredLabels
 
 
 def vote(found: Found, how: Voting, values: Values, admits: Bool[np.ndarray, " label"] | None = None) -> Votes:
@@ -168,7 +170,7 @@ def weigh_keys(
 
 def score_labels(
     weighted: WeightedKeys, lambda_: float, values: Values, admits: Bool[np.ndarray, " label"] | None = None
-) -> Ranking:
+) -> ScoredLabels:
     """Sum the votes for each label, in no particular order (RAE-XMC, Eq. 7).
 
     An instance gives lambda times its weight to each of its labels, a label key 1 - lambda times its weight to its
@@ -181,4 +183,4 @@ def score_labels(
         admits: Whether a label may get votes; None admits all labels.
     """
     admitted = _ALL_LABELS if admits is None else admits
-    return Ranking(*kernels.sum_votes(weighted.keys, weighted.weights, lambda_, values.arrays, admitted))
+    return ScoredLabels(*kernels.sum_votes(weighted.keys, weighted.weights, lambda_, values.arrays, admitted))

@@ -24,7 +24,7 @@ from recollect.core.reranker.candidates import (
     find_candidates,
 )
 from recollect.core.reranker.model import RankerModel
-from recollect.core.scoring import Ranking, Voting, WeightedKeys
+from recollect.core.scoring import ScoredLabels, Voting, WeightedKeys
 from recollect.core.tables.corrections import Corrections
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -96,10 +96,10 @@ class Ranker:
         logits = self.model.logits(candidates.features)
         return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
 
-    def reorder(self, scores: Ranking, found: RankedCandidates, most: int | None = None) -> Ranking:
+    def reorder(self, scores: ScoredLabels, found: RankedCandidates, most: int | None = None) -> ScoredLabels:
         """Put the candidates before all other labels by their logits, and take the first `most`."""
         most = most or len(scores.label) + len(found.label)
-        return Ranking(
+        return ScoredLabels(
             *kernels.order_labels(
                 scores.offsets, scores.label, scores.score, found.offsets, found.label, found.logit, most
             )
