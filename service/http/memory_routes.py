@@ -22,10 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.core.errors import ChangeError, StoreError
 from recollect.core.options import BYTES_PER_UNIT, Query
-from recollect.core.tables.entries import Entry, Remove
+from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
 from recollect.edits.changes import (
-    FEEDBACK,
     Encode,
     NewInstance,
     NewLabel,
@@ -94,9 +93,6 @@ class FeedbackBody(_Body):
     query: Query
     label: Uid
     relevant: bool
-    request_id: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
-        None, description="a second feedback with the same request_id and label replaces the first one"
-    )
 
 
 class Changed(BaseModel):
@@ -220,15 +216,10 @@ class MemoryRoutes:
 
     async def feedback(self, body: FeedbackBody, request: Request) -> Response:
         """Learn that a label is relevant to a query, or that it is not."""
-        uid, opposite = new_feedback(), list[Entry]()
-        if body.request_id is not None:
-            digest = hashlib.sha256(f"{body.request_id}\n{body.label}".encode())
-            uid = FEEDBACK + digest.hexdigest()[:32]
-            # An earlier, opposite judgement.
-            opposite = [Remove("correction" if body.relevant else "instance", uid)]
+        uid = new_feedback()
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
-            return [*opposite, *learned(memory, encode, uid, body.query, body.label, body.relevant)]
+            return learned(memory, encode, uid, body.query, body.label, body.relevant)
 
         return JSONResponse(await self.apply(make, request, [body.query], id=uid))
 

@@ -231,7 +231,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "create_labels": True,
     },
     "/memory/labels": {"labels": [{"uid": "l", "text": "t"}]},
-    "/feedback": {"query": "flour", "label": "wine", "relevant": False, "request_id": "r"},
+    "/feedback": {"query": "flour", "label": "wine", "relevant": False},
     "/v1/projects/recollect/learn": {"text": "t", "subjects": [{"uri": "bread"}]},
     "/v1/projects/recollect/suggest-batch": {"documents": [{"text": "t", "document_id": "d"}]},
 }

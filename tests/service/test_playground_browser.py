@@ -338,6 +338,22 @@ def test_thumbs_down_removes_the_label_at_once_and_undo_brings_it_back(tab: Page
     assert texts(writable_url, query) == before
 
 
+def test_opposite_judgement_replaces_the_first_one(tab: Page, writable_url: str) -> None:
+    query, before = "Fry garlic in oil", memory(writable_url)
+    tab.goto(address(writable_url, q=query))
+    label = texts(writable_url, query)[0]
+    thumb(tab, label, "relevant").click()
+    expect(tab.locator(".change p")).to_have_text(f"“{label}” is relevant to “{query}”.")
+    assert memory(writable_url)["instances"] == before["instances"] + 1
+    thumb(tab, label, "not relevant").click()
+    expect(tab.locator(".change p")).to_have_text(f"“{label}” is not relevant to “{query}”.")
+    after = memory(writable_url)
+    assert (after["instances"], after["corrections"]) == (before["instances"], before["corrections"] + 1)
+    tab.get_by_role("button", name="Undo").click()
+    expect(tab.locator(".change p")).to_have_text("The judgement is undone.")
+    assert memory(writable_url)["corrections"] == before["corrections"]
+
+
 def test_label_is_found_with_the_keyboard_and_added_to_the_answer(tab: Page, writable_url: str) -> None:
     query = "Nothing that the memory knows"
     missing = next(label for label in TOPICS if label not in texts(writable_url, query))

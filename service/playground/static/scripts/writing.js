@@ -9,7 +9,6 @@ const SHOWN_LABELS = 8;
 
 export class Feedback {
   #judgements = new Map(); // by query and label
-  #requests = new Map(); // the request id of each query
   #undo = null;
 
   /** `place` shows the last change and its undo; `changed()` is called after each change and each undo. */
@@ -29,23 +28,26 @@ export class Feedback {
   /** Judge a label. The same judgement a second time undoes the first one; the opposite one replaces it. */
   judge(query, label, relevant) {
     const key = name(query, label.uid);
-    const before = this.#judgements.get(key);
-    if (before?.relevant === relevant) return this.#write(before.undo);
-    return this.#write(async (signal) => {
-      const body = { query, label: label.uid, relevant, request_id: this.#request(query) };
-      const { json } = await send("feedback", { body, signal });
-      const undo = async (later) => {
-        const { json: changed } = await send(`feedback/${encodeURIComponent(json.id)}`, { method: "DELETE", signal: later });
-        return () => {
-          this.#judgements.delete(key);
-          this.#show(changed.sequence, "The judgement is undone.");
-        };
-      };
+    const judge = async (signal) => {
+      if (this.#judgements.has(key)) (await this.#retract(key, signal))();
+      const { json } = await send("feedback", { body: { query, label: label.uid, relevant }, signal });
       return () => {
-        this.#judgements.set(key, { relevant, undo });
-        this.#show(json.sequence, `${quote(label.text || label.uid)} is ${relevant ? "" : "not "}relevant to ${quote(query)}.`, undo);
+        this.#judgements.set(key, { relevant, id: json.id });
+        const message = `${quote(label.text || label.uid)} is ${relevant ? "" : "not "}relevant to ${quote(query)}.`;
+        this.#show(json.sequence, message, (later) => this.#retract(key, later));
       };
-    });
+    };
+    const isUndo = this.judgement(query, label.uid) === relevant;
+    return this.#write(isUndo ? (signal) => this.#retract(key, signal) : judge);
+  }
+
+  /** Undo a judgement. */
+  async #retract(key, signal) {
+    const { json } = await send(`feedback/${encodeURIComponent(this.#judgements.get(key).id)}`, { method: "DELETE", signal });
+    return () => {
+      this.#judgements.delete(key);
+      this.#show(json.sequence, "The judgement is undone.");
+    };
   }
 
   /** Create a label, and make the query its first training text. Both are one change, so there is never half of it. */
@@ -77,12 +79,6 @@ export class Feedback {
     this.message.textContent = message;
     this.button.hidden = undo === null;
     this.changed();
-  }
-
-  /** The id of a query in this tab, so that a later judgement of its labels replaces an earlier one. */
-  #request(query) {
-    if (!this.#requests.has(query)) this.#requests.set(query, randomId());
-    return this.#requests.get(query);
   }
 }
 
