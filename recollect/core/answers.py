@@ -1,4 +1,7 @@
-"""Answers: the labels of a query with their scores, the terms of each score, and the time that the answer took."""
+"""Answers: the labels of a query with their scores, the terms of each score, and the time that the answer took.
+
+The schemas of the HTTP interface and the types of the Parquet columns derive from the named tuples.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Reason(NamedTuple):
-    """One term of a score; `by` is "words" if the key was found by its words, and None if by its vector.
+    """One term of a score.
 
-    The kind is `instance`, `label` or `correction`. The share of a correction is negative.
+    The kind is `instance`, `label` or `correction`. `share` is the key's weight times lambda (instance keys) or times
+    1 - lambda (label keys); that of a correction is negative. `by` is `words` if the key was found by its words, and
+    absent (None) if it was found by its vector. In a bundle with a lexical index, a key that was found by both has two
+    terms; the shares of words are multiplied by the word weight, all others by 1 minus it.
     """
 
     kind: str
@@ -24,9 +30,9 @@ class Reason(NamedTuple):
 
 
 class LogitTerm(NamedTuple):
-    """One term of a ranker's logit: a feature of the label, its value (None if it is missing), and its log-odds.
+    """One term of a ranker's logit: a feature of the label, its value, and its log-odds.
 
-    The term `bias` is the same for all labels, and has no value.
+    `value` is null (None) for a missing feature, and for the term `bias`, which is the same for all labels.
     """
 
     feature: str
@@ -35,14 +41,20 @@ class LogitTerm(NamedTuple):
 
 
 class ScoredLabel(NamedTuple):
-    """A label of an answer. A named tuple, because a frozen dataclass takes three times as long to create."""
+    """A label of an answer.
 
+    `probability` is the probability that the label is true; it is absent (None) if the bundle has none for these
+    options. With `explain`, `because` has the terms of the score, and `ranked_by` those of the log-odds, if a ranker
+    ordered the labels.
+    """
+
+    # A named tuple, because a frozen dataclass takes three times as long to create.
     position: int
     uid: str
     text: str
     score: float
-    because: list[Reason] | None = None
     probability: float | None = None
+    because: list[Reason] | None = None
     ranked_by: list[LogitTerm] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,6 +66,10 @@ class ScoredLabel(NamedTuple):
         if self.ranked_by is not None:
             content["ranked_by"] = [term._asdict() for term in self.ranked_by]
         return content
+
+
+# The fields of a label in JSON and Parquet, and those that only answers with `explain` have.
+LABEL_FIELDS, EXPLANATION = ScoredLabel._fields[1:], ("because", "ranked_by")
 
 
 @dataclass(frozen=True)

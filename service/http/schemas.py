@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
+from recollect.core import answers
 from recollect.core.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Probabilities
 from recollect.core.options import ChosenOptions, Query
 from recollect.service.settings import MAX_BATCH
@@ -49,40 +55,22 @@ class _Answered(_Versioned):
     sequence: int = Field(description="number of the last change of the memory that answered; 0 without changes")
 
 
-class Reason(BaseModel):
-    """One term of a score.
-
-    `share` is the key's weight times lambda (instance keys) or times 1 - lambda (label keys). `by` is `words` if the
-    key was found by its words, and absent if it was found by its vector. In a bundle with a lexical index, a key that
-    was found by both has two terms; the shares of words are multiplied by the word weight, all others by 1 minus it.
-    """
-
-    kind: str
-    uid: str
-    text: str
-    share: float
-    by: str | None = None
+def _model(record: Any, names: Iterable[str]) -> Any:
+    """The model of the JSON objects that the named tuples of an answer become."""
+    types, defaults = get_type_hints(record), record._field_defaults
+    fields: Any = {name: (_json_type(types[name]), defaults.get(name, ...)) for name in names}
+    return create_model(record.__name__, __doc__=inspect.getdoc(record), **fields)
 
 
-class LogitTerm(BaseModel):
-    """One term of a ranker's log-odds; `value` is null for a missing feature, and for the term `bias`."""
+def _json_type(kind: Any) -> Any:
+    if hasattr(kind, "_fields"):
+        return _model(kind, kind._fields)
+    if get_origin(kind) is list:
+        return list[_json_type(*get_args(kind))]  # type: ignore[misc]
+    return functools.reduce(operator.or_, map(_json_type, get_args(kind))) if get_args(kind) else kind
 
-    feature: str
-    value: float | None
-    log_odds: float
 
-
-class ScoredLabel(BaseModel):
-    uid: str
-    text: str
-    score: float
-    probability: float | None = Field(
-        None, description="probability that the label is true; absent if the bundle has none for these options"
-    )
-    because: list[Reason] | None = None
-    ranked_by: list[LogitTerm] | None = Field(
-        None, description="terms of the log-odds, with explain; absent if no ranker ordered the labels"
-    )
+ScoredLabel = _model(answers.ScoredLabel, answers.LABEL_FIELDS)
 
 
 class Result(BaseModel):
@@ -92,7 +80,7 @@ class Result(BaseModel):
     `top_k`, because the filter admits no more.
     """
 
-    labels: list[ScoredLabel]
+    labels: list[ScoredLabel]  # type: ignore[valid-type]
     truncated: bool | None = None
     exhausted: bool | None = None
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recollect.bulk.reading import BLOCK_ROWS, Group, Input
+from recollect.core.answers import EXPLANATION, LABEL_FIELDS, ScoredLabel
 from recollect.core.errors import InputError, SettingsError
 from recollect.core.texts import holds_texts
 
@@ -26,11 +27,7 @@ _GROUP_ROWS, _GROUP_BYTES = 65_536, 64 << 20
 # Decimals with at most so many digits are equal after a conversion to a 64-bit float and back.
 _FLOAT_DIGITS = 15
 
-_TEXTS = [("uid", pa.string()), ("text", pa.string())]
-_LABEL = [*_TEXTS, ("score", pa.float64()), ("probability", pa.float64())]
-_REASON = [("kind", pa.string()), *_TEXTS, ("share", pa.float64()), ("by", pa.string())]
-_LOGIT_TERM = [("feature", pa.string()), ("value", pa.float64()), ("log_odds", pa.float64())]
-_EXPLAINED = [("because", pa.list_(pa.struct(_REASON))), ("ranked_by", pa.list_(pa.struct(_LOGIT_TERM)))]
+_TYPES: dict[Any, pa.DataType] = {str: pa.string(), float: pa.float64()}
 
 
 @contextlib.contextmanager
@@ -147,6 +144,20 @@ def _plain_type(kind: pa.DataType, exact_decimals: bool) -> pa.DataType:
     return kind
 
 
+def _struct(record: Any, names: Iterable[str]) -> pa.DataType:
+    """The type of the named tuples of an answer."""
+    types = get_type_hints(record)
+    return pa.struct([(name, _type(types[name])) for name in names])
+
+
+def _type(kind: Any) -> pa.DataType:
+    if hasattr(kind, "_fields"):
+        return _struct(kind, kind._fields)
+    if get_origin(kind) is list:
+        return pa.list_(_type(*get_args(kind)))
+    return _TYPES[kind] if kind in _TYPES else _type(get_args(kind)[0])  # a type or None
+
+
 def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool) -> bytes:
     """Rows and their answers as an Arrow stream.
 
@@ -160,7 +171,7 @@ def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool) ->
         if isinstance(kept, dict)
         else dict(zip(kept.schema.names, kept.columns, strict=True))
     )
-    label = pa.struct([*_LABEL, *(_EXPLAINED if explain else [])])
+    label = _struct(ScoredLabel, [name for name in LABEL_FIELDS if explain or name not in EXPLANATION])
     columns["labels"] = pa.array([each["labels"] for each in answers], pa.list_(label))
     columns["truncated"] = pa.array([each.get("truncated", False) for each in answers], pa.bool_())
     columns["exhausted"] = pa.array([each.get("exhausted", False) for each in answers], pa.bool_())
