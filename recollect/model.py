@@ -28,17 +28,13 @@ from recollect.core.settings import Device, EngineSettings, default_live
 from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
+from recollect.edits import changes
 from recollect.edits.changes import (
     INSTANCES,
     LABELS,
     UIDS,
     Encode,
-    added,
     checked,
-    forgotten,
-    learned,
-    new_feedback,
-    removed,
 )
 from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
@@ -185,8 +181,8 @@ class Model:
         """Insert labels and instances; replace those whose uid is in the memory.
 
         Args:
-            instances: Instances with `uid`, `text`, `labels` (uids), and optionally `weight`: it votes as this number
-                of equal instances do.
+            instances: Instances with `uid`, `text`, `labels` (uids), and optionally the other fields of
+                `recollect.core.tables.entries.InstanceFields`.
             labels: Labels with `uid` and `text`.
             create_labels: Whether to create the labels of instances that neither the memory nor `labels` has. The text
                 of such a label is its uid.
@@ -201,7 +197,7 @@ class Model:
         new_instances, new_labels = checked(INSTANCES, instances, "instances"), checked(LABELS, labels, "labels")
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
-            return added(memory, encode, new_instances, new_labels, create_labels)
+            return changes.put(memory, encode, new_instances, new_labels, create_labels)
 
         return self.predictor.change(make).sequence
 
@@ -216,7 +212,7 @@ class Model:
             UnknownUidError: If a uid is not in the memory. Nothing is changed.
         """
         instance_uids, label_uids = checked(UIDS, instances, "instances"), checked(UIDS, labels, "labels")
-        return self.predictor.change(lambda memory, _: removed(memory, instance_uids, label_uids)).sequence
+        return self.predictor.change(lambda memory, _: changes.remove(memory, instance_uids, label_uids)).sequence
 
     def learn(self, query: str, label: str, relevant: bool = True) -> str:
         """Learn that a label fits a query, or that it does not fit.
@@ -237,10 +233,10 @@ class Model:
             QueryError: If the query is empty.
         """
         (label,) = checked(UIDS, [label], "label")
-        uid = new_feedback()
+        uid = changes.feedback_uid()
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
-            return learned(memory, encode, uid, query, label, relevant)
+            return changes.feedback(memory, encode, uid, query, label, relevant)
 
         self.predictor.change(make)
         return uid
@@ -258,7 +254,7 @@ class Model:
             UnknownUidError: If there is no such feedback, or it was undone before.
         """
         checked(UIDS, [uid], "feedback")
-        return self.predictor.change(lambda memory, _: forgotten(memory, uid)).sequence
+        return self.predictor.change(lambda memory, _: changes.undo_feedback(memory, uid)).sequence
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -22,17 +22,16 @@ _BLOCK_ROWS = 65_536
 
 
 def contained_instances(live: Snapshot) -> Int[np.ndarray, " instance"]:
-    """The instances that a bundle can contain: those that were not removed and have no weight."""
-    return np.setdiff1d(np.flatnonzero(~live.instances.removed), _weighted(live))
+    """The instances that a bundle can contain: those that were not removed and have no `fields`."""
+    return np.setdiff1d(np.flatnonzero(~live.instances.removed), _with_fields(live))
 
 
 def kept_entries(live: Snapshot) -> list[Entry]:
-    """The entries that make the rest of a memory: instances with a weight, and corrections of present labels."""
+    """The entries that make the rest of a memory: instances with `fields`, and corrections of present labels."""
     entries, instances, uids = list[Entry](), live.instances, live.labels.uids
-    for number in _weighted(live):
-        labels = [uids[label] for label in live.values.gather(np.array([number]))[1].tolist()]
-        vector, weight = instances.vectors[number - instances.mapped], live.values.count(number)
-        entries.append(PutInstance(instances.uids[number], instances.texts[number], labels, vector, weight))
+    for row in _with_fields(live):
+        vector, fields = instances.vectors[row - instances.mapped], live.fields_of(row)
+        entries.append(PutInstance(instances.uids[row], instances.texts[row], live.labels_of(row), vector, fields))
     rows = live.corrections.rows
     for row in np.flatnonzero(~rows.removed).tolist():
         if not live.labels.removed[label := rows.numbers.item(row)]:
@@ -71,10 +70,10 @@ def write_merged_memory(memory: Memory, live: Snapshot, folder: Path) -> Memory:
     return open_memory(folder)
 
 
-def _weighted(live: Snapshot) -> list[int]:
-    """The present instances with a weight, which are live."""
-    numbers = np.flatnonzero(~live.instances.removed[live.instances.mapped :]) + live.instances.mapped
-    return [number for number in numbers.tolist() if live.values.count(number) != 1]
+def _with_fields(live: Snapshot) -> list[int]:
+    """The present instances with fields that differ from their defaults, which are live."""
+    rows = np.flatnonzero(~live.instances.removed[live.instances.mapped :]) + live.instances.mapped
+    return [row for row in rows.tolist() if row in live.fields]
 
 
 def _blocks(

@@ -82,8 +82,8 @@ class ExtendSettings(_PositionalStore):
 
     add: Path | None = Field(
         None,
-        description='File of JSON lines: instances {"uid", "text", "labels", "weight"?} and labels {"uid", "text"}; '
-        "an existing uid is replaced",
+        description='File of JSON lines: instances {"uid", "text", "labels", ...} and labels {"uid", "text"}, with the '
+        "fields that the HTTP interface takes; an existing uid is replaced",
     )
     remove: Path | None = Field(
         None, description='File of JSON lines, {"instance": UID} or {"label": UID}; removed before --add is added'

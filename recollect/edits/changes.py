@@ -14,22 +14,24 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from recollect.core.errors import ChangeError, RecollectError, UnknownUidError
 from recollect.core.options import UidText, check_query, first_problem
 from recollect.core.tables.entries import (
     Entry,
+    InstanceFields,
     PutCorrection,
     PutInstance,
     PutLabel,
+    Record,
     Remove,
 )
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.texts import CONTROL_CHARACTERS, require_words
 from recollect.core.words.terms import MAX_CHARACTERS
 
-MAX_UID_BYTES, MAX_INSTANCE_LABELS, MAX_WEIGHT = 1_000, 10_000, 1e9
+MAX_UID_BYTES, MAX_INSTANCE_LABELS = 1_000, 10_000
 # The beginning of the uid of a feedback, so that `forget` removes nothing else.
 FEEDBACK = "feedback-"
 # Number of uids that an error message names.
@@ -59,9 +61,7 @@ Uid = Annotated[UidText, AfterValidator(_check_uid), Field(min_length=1)]
 Text = Annotated[str, AfterValidator(_check_text), Field(min_length=1)]
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
+class _Row(Record):
     uid: Uid
     text: Text
 
@@ -70,16 +70,10 @@ class NewLabel(_Row):
     """A label to insert, or to replace."""
 
 
-class NewInstance(_Row):
-    """An instance to insert, or to replace.
-
-    Attributes:
-        labels: Uids of its labels.
-        weight: It votes as this number of equal instances do.
-    """
+class NewInstance(InstanceFields, _Row):
+    """An instance to insert, or to replace. `labels` are the uids of its labels."""
 
     labels: Annotated[list[Uid], Field(min_length=1, max_length=MAX_INSTANCE_LABELS)]
-    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
 
 
 INSTANCES, LABELS = TypeAdapter(list[NewInstance]), TypeAdapter(list[NewLabel])
@@ -122,7 +116,7 @@ def checked(
         raise error(f"{where}{re.sub('^[.]', ': ', name)}: {reason}") from None
 
 
-def added(
+def put(
     memory: Snapshot,
     encode: Encode,
     instances: Sequence[NewInstance],
@@ -156,13 +150,13 @@ def added(
     return [
         *(PutLabel(each.uid, each.text, vector) for each, vector in zip(rows, vectors[len(instances) :], strict=True)),
         *(
-            PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, each.weight)
+            PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, InstanceFields.of(each))
             for each, vector in zip(instances, vectors, strict=False)
         ),
     ]
 
 
-def removed(memory: Snapshot, instances: Sequence[str], labels: Sequence[str]) -> list[Entry]:
+def remove(memory: Snapshot, instances: Sequence[str], labels: Sequence[str]) -> list[Entry]:
     """The entries that remove instances and labels, by their uids.
 
     Raises:
@@ -178,12 +172,12 @@ def removed(memory: Snapshot, instances: Sequence[str], labels: Sequence[str]) -
     return [*(Remove("instance", uid) for uid in instances), *(Remove("label", uid) for uid in labels)]
 
 
-def new_feedback() -> str:
+def feedback_uid() -> str:
     """A uid for a feedback."""
     return FEEDBACK + uuid.uuid4().hex
 
 
-def learned(memory: Snapshot, encode: Encode, uid: str, query: str, label: str, relevant: bool) -> list[Entry]:
+def feedback(memory: Snapshot, encode: Encode, uid: str, query: str, label: str, relevant: bool) -> list[Entry]:
     """The entry of a feedback.
 
     A label that is relevant to a query becomes the label of a new instance. A label that is not relevant gets a
@@ -210,7 +204,7 @@ def learned(memory: Snapshot, encode: Encode, uid: str, query: str, label: str, 
     return [PutInstance(uid, text, [label], vector) if relevant else PutCorrection(uid, text, label, vector)]
 
 
-def forgotten(memory: Snapshot, uid: str) -> list[Entry]:
+def undo_feedback(memory: Snapshot, uid: str) -> list[Entry]:
     """The entry that undoes a feedback.
 
     Raises:

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
-import functools
 import json
-import operator
 import secrets
 import time
 from collections.abc import Sequence
@@ -25,16 +22,18 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from recollect.core.options import first_problem
 from recollect.core.tables.entries import (
     Entry,
+    InstanceFields,
     LoggedEntry,
     PutCorrection,
     PutInstance,
     PutLabel,
+    Record,
     Remove,
 )
 
@@ -49,11 +48,7 @@ class EncoderOfCommit(NamedTuple):
     dim: int
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Answered(_Line):
+class Answered(Record):
     """A request with a key that a commit has carried out, and its answer.
 
     Attributes:
@@ -69,7 +64,7 @@ class Answered(_Line):
     answer: dict[str, Any]
 
 
-class _Head(_Line):
+class _Head(Record):
     format_version: Literal[1] = 1
     id: str
     first: Annotated[int, Field(ge=1)]
@@ -80,29 +75,37 @@ class _Head(_Line):
     requests: list[Answered] = []
 
 
-_PUTS: dict[str, Any] = {put.kind: put for put in (PutInstance, PutLabel, PutCorrection)}
-_TYPES: dict[str, Any] = {
-    "labels": Annotated[list[str], Field(min_length=1)],
-    "weight": Annotated[float, Field(gt=0)],
-}
+class _PutInstance(InstanceFields):
+    kind: Literal["put_instance"]
+    uid: str
+    text: str
+    labels: Annotated[list[str], Field(min_length=1)]
+    vector: str
 
 
-def _put_line(kind: str) -> type[_Line]:
-    """The model of the line that puts an instance, a label or a correction: the fields of its class, and its kind."""
-    fields: dict[str, Any] = {"kind": (Literal[f"put_{kind}"], ...)}
-    for field in dataclasses.fields(_PUTS[kind]):
-        default = ... if field.default is dataclasses.MISSING else field.default
-        fields[field.name] = _TYPES.get(field.name, str), default
-    return create_model(kind, __base__=_Line, **fields)
+class _PutLabel(Record):
+    kind: Literal["put_label"]
+    uid: str
+    text: str
+    vector: str
 
 
-class _RemoveLine(_Line):
+class _PutCorrection(Record):
+    kind: Literal["put_correction"]
+    uid: str
+    query: str
+    label: str
+    vector: str
+
+
+class _Remove(Record):
     kind: Literal["remove_instance", "remove_label", "remove_correction"]
     uid: str
 
 
-_ANY_LINE: Any = functools.reduce(operator.or_, map(_put_line, _PUTS), _RemoveLine)
-_LINE: TypeAdapter[Any] = TypeAdapter(Annotated[_ANY_LINE, Field(discriminator="kind")])
+_LINE: TypeAdapter[_PutInstance | _PutLabel | _PutCorrection | _Remove] = TypeAdapter(
+    Annotated[_PutInstance | _PutLabel | _PutCorrection | _Remove, Field(discriminator="kind")]
+)
 
 
 @dataclass(frozen=True)
@@ -213,25 +216,28 @@ def _encode(entry: Entry, dim: int) -> dict[str, Any]:
     fields: dict[str, Any] = {"kind": f"put_{entry.kind}"} | dict(vars(entry))
     if isinstance(entry, PutInstance):
         fields["labels"] = list(entry.labels)
-        if entry.weight == 1:
-            del fields["weight"]
+        fields |= fields.pop("fields").changed()
     if entry.vector.shape != (dim,) or not np.isfinite(entry.vector).all():
         raise ValueError(f"{entry.uid}: expected a finite vector of shape ({dim},), found {entry.vector.shape}")
     fields["vector"] = base64.b64encode(entry.vector.astype(_FLOAT).tobytes()).decode()
     return fields
 
 
-def _decode(line: bytes, dim: int) -> Entry:
+def _decode(content: bytes, dim: int) -> Entry:
     try:
-        fields = dict(_LINE.validate_json(line))
+        line = _LINE.validate_json(content)
     except ValidationError as error:
         raise ValueError(_reason(error)) from None
-    verb, _, kind = fields.pop("kind").partition("_")
-    if verb == "remove":
-        return Remove(kind, fields["uid"])
-    fields["vector"] = _vector(fields["vector"], dim)
-    put: Entry = _PUTS[kind](**fields)
-    return put
+    match line:
+        case _PutInstance():
+            vector = _vector(line.vector, dim)
+            return PutInstance(line.uid, line.text, line.labels, vector, InstanceFields.of(line))
+        case _PutLabel():
+            return PutLabel(line.uid, line.text, _vector(line.vector, dim))
+        case _PutCorrection():
+            return PutCorrection(line.uid, line.query, line.label, _vector(line.vector, dim))
+    kind: Any = line.kind.removeprefix("remove_")
+    return Remove(kind, line.uid)
 
 
 def _vector(text: str, dim: int) -> Float[np.ndarray, " dim"]:

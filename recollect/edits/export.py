@@ -3,9 +3,10 @@
     labels.jsonl   {"uid", "text"}             one line for each label, in order of position
     train.jsonl    {"uid", "text", "labels"}   one line for each instance; `labels` are uids
 
-`recollect train` reads this folder. The live entries of the store are included. A compacted version has one line for
-each key that it kept. Corrections, weights of instances, and pairs that the original dataset excluded are left out,
-because the layout has no place for the first two, and a bundle does not contain the last.
+`recollect train` reads this folder, and `recollect extend --add` each file. The live entries of the store are included.
+The other fields of a live instance follow if they differ from their defaults; a training ignores them. A compacted
+version has one line for each key that it kept. Corrections, and pairs that the original dataset excluded, are left out:
+the layout has no place for the first, and a bundle does not contain the last.
 """
 
 from __future__ import annotations
@@ -72,4 +73,9 @@ def _instances(memory: Snapshot) -> Iterator[dict[str, Any]]:
         starts = np.searchsorted(place, np.arange(len(block) + 1))
         for nth, row in enumerate(block.tolist()):
             own = [uids[position] for position in label[starts[nth] : starts[nth + 1]].tolist()]
-            yield {"uid": instances.uids[row], "text": instances.texts[row], "labels": own}
+            yield {
+                "uid": instances.uids[row],
+                "text": instances.texts[row],
+                "labels": own,
+                **memory.fields.get(row, {}),
+            }

@@ -19,7 +19,8 @@ from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.entries import Entry, Kind, Remove, Subject
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.text_lines import read_objects
-from recollect.edits.changes import NewInstance, NewLabel, Uid, added, checked
+from recollect.edits import changes
+from recollect.edits.changes import NewInstance, NewLabel, Uid, checked
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import follow
 from recollect.store.store import Store
@@ -112,7 +113,7 @@ def _added(block: Sequence[_Addition], encoder: QueryEncoder) -> Callable[[Snaps
 
     def decide(memory: Snapshot) -> list[Entry]:
         _check_labels(block, lambda uid: memory.labels.position(uid) is not None)
-        return added(memory, lambda *_: vectors, instances, labels)
+        return changes.put(memory, lambda *_: vectors, instances, labels)
 
     return decide
 

@@ -22,18 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.core.errors import ChangeError, StoreError
 from recollect.core.options import BYTES_PER_UNIT, Query
-from recollect.core.tables.entries import Entry
+from recollect.core.tables.entries import Entry, InstanceFields, Record
 from recollect.core.tables.snapshot import Snapshot
+from recollect.edits import changes
 from recollect.edits.changes import (
     Encode,
     NewInstance,
     NewLabel,
     Uid,
-    added,
-    forgotten,
-    learned,
-    new_feedback,
-    removed,
 )
 from recollect.edits.live import Change
 from recollect.edits.log import boot_seconds
@@ -65,11 +61,7 @@ _KEY_PARAMETER = {
 }
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class InstancesBody(_Body):
+class InstancesBody(Record):
     """Instances to insert or replace. All of them are written, or none."""
 
     instances: Annotated[list[NewInstance], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
@@ -78,13 +70,13 @@ class InstancesBody(_Body):
     )
 
 
-class LabelsBody(_Body):
+class LabelsBody(Record):
     """Labels to insert or replace. All of them are written, or none."""
 
     labels: Annotated[list[NewLabel], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
 
 
-class FeedbackBody(_Body):
+class FeedbackBody(Record):
     """A user's judgement of a label for a query.
 
     A relevant label becomes the label of a new instance. The score of another label falls for queries like this one.
@@ -131,13 +123,14 @@ class MemoryStatus(Changed):
     writable: bool
 
 
-class MemoryInstance(Changed):
+class MemoryInstance(InstanceFields, Changed):
     """An instance of the memory."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     uid: str
     text: str
     labels: list[str]
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -194,7 +187,7 @@ class MemoryRoutes:
         """Insert instances, or replace those with the same uids."""
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
-            return added(memory, encode, body.instances, [], body.create_labels)
+            return changes.put(memory, encode, body.instances, [], body.create_labels)
 
         return JSONResponse(await self.apply(make, request, [each.text for each in body.instances]))
 
@@ -202,30 +195,30 @@ class MemoryRoutes:
         """Insert labels, or replace those with the same uids. The next request is answered with them."""
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
-            return added(memory, encode, [], body.labels)
+            return changes.put(memory, encode, [], body.labels)
 
         return JSONResponse(await self.apply(make, request, [each.text for each in body.labels]))
 
     async def remove_instance(self, uid: str, request: Request) -> Changed:
         """Remove an instance."""
-        return Changed(**await self.apply(lambda memory, _: removed(memory, [uid], []), request))
+        return Changed(**await self.apply(lambda memory, _: changes.remove(memory, [uid], []), request))
 
     async def remove_label(self, uid: str, request: Request) -> Changed:
         """Remove a label and its votes. It is never answered again."""
-        return Changed(**await self.apply(lambda memory, _: removed(memory, [], [uid]), request))
+        return Changed(**await self.apply(lambda memory, _: changes.remove(memory, [], [uid]), request))
 
     async def feedback(self, body: FeedbackBody, request: Request) -> Response:
         """Learn that a label is relevant to a query, or that it is not."""
-        uid = new_feedback()
+        uid = changes.feedback_uid()
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
-            return learned(memory, encode, uid, body.query, body.label, body.relevant)
+            return changes.feedback(memory, encode, uid, body.query, body.label, body.relevant)
 
         return JSONResponse(await self.apply(make, request, [body.query], id=uid))
 
     async def forget(self, uid: str, request: Request) -> Changed:
         """Undo a feedback."""
-        return Changed(**await self.apply(lambda memory, _: forgotten(memory, uid), request))
+        return Changed(**await self.apply(lambda memory, _: changes.undo_feedback(memory, uid), request))
 
     def status(self) -> MemoryStatus:
         """Return the size of the memory, and of its live entries."""
@@ -250,20 +243,19 @@ class MemoryRoutes:
             )
 
     def instance(self, uid: str) -> MemoryInstance:
-        """Return an instance of the memory: its text, labels and weight."""
+        """Return an instance of the memory: its text, labels and other fields."""
         with self.versions.lease() as predictor:
             memory = predictor.memory.snapshot
             number = memory.instance(uid)
             if number is None:
                 raise ProblemError(404, f"instance {uid[:80]!r} is not in the memory", "unknown_instance")
-            values = memory.values
             return MemoryInstance(
                 version=predictor.version,
                 sequence=memory.sequence,
                 uid=uid,
                 text=memory.instances.texts[number],
-                labels=[memory.labels.uids[label] for label in values.gather(np.array([number]))[1].tolist()],
-                weight=values.count(number),
+                labels=memory.labels_of(number),
+                **dict(memory.fields_of(number)),
             )
 
     async def apply(self, make: Change, request: Request, texts: Sequence[str] = (), **answer: str) -> dict[str, Any]:

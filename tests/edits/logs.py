@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
+from recollect.core.tables.entries import Entry, InstanceFields, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.edits.commits import EncoderOfCommit, number
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import MemoryWriter
@@ -29,7 +29,7 @@ def label(uid: str, text: str | None = None) -> PutLabel:
 
 
 def instance(uid: str, labels: Sequence[str] = ("a",), weight: float = 1.0) -> PutInstance:
-    return PutInstance(uid, f"text of {uid}", list(labels), vector_of(uid), weight)
+    return PutInstance(uid, f"text of {uid}", list(labels), vector_of(uid), InstanceFields(weight=weight))
 
 
 def vector_of(text: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import ChangeError, MemoryLogError, StoreError
-from recollect.core.tables.entries import Entry, PutCorrection, PutInstance, PutLabel, Remove
+from recollect.core.tables.entries import Entry, InstanceFields, PutCorrection, PutInstance, PutLabel, Remove
 from recollect.edits.commits import EncoderOfCommit, decode_commit, encode_commit
 from recollect.edits.log import MemoryLog
 from recollect.store.files import FolderFiles
@@ -37,7 +37,7 @@ def test_stored_commit_of_format_1_is_read_and_written_again_byte_for_byte() -> 
     expected = [
         PutLabel("sku-9", "Folding hammock\n– « 吊床 »", vector),
         PutInstance("q77", "bed that hangs", ["sku-9", "b"], vector),
-        PutInstance("heavy", "text", ["b"], vector, 2.5),
+        PutInstance("heavy", "text", ["b"], vector, InstanceFields(weight=2.5)),
         PutCorrection("feedback-1", "hanging bed", "b", vector),
         Remove("instance", "q76"),
         Remove("label", "old"),

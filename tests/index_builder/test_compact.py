@@ -12,6 +12,7 @@ import pytest
 import recollect
 from recollect.core.tables.entries import (
     Entry,
+    InstanceFields,
     PutCorrection,
     PutInstance,
     PutLabel,
@@ -69,7 +70,7 @@ def changes(encode: Callable[[list[str]], np.ndarray]) -> list[Entry]:
         return encode([text])[0]
 
     def instance(uid: str, text: str, *labels: str, weight: float = 1.0) -> PutInstance:
-        return PutInstance(uid, text, labels, vector(text), weight)
+        return PutInstance(uid, text, labels, vector(text), InstanceFields(weight=weight))
 
     def label(uid: str, text: str) -> PutLabel:
         return PutLabel(uid, text, vector(text))

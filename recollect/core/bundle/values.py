@@ -93,12 +93,6 @@ class Values:
         present = ~self.removed[label]
         return place[present], label[present]
 
-    def count(self, instance: int) -> float:
-        """The count of an instance, to 12 digits: it votes as so many equal instances do."""
-        live = instance - len(self.mapped)
-        log_count = self.live_log_counts[live] if 0 <= live < len(self.live_log_counts) else 0.0
-        return float(f"{np.exp(log_count):.12g}")
-
 
 def spans(
     starts: Int[np.ndarray, " span"], counts: Int[np.ndarray, " span"]

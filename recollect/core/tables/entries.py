@@ -8,14 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field
 
 Kind = Literal["instance", "label", "correction"]
 # The kind of a part of the memory, and its uid.
 Subject = tuple[Kind, str]
+
+
+class Record(BaseModel):
+    """Fields that a user or a log states. Unknown fields, values of other types and infinite numbers are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class InstanceFields(Record):
+    """What a live instance has besides its uid, text and labels: fields of JSON types, each with a default.
+
+    A field is declared here, and nowhere else. Requests, files for `recollect extend`, Python, the log, snapshots,
+    `GET /memory/instances/{uid}` and `recollect export` have it. A bundle has no place for it, so a compaction keeps an
+    instance live that has another value than the default.
+    """
+
+    weight: float = Field(1.0, gt=0, le=1e9, description="the instance votes as this number of equal instances do")
+
+    @classmethod
+    def of(cls, row: InstanceFields) -> InstanceFields:
+        """These fields of a record that has others, too."""
+        return cls(**{name: getattr(row, name) for name in cls.model_fields})
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return self.model_dump(exclude_defaults=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +54,7 @@ class PutInstance:
         text: Its text.
         labels: Uids of its labels, at least one. Each label is in the memory when the entry is applied.
         vector: The unit vector of the text, as the encoder gives it.
-        weight: It votes as this number of equal instances do; positive.
+        fields: Its other fields.
     """
 
     kind: ClassVar[Kind] = "instance"
@@ -35,7 +62,7 @@ class PutInstance:
     text: str
     labels: Sequence[str]
     vector: Float[np.ndarray, " dim"]
-    weight: float = 1.0
+    fields: InstanceFields = InstanceFields()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,10 @@ instance if one is removed, 4 bytes for each label.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -21,6 +23,7 @@ from recollect.core.bundle.values import Matrix, Values
 from recollect.core.tables.corrections import Corrections
 from recollect.core.tables.entries import (
     Entry,
+    InstanceFields,
     LoggedEntry,
     PutCorrection,
     PutInstance,
@@ -47,6 +50,8 @@ class Snapshot:
         skipped: Number of entries that named a label that the version does not have.
         oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
         instances: The instances, whose numbers are their rows.
+        fields: The fields of live instances that differ from their defaults, by row.
+        field_bytes: Size of `fields` in memory.
         values: The labels that each instance votes for.
         voters: The instances that vote for each label.
         labels: The labels.
@@ -59,6 +64,8 @@ class Snapshot:
     skipped: int
     oldest_seconds: float | None
     instances: Rows
+    fields: Mapping[int, Mapping[str, Any]]
+    field_bytes: int
     values: Values
     voters: Voters
     labels: Labels
@@ -74,7 +81,7 @@ class Snapshot:
     @property
     def live_bytes(self) -> int:
         """Memory of the live entries, with those that were replaced or removed."""
-        size = self.values.live.size_bytes
+        size = self.values.live.size_bytes + self.field_bytes
         size += sum(each.live_bytes for each in (self.instances, self.labels.rows, self.corrections.rows))
         if self.words is not None:
             size += self.words.instances.live_bytes + self.words.labels.live_bytes
@@ -92,6 +99,13 @@ class Snapshot:
     def instance(self, uid: str) -> int | None:
         """The number of the present instance with a uid. The first call builds a table of the bundle's uids."""
         return self.instances.find(uid)
+
+    def fields_of(self, instance: int) -> InstanceFields:
+        return InstanceFields(**self.fields.get(instance, {}))
+
+    def labels_of(self, instance: int) -> list[str]:
+        """The uids of the labels of an instance."""
+        return [self.labels.uids[label] for label in self.values.gather(np.array([instance]))[1].tolist()]
 
 
 class _Rows:
@@ -125,6 +139,7 @@ class SnapshotBuilder:
         self._instances = RowTable(dim, base.uids, base.texts, UidIndex(base.uids).find)
         self._labels = RowTable(dim, labels.uids, labels.texts, labels.position)
         self._corrections = RowTable(dim)
+        self._fields, self._field_bytes = dict[int, dict[str, Any]](), 0
         self._votes, self._log_counts, self._weighted = _Rows(np.int32), Column(np.empty(0)), False
         self._counts = Column(labels.counts)
         self._row_of = Column(np.arange(len(labels), dtype=np.int32))
@@ -171,10 +186,13 @@ class SnapshotBuilder:
             self._remove_instance(old)
         if not len(positions):
             return
-        self._instances.add(put.uid, put.text, put.vector, len(self._instances))
+        row = self._instances.add(put.uid, put.text, put.vector, len(self._instances))
+        if fields := put.fields.changed():
+            self._fields[row] = fields
+            self._field_bytes += sys.getsizeof(fields) + sum(map(sys.getsizeof, fields.values()))
         self._votes.append(positions)
-        self._log_counts.append(math.log(put.weight))
-        self._weighted |= put.weight != 1
+        self._log_counts.append(math.log(put.fields.weight))
+        self._weighted |= put.fields.weight != 1
         self._counts.change()[positions] += 1
 
     def _remove_instance(self, row: int) -> None:
@@ -276,6 +294,8 @@ class SnapshotBuilder:
             skipped=self._skipped,
             oldest_seconds=None if math.isinf(self._oldest) else self._oldest,
             instances=instances,
+            fields=self._fields,
+            field_bytes=self._field_bytes,
             values=values,
             voters=voters,
             labels=Labels(self._bundle.labels, labels, row_of, removed, counts),

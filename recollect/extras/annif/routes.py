@@ -24,6 +24,7 @@ from recollect.core.options import MAX_TOP_K, check_query
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.words.terms import MAX_CHARACTERS
+from recollect.edits import changes
 from recollect.edits.changes import (
     MAX_INSTANCE_LABELS,
     Encode,
@@ -31,7 +32,6 @@ from recollect.edits.changes import (
     NewLabel,
     Text,
     Uid,
-    added,
 )
 from recollect.service.http.json_route import invalid, parse_body
 from recollect.service.http.memory_routes import MAX_ROWS, MemoryRoutes
@@ -157,7 +157,7 @@ class AnnifRoutes:
 
         def make(memory: Snapshot, encode: Encode) -> list[Entry]:
             instances = [_instance(text, subjects) for text, subjects in learned.items()]
-            return added(memory, encode, instances, _new_labels(memory, itertools.chain(*learned.values())))
+            return changes.put(memory, encode, instances, _new_labels(memory, itertools.chain(*learned.values())))
 
         if learned:
             await self.memory.apply(make, request, [*learned])

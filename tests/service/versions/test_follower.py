@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from recollect.core.errors import InsufficientMemoryError
-from recollect.edits.changes import NewLabel, added
+from recollect.edits import changes
+from recollect.edits.changes import NewLabel
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.model_manager import ModelManager
 from recollect.service.versions.opening import Opener
@@ -144,7 +145,9 @@ def test_rollback_hides_no_acknowledged_change(store: Path, monkeypatch: pytest.
         Store(store).activate("v5")
         until(lambda: manager.versions.version() == "v5")
         with manager.versions.lease() as predictor:
-            written = predictor.change(lambda view, encode: added(view, encode, [], [NewLabel(uid="a", text="a")]))
+            written = predictor.change(
+                lambda view, encode: changes.put(view, encode, [], [NewLabel(uid="a", text="a")])
+            )
         Store(store).rollback()
         until(lambda: manager.versions.version() == "v3")
         with manager.versions.lease() as predictor:

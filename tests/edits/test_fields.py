@@ -1,0 +1,97 @@
+"""Every field of a live instance or label that is declared passes through every door, with its value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+import recollect
+from recollect.edits.changes import NewInstance, NewLabel
+from tests.conftest import Built
+from tests.processes import PATIENCE_SECONDS, copy_store, serving
+
+KEY = "writer-0123456789abcdef"
+DECLARED = {"instance": NewInstance.model_fields, "label": NewLabel.model_fields}
+MANUAL = Path(__file__).parents[2] / "docs" / "live-memory.md"
+
+
+def value_of(field: FieldInfo) -> Any:
+    """A value that the field accepts, and that is not its default."""
+    for value in ("Probe", 2.5, 3, True, ["Probe"]):
+        try:
+            TypeAdapter(field.rebuild_annotation()).validate_python(value, strict=True)
+        except ValidationError:
+            continue
+        if value != field.default:
+            return value
+    raise AssertionError(f"no value for {field}")
+
+
+VALUES = {kind: {name: value_of(field) for name, field in fields.items()} for kind, fields in DECLARED.items()}
+
+
+def exported(store: Path, out: Path) -> dict[str, dict[str, Any]]:
+    """The instance and the label of this test in the files that `recollect export` writes."""
+    assert recollect.main(["export", str(store), "--out", str(out)]) == 0
+    found = {}
+    for kind, name in (("instance", "train"), ("label", "labels")):
+        lines = map(json.loads, (out / f"{name}.jsonl").read_text("utf-8").splitlines())
+        (found[kind],) = (line for line in lines if line["uid"] == VALUES[kind]["uid"])
+    return found
+
+
+def fetched(url: str) -> dict[str, dict[str, Any]]:
+    paths = {"instance": "memory/instances", "label": "labels"}
+    return {
+        kind: httpx.get(f"{url}/{path}/{VALUES[kind]['uid']}", headers={"X-API-Key": KEY}).json()
+        for kind, path in paths.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, Any]]]:
+    """The fields of an instance and a label, as each door shows them."""
+    folder = tmp_path_factory.mktemp("fields")
+    written, extended, served = (copy_store(built.store, folder / name) for name in ("written", "extended", "served"))
+    found = {}
+    recollect.open(written, live="write").add(instances=[VALUES["instance"]], labels=[VALUES["label"]])
+    with serving(written, keys=f"writer {KEY} write\n") as server:
+        found["Python and the log"] = fetched(server.url)
+    found["export"] = exported(written, folder / "exported")
+    for name in ("labels", "train"):
+        assert recollect.main(["extend", str(extended), "--add", str(folder / "exported" / f"{name}.jsonl")]) == 0
+    found["extend"] = exported(extended, folder / "of extended")
+    assert recollect.main(["compact", str(written), "--index", "flat", "--activate"]) == 0
+    found["compact"] = exported(written, folder / "of compacted")
+    with serving(served, "--writable", keys=f"writer {KEY} write\n") as server:
+        for kind in ("label", "instance"):
+            body = {f"{kind}s": [VALUES[kind]]}
+            httpx.post(
+                f"{server.url}/memory/{kind}s", json=body, headers={"X-API-Key": KEY}, timeout=PATIENCE_SECONDS
+            ).raise_for_status()
+        found["HTTP"] = fetched(server.url)
+        schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    # A schema has a field or not; its value is none of its business.
+    for door, names in (("requests", ("NewInstance", "NewLabel")), ("answers", ("MemoryInstance", "LabelResponse"))):
+        found[f"OpenAPI of {door}"] = {
+            kind: {field: VALUES[kind].get(field) for field in schemas[name]["properties"]}
+            for kind, name in zip(("instance", "label"), names, strict=True)
+        }
+    return found
+
+
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in DECLARED for field in DECLARED[kind]])
+def test_field_passes_through_every_door(found: dict[str, dict[str, dict[str, Any]]], kind: str, field: str) -> None:
+    values = {door: shown[kind].get(field) for door, shown in found.items()}
+    assert values == dict.fromkeys(found, VALUES[kind][field])
+
+
+@pytest.mark.parametrize("field", DECLARED["instance"])
+def test_manual_names_every_field(field: str) -> None:
+    assert f'"{field}"' in MANUAL.read_text("utf-8")
