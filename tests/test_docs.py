@@ -88,6 +88,7 @@ def server(first_steps: Workshop) -> Iterator[str]:
 TESTED = [page for page in PAGES if any(block.tested for block in blocks(page))]
 
 
+@pytest.mark.usefixtures("export_once")
 @pytest.mark.parametrize("page", TESTED, ids=named)
 def test_marked_commands_of_each_page_run_without_an_error(
     page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -117,12 +118,8 @@ def run_shell(command: str) -> None:
     if words[:1] == ["recollect"] and not set("|&;<>$") & set(command.partition(" #")[0]):
         assert recollect.main(words[1:]) == 0, command
     elif words:
-        flags = [
-            "--fail-with-body",
-            "--silent",
-            "--show-error",
-        ]  # with these flags, curl fails if the server answers with an error
-        shell = f'curl() {{ command curl {" ".join(flags)} "$@"; }}\n{command}'
+        flags = "--fail-with-body --silent --show-error"  # so curl fails if the server answers with an error
+        shell = f'curl() {{ command curl {flags} "$@"; }}\n{command}'
         done = subprocess.run(["bash", "-euc", shell], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 

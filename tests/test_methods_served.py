@@ -12,10 +12,11 @@ import httpx
 import numpy as np
 import pytest
 
-import recollect
 from recollect.trainer.encoding.checkpoint import load_checkpoint
+from recollect.trainer.memory.memory import open_memory
 from tests.conftest import TOPICS, write_topics
-from tests.processes import serving
+from tests.formula import label_scores
+from tests.processes import call, serving
 from tests.tiny_runs import write_tiny_encoder
 
 TAU, TOP_B = 0.05, 12
@@ -49,23 +50,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_recollect(*words: object) -> None:
-    assert recollect.main([str(word) for word in words]) == 0
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, id=" ".join(case)) for case in CASES],
-)
+@pytest.fixture(scope="module", params=[pytest.param(case, id=" ".join(case)) for case in CASES])
 def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
     """A memory that one method trained, tuned, built into a bundle, and served by a real server."""
     method, what = request.param
     run, store = folder / f"{method} {what}", folder / f"store {method} {what}"
     flags = ["--encoder", folder / "encoder", "--max-length", 64, "--batch-size", 7, "--epochs", 3]
-    run_recollect("train", folder / "dataset", "--out", run, *flags, "--method", method, "--train", *what.split())
+    call("train", folder / "dataset", "--out", run, *flags, "--method", method, "--train", *what.split())
     small_grid = ["--lambda", "0,.3,.7,1", "--temperature", TAU, "--top-b", f"{TOP_B},25", "--label-key-alpha", "0,.5"]
-    run_recollect("tune", run, *small_grid, "--json")
-    run_recollect("build", run, "--store", store, "--index", "flat", "--activate")
+    call("tune", run, *small_grid, "--json")
+    call("build", run, "--store", store, "--index", "flat", "--activate")
     with serving(store) as server:
         yield Served(method, run, store, server.url)
 
@@ -74,37 +68,23 @@ def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
 def vectors(run: Path) -> np.ndarray:
     """The vectors of the queries from the run's encoder."""
     encoder = load_checkpoint(run / "checkpoint", "cpu")
-    return encoder.encode(QUERIES, encoder.config.max_length).astype(np.float64)
+    return encoder.encode(QUERIES, encoder.config.max_length)
 
 
-def exact_scores(run: Path, query: str, lambda_: float, temperature: float, top_b: int, alpha: float) -> np.ndarray:
-    """The score of each label: softmax(q K^T / tau) over the b nearest keys, times [lambda Y; (1 - lambda) I].
+def exact_scores(run: Path, lambda_: float, temperature: float, top_b: int, alpha: float) -> np.ndarray:
+    """The score of each label for each query.
 
-    RAE-XMC, Eq. 4, 5 and 7. Only label keys are searched at lambda = 0, only instance keys at lambda = 1 (Eq. 8). A
-    label key is z = unit((1 - alpha) t + alpha unit(sum of the label's instance keys)), where t is its text's key.
+    A label key is z = unit((1 - alpha) t + alpha unit(sum of the label's instance keys)), where t is its text's key.
     """
-    memory = run / "memory"
-    keys = np.load(memory / "keys.npy").astype(np.float64)
-    indptr, indices = (np.load(memory / f"value_{name}.npy") for name in ("indptr", "indices"))
-    instances = len(indptr) - 1
-    labels = len(keys) - instances
-    y = np.zeros((instances, labels))
-    for row in range(instances):
-        y[row, indices[indptr[row] : indptr[row + 1]]] = 1
-    for label in range(labels):
-        total = keys[:instances][y[:, label] == 1].sum(axis=0)
+    memory = open_memory(run / "memory")
+    y = memory.label_sets.to_csr(memory.plan.labels).toarray()
+    instances, labels = np.split(memory.keys.astype(np.float64), [len(y)])
+    for label, key in enumerate(labels):
+        total = instances[y[:, label] == 1].sum(axis=0)
         if alpha and np.linalg.norm(total):
-            mixed = (1 - alpha) * keys[instances + label] + alpha * total / np.linalg.norm(total)
-            keys[instances + label] = mixed / np.linalg.norm(mixed)
-    values = np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(labels)])
-    if lambda_ in (0, 1):
-        part = slice(instances, None) if lambda_ == 0 else slice(instances)
-        keys, values = keys[part], values[part]
-    similarities = keys @ vectors(run)[QUERIES.index(query)]
-    nearest = np.argsort(-similarities, kind="stable")[:top_b]
-    weights = np.exp((similarities[nearest] - similarities.max()) / temperature)
-    scores: np.ndarray = weights / weights.sum() @ values[nearest]
-    return scores
+            mixed = (1 - alpha) * key + alpha * total / np.linalg.norm(total)
+            labels[label] = mixed / np.linalg.norm(mixed)
+    return label_scores(vectors(run), instances, labels, y, lambda_, temperature, top_b)
 
 
 def predict(served: Served, **options: Any) -> list[dict[str, float]]:
@@ -120,10 +100,8 @@ def test_answers_equal_the_exact_scores_of_the_formula(served: Served, lambda_: 
     defaults = json.loads((served.run / "memory" / "memory.json").read_text())["defaults"]
     given = {} if lambda_ is None else {"lambda": lambda_, "temperature": TAU, "top_b": TOP_B}
     settings = [(defaults | given)[name] for name in ("lambda", "temperature", "top_b", "label_key_alpha")]
-    for query, answer in zip(QUERIES, predict(served, **given), strict=True):
-        expected = exact_scores(served.run, query, *settings)
-        found = np.array([answer.get(uid, 0.0) for uid in TOPICS])
-        np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=query)
+    found = np.array([[answer.get(uid, 0.0) for uid in TOPICS] for answer in predict(served, **given)])
+    np.testing.assert_allclose(found, exact_scores(served.run, *settings), atol=1e-4)
 
 
 def test_tuned_settings_are_the_served_defaults(served: Served) -> None:
@@ -137,7 +115,7 @@ def test_label_without_instances_is_found_by_its_text(served: Served, capfd: pyt
     answer = predict(served, **{"lambda": 0})[QUERIES.index("Never seen")]
     assert max(answer, key=lambda uid: answer[uid]) == "Never seen"
     capfd.readouterr()
-    run_recollect("predict", "Never seen", "--store", served.store, "--lambda", 0, "--json")
+    call("predict", "Never seen", "--store", served.store, "--lambda", 0, "--json")
     printed = json.loads(capfd.readouterr().out)["labels"][0]
     assert printed["uid"] == "Never seen"
     assert printed["score"] == pytest.approx(answer["Never seen"], abs=1e-6)

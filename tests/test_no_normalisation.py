@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from recollect.trainer.memory.left_out import instance_neighbours, label_neighbo
 from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import TOPICS, write_topics
+from tests.formula import label_scores
+from tests.processes import call
 from tests.tiny_runs import write_tiny_encoder
 
 TAU, TOP_B = 1.0, 12
@@ -33,10 +36,6 @@ class Trained(NamedTuple):
     memory: Memory
 
 
-def run_recollect(*words: object) -> None:
-    assert recollect.main([str(word) for word in words]) == 0
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A run without normalisation, and a store with its bundle."""
@@ -45,8 +44,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     write_tiny_encoder(folder / "encoder", "bert")
     flags = ["--encoder", folder / "encoder", "--train", "full", "--method", "dexml", "--no-normalise"]
     lengths = ["--max-length", 64, "--batch-size", 7, "--epochs", 3, "--learning-rate", 1e-3]
-    run_recollect("train", folder / "dataset", "--out", folder / "run", *flags, *lengths)
-    run_recollect("build", folder / "run", "--store", folder / "store", "--lexical", "off", "--activate")
+    call("train", folder / "dataset", "--out", folder / "run", *flags, *lengths)
+    call("build", folder / "run", "--store", folder / "store", "--index", "IVF1,Flat", "--lexical", "off", "--activate")
     return Trained(folder / "run", folder / "store", open_memory(folder / "run" / "memory"))
 
 
@@ -67,14 +66,7 @@ def texts(run: Path, name: str) -> list[str]:
 def expected_scores(
     trained: Trained, lambda_: float, more: dict[str, list[int]] | None = None, new_labels: tuple[str, ...] = ()
 ) -> np.ndarray:
-    """The score of each label for each query: softmax(x z / tau) over the b nearest keys.
-
-    Args:
-        trained: The run.
-        lambda_: Weight of the instances.
-        more: Texts of further instances, with their labels by position.
-        new_labels: Texts of further labels.
-    """
+    """The score of each label for each query, with `more` instances and the positions of their labels."""
     more = more or {}
     instances = [*texts(trained.run, "instances.jsonl"), *more]
     labels = [*texts(trained.run, "labels.jsonl"), *new_labels]
@@ -83,19 +75,8 @@ def expected_scores(
     y[: known.shape[0], : known.shape[1]] = known
     for row, own in enumerate(more.values(), start=known.shape[0]):
         y[row, own] = 1
-    keys = np.concatenate([raw(trained.run, instances), raw(trained.run, labels, "labels")])
-    queries = raw(trained.run, QUERIES)
-    values = np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(len(labels))])
-    if lambda_ in (0, 1):
-        part = slice(len(instances), None) if lambda_ == 0 else slice(len(instances))
-        keys, values = keys[part], values[part]
-    scores = np.empty((len(queries), len(labels)))
-    for row, query in enumerate(queries):
-        products = keys @ query
-        nearest = np.argsort(-products, kind="stable")[:TOP_B]
-        weights = np.exp((products[nearest] - products.max()) / TAU)
-        scores[row] = weights / weights.sum() @ values[nearest]
-    return scores
+    keys = raw(trained.run, instances), raw(trained.run, labels, "labels")
+    return label_scores(raw(trained.run, QUERIES), *keys, y, lambda_, TAU, TOP_B)
 
 
 def served_scores(model: Any, uids: list[str], **options: Any) -> np.ndarray:
@@ -126,8 +107,6 @@ def test_queries_are_left_out_of_the_memory_exactly(trained: Trained) -> None:
 
 
 def test_tune_tries_multiples_of_the_temperature(trained: Trained, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(trained.run, tmp_path / "run")
     tuned = recollect.tune(tmp_path / "run", lambda_=[0, 0.5], top_b=[12])
     before = trained.memory.defaults["temperature"]
@@ -141,6 +120,7 @@ def test_tune_tries_multiples_of_the_temperature(trained: Trained, tmp_path: Pat
 
 @pytest.mark.parametrize("lambda_", [0, 0.3, 1])
 def test_served_scores_equal_the_softmax_of_the_products(trained: Trained, lambda_: float) -> None:
+    """The index has lists; a compacted memory has a flat index."""
     model = recollect.open(trained.store)
     scores = served_scores(model, list(TOPICS), lambda_=lambda_)
     np.testing.assert_allclose(scores, expected_scores(trained, lambda_), **CLOSE)
@@ -165,8 +145,6 @@ def test_rejected_label_has_no_score_for_the_same_query(trained: Trained) -> Non
 
 
 def test_compacted_memory_answers_as_the_live_memory(trained: Trained, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(trained.store, tmp_path / "store")
     model = recollect.open(tmp_path / "store", live="write")
     model.add(instances=[{"uid": "new", "text": "garlic grows in a garden", "labels": ["Cooking"]}])
@@ -174,16 +152,9 @@ def test_compacted_memory_answers_as_the_live_memory(trained: Trained, tmp_path:
     for number, given in enumerate((["--run", trained.run], [])):  # keys of the run, and keys of the bundle
         store = tmp_path / f"store {number}"
         shutil.copytree(tmp_path / "store", store)
-        run_recollect("compact", store, *given, "--index", "flat", "--activate")
+        call("compact", store, *given, "--index", "flat", "--activate")
         compacted = served_scores(recollect.open(store), list(TOPICS), lambda_=0.4)
         np.testing.assert_allclose(compacted, live, **CLOSE)
-
-
-@pytest.mark.parametrize("index", ["flat", "IVF1,Flat"])
-def test_each_kind_of_index_gives_the_same_scores(trained: Trained, tmp_path: Path, index: str) -> None:
-    run_recollect("build", trained.run, "--store", tmp_path, "--index", index, "--lexical", "off", "--activate")
-    scores = served_scores(recollect.open(tmp_path), list(TOPICS), lambda_=0.3)
-    np.testing.assert_allclose(scores, expected_scores(trained, 0.3), **CLOSE)
 
 
 @pytest.mark.parametrize("index", ["hnsw", "HNSW8,Flat"])
@@ -193,7 +164,7 @@ def test_graph_is_refused_because_short_vectors_get_no_links(trained: Trained, t
 
 
 def test_exported_encoder_of_lower_precision_keeps_lengths(trained: Trained, tmp_path: Path) -> None:
-    run_recollect("build", trained.run, "--store", tmp_path, "--precision", "fp16", "--activate", "--force")
+    call("build", trained.run, "--store", tmp_path, "--precision", "fp16", "--activate", "--force")
     found, vectors = recollect.open(tmp_path).predictor.encode(QUERIES), raw(trained.run, QUERIES)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), np.linalg.norm(vectors, axis=1), rtol=0.02)
 
@@ -204,17 +175,16 @@ def test_exported_encoder_of_lower_precision_keeps_lengths(trained: Trained, tmp
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"train": "adapter"}, "--no-normalise: expected --train full or --epochs 0, .* found --train adapter"),
-        ({"method": "prime"}, "--no-normalise: expected a method without a head, .* found --method prime"),
-        ({"method": "supcon"}, "--no-normalise: expected random batches, .* found --method supcon"),
-        ({"query_encoder": "static"}, "--no-normalise: expected --query-encoder same, .* --query-encoder static"),
+        ({"train": "adapter"}, "expected --train full or --epochs 0, .* found --train adapter"),
+        ({"method": "prime"}, "expected a method without a head, .* found --method prime"),
+        ({"method": "supcon"}, "expected random batches, .* found --method supcon"),
+        ({"query_encoder": "static"}, "expected --query-encoder same, .* --query-encoder static"),
     ],
 )
 def test_parts_that_need_unit_vectors_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
-        TrainSettings(
-            dataset=Path("d"), out=Path("o"), **{"train": "full", "method": "dexml", "normalise": False} | given
-        )
+    given = {"train": "full", "method": "dexml", "normalise": False} | given
+    with pytest.raises(TrainingError, match=f"--no-normalise: {message}"):
+        TrainSettings(dataset=Path("d"), out=Path("o"), **given)
 
 
 def test_training_continues_from_such_a_run_without_normalisation(trained: Trained, tmp_path: Path) -> None:

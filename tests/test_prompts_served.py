@@ -19,7 +19,8 @@ import recollect
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import TOPICS, write_topics
-from tests.processes import serving
+from tests.formula import label_scores
+from tests.processes import call, serving, write_lines
 from tests.tiny_runs import write_tiny_encoder
 
 PROMPTS = {"query": "find: ", "document": "a label named "}
@@ -43,16 +44,7 @@ class Served(NamedTuple):
         instances, queries = (
             encode_query(texts, normalize_embeddings=True) for texts in ([r["text"] for r in rows], QUERIES)
         )
-        keys = np.concatenate([instances, encode_label(labels, normalize_embeddings=True)]).astype(np.float64)
-        values = np.concatenate([LAMBDA * y, (1 - LAMBDA) * np.eye(len(labels))])
-        products = queries.astype(np.float64) @ keys.T
-        least = np.sort(products, axis=1)[:, -TOP_B, None]
-        weights = np.where(products >= least, np.exp(products / TAU), 0)
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True) @ values)
-
-
-def run_recollect(*words: object) -> None:
-    assert recollect.main([str(word) for word in words]) == 0
+        return label_scores(queries, instances, encode_label(labels, normalize_embeddings=True), y, LAMBDA, TAU, TOP_B)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +58,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model.save(str(folder / "model"))
     model.max_seq_length = 64
     encoder = ["--encoder", folder / "model", "--max-length", 64, "--label-max-length", 64]
-    run_recollect("train", folder / "dataset", "--out", folder / "run", "--epochs", 0, *encoder)
-    run_recollect(
-        "build", folder / "run", "--store", folder / "store", "--index", "flat", "--lexical", "off", "--activate"
-    )
+    call("train", folder / "dataset", "--out", folder / "run", "--epochs", 0, *encoder)
+    call("build", folder / "run", "--store", folder / "store", "--index", "flat", "--lexical", "off", "--activate")
     with serving(folder / "store") as server:
         yield Served(folder, model, server.url)
 
@@ -92,18 +82,10 @@ def test_answers_over_http_use_the_prompts(served: Served) -> None:
 
 
 def test_bulk_answers_use_the_prompts(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": query}) + "\n" for query in QUERIES))
+    write_lines(tmp_path / "in.jsonl", [{"text": query} for query in QUERIES])
     flags = ["--lambda", LAMBDA, "--temperature", TAU, "--top-b", TOP_B, "--top-k", 9, "--workers", 1]
-    run_recollect(
-        "predict",
-        "--store",
-        served.folder / "store",
-        "--input",
-        tmp_path / "in.jsonl",
-        "--output",
-        tmp_path / "out.jsonl",
-        *flags,
-    )
+    files = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    call("predict", "--store", served.folder / "store", *files, *flags)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(matrix([row["labels"] for row in rows], list(TOPICS)), served.scores(), **CLOSE)
 
@@ -114,14 +96,13 @@ def test_live_instances_and_labels_use_their_own_prompts(served: Served, door: s
     shutil.copytree(served.folder / "store", store)
     label, instance = {"uid": NEW_LABEL, "text": NEW_LABEL}, {"uid": "new", "text": NEW_TEXT, "labels": [NEW_LABEL]}
     if door == "extend":
-        (tmp_path / "new.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (label, instance)))
-        run_recollect("extend", store, "--add", tmp_path / "new.jsonl")
+        call("extend", store, "--add", write_lines(tmp_path / "new.jsonl", [label, instance]))
     else:
         recollect.open(store, live="write").add(labels=[label], instances=[instance])
     if door == "compacted":
-        run_recollect("compact", store, "--index", "SQfp16", "--activate")  # stores no exact keys ...
+        call("compact", store, "--index", "SQfp16", "--activate")  # stores no exact keys ...
         recollect.open(store, live="write").learn("unrelated", NEW_LABEL, relevant=False)
-        run_recollect("compact", store, "--index", "flat", "--activate")  # ... so the texts are encoded again
+        call("compact", store, "--index", "flat", "--activate")  # ... so the texts are encoded again
     answers = recollect.open(store).predict(QUERIES, lambda_=LAMBDA, temperature=TAU, top_b=TOP_B, top_k=9)
     found = matrix([[label._asdict() for label in answer] for answer in answers], [*TOPICS, NEW_LABEL])
     np.testing.assert_allclose(found, served.scores(grown=True), **CLOSE)
@@ -129,6 +110,6 @@ def test_live_instances_and_labels_use_their_own_prompts(served: Served, door: s
 
 def test_prompt_for_a_static_encoder_is_refused() -> None:
     with pytest.raises(
-        TrainingError, match="--label-prompt: expected an encoder with a transformer, found --encoder static"
+        TrainingError, match="--label-prompt: expected an encoder with a transformer, found --encoder s"
     ):
         TrainSettings(dataset=Path("d"), out=Path("o"), encoder="static", label_prompt="a label named ")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import recollect
 from tests.conftest import TOPICS
+from tests.formula import label_scores
 from tests.test_docs import DOCS, blocks
 from tests.tiny_runs import write_tiny_encoder
 
@@ -67,7 +68,7 @@ def write_dataset(folder: Path) -> dict[str, list[Any]]:
 
 
 def expected(checkpoint: Path, texts: dict[str, list[Any]], lambda_: float, temperature: float) -> dict[str, float]:
-    """P@1 and P@5 in percent: the labels with the highest scores softmax(q K / tau) V in float64."""
+    """P@1 and P@5 in percent, of the labels with the highest scores by the formula."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(checkpoint), device="cpu")
@@ -78,15 +79,7 @@ def expected(checkpoint: Path, texts: dict[str, list[Any]], lambda_: float, temp
     lengths = np.linalg.norm(queries, axis=1)
     assert np.allclose(lengths, 1) == (temperature != 1)
     y = np.array([np.isin(np.arange(len(labels)), own) for _, own in texts["trn"]], dtype=float)
-    keys, values = (
-        np.concatenate([instances, labels]),
-        np.concatenate([lambda_ * y, (1 - lambda_) * np.eye(len(labels))]),
-    )
-    if lambda_ == 0:
-        keys, values = labels, np.eye(len(labels))
-    products = queries @ keys.T / temperature
-    weights = np.exp(products - products.max(axis=1, keepdims=True))
-    best = np.argsort(-(weights / weights.sum(axis=1, keepdims=True) @ values), axis=1)
+    best = np.argsort(-label_scores(queries, instances, labels, y, lambda_, temperature), axis=1)
     hits = np.array([np.isin(row, own) for row, (_, own) in zip(best, texts["tst"], strict=True)])
     return {f"P@{k}": 100 * hits[:, :k].sum(axis=1).mean() / k for k in (1, 5)}
 
