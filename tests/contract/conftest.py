@@ -29,13 +29,6 @@ class Work(NamedTuple):
     second: str
 
 
-@pytest.fixture(scope="session", autouse=True)
-def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECOLLECT_BUNDLE_CACHE", str(tmp_path_factory.mktemp("cache") / "bundles"))
-        yield
-
-
 @pytest.fixture(scope="session")
 def golden_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the committed store. Tests must not change it."""

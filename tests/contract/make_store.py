@@ -59,24 +59,8 @@ TOPICS = {
     "painting": "canvas brush oil portrait pigment frame",
     "音楽": "symphony orchestra violin conductor chorus overture",
 }
-COMMON = [
-    "old",
-    "new",
-    "small",
-    "great",
-    "quiet",
-    "early",
-    "late",
-    "long",
-    "short",
-    "first",
-    "second",
-    "local",
-    "famous",
-    "modern",
-    "simple",
-    "strong",
-]
+COMMON = ["old", "new", "small", "great", "quiet", "early", "late", "long", "short", "first", "second", "local"]
+COMMON += ["famous", "modern", "simple", "strong"]
 WORDS_OF_TOPICS = sorted({*" ".join(TOPICS.values()).split(), *COMMON, *TOPICS, "and", "the"})
 SENTENCES, TEST_SENTENCES, LENGTH = 12, 2, 5
 

@@ -61,10 +61,7 @@ def test_killed_server_has_every_live_write_that_it_acknowledged(store: Path, tm
                 assert server.put_label(f"label-{number}", f"text of label {number}").status_code == 200
                 acknowledged.append(f"label-{number}")
 
-    with (
-        serving(store) as server,
-        in_background(threading.Thread(target=write, args=[server])),
-    ):
+    with serving(store) as server, in_background(threading.Thread(target=write, args=[server])):
         until(lambda: len(acknowledged) > 20)
         server.kill()
     with serving(store) as server:
@@ -239,10 +236,9 @@ def test_server_answers_503_without_milvus_and_recovers_by_itself(work: Work, tm
     @contextlib.contextmanager
     def milvus() -> Iterator[None]:
         program = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", str(tmp_path / "milvus")]
+        address = ["--host", "127.0.0.1", "--port", str(port)]
         with (tmp_path / "milvus.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*program, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log, env=environment()
-            )
+            process = subprocess.Popen([*program, *address], stdout=log, stderr=log, env=environment())
         until(lambda: answers(port))
         yield
         process.kill()
@@ -293,11 +289,7 @@ def test_damaged_file_is_found_before_a_version_answers(two_versions: Path, work
 
 def test_two_servers_and_a_command_write_to_one_store(store: Path, tmp_path: Path) -> None:
     added = write_lines(tmp_path / "added.jsonl", [{"uid": f"c-{number}", "text": "c"} for number in range(20)])
-    with (
-        serving(store) as first,
-        serving(store) as second,
-        ThreadPoolExecutor(3) as threads,
-    ):
+    with serving(store) as first, serving(store) as second, ThreadPoolExecutor(3) as threads:
 
         def write(server: Server, name: str) -> list[int]:
             written = [server.put_label(f"{name}-{number}", f"{name} {number}") for number in range(20)]

@@ -61,9 +61,8 @@ def test_a_batch_gives_the_golden_answers(open_server: Server, options: str) -> 
 def test_python_gives_the_golden_answers(model: Any, options: str) -> None:
     cases, keywords = CHOICES[options], as_keywords(json.loads(options))
     texts = [QUERIES[case["query"]] for case in cases]
-    for case, answer, labels in zip(
-        cases, model.answer(texts, **keywords), model.predict(texts, **keywords), strict=True
-    ):
+    answers, predicted = model.answer(texts, **keywords), model.predict(texts, **keywords)
+    for case, answer, labels in zip(cases, answers, predicted, strict=True):
         assert [label.uid for label in labels] == [label.uid for label in answer.labels]
         expected = case["answer"]["labels"]
         found = [{"uid": each.uid, "score": each.score, "probability": each.probability} for each in labels]

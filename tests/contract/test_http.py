@@ -99,24 +99,13 @@ def check(response: httpx.Response, expected: dict[str, Any]) -> list[str]:
 def test_openapi_describes_all_routes_that_a_client_uses(open_server: Server) -> None:
     paths = open_server.client.get("/openapi.json").json()["paths"]
     described = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert {
-        "POST /predict",
-        "POST /predict/batch",
-        "GET /labels",
-        "GET /labels/{uid}",
-        "GET /version",
-        "GET /health/live",
-        "GET /health/ready",
-        "GET /metrics",
-        "GET /memory",
-        "POST /memory/labels",
-        "POST /memory/instances",
-        "GET /memory/instances/{uid}",
-        "DELETE /memory/instances/{uid}",
-        "DELETE /memory/labels/{uid}",
-        "POST /feedback",
-        "DELETE /feedback/{uid}",
-    } <= described
+    used = {
+        "GET": ["/labels", "/labels/{uid}", "/version", "/health/live", "/health/ready", "/metrics", "/memory"],
+        "POST": ["/predict", "/predict/batch", "/memory/labels", "/memory/instances", "/feedback"],
+        "DELETE": ["/memory/instances/{uid}", "/memory/labels/{uid}", "/feedback/{uid}"],
+    }
+    assert {f"{method} {path}" for method, paths in used.items() for path in paths} < described
+    assert "GET /memory/instances/{uid}" in described
 
 
 @pytest.fixture
@@ -174,18 +163,14 @@ def test_header_selects_an_open_version_and_keys_that_operate_change_what_is_ope
             return dict(response.json())
 
         closed = ask(second)
-        assert (closed.status_code, closed.json()["code"], closed.json()["open_versions"]) == (
-            409,
-            "version_not_open",
-            [first],
-        )
+        assert (closed.status_code, closed.json()["code"]) == (409, "version_not_open")
+        assert closed.json()["open_versions"] == [first]
         opened = post(f"/versions/{second}/activate?candidate=true&why=trial")
         assert (opened["current"], opened["candidate"]) == (first, second)
         until(lambda: ask(second).status_code == 200)
         assert {ask(each).headers["x-index-version"] for each in (first, second)} == {first, second}
-        batch = server.client.post(
-            "/predict/batch", json={"queries": ["flour", "oven"]}, headers={"X-Index-Version": second}
-        )
+        queries, headers = {"queries": ["flour", "oven"]}, {"X-Index-Version": second}
+        batch = server.client.post("/predict/batch", json=queries, headers=headers)
         assert (batch.status_code, batch.json()["version"]) == (200, second)
         assert server.ask("flour").json()["version"] == server.version() == first
 

@@ -32,9 +32,8 @@ def model(store: Path) -> Any:
 
 def test_import_is_fast_because_it_loads_no_package() -> None:
     program = "import sys, recollect; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment()
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
     assert not {"numpy", "torch", "pydantic", "fastapi", "faiss", "onnxruntime"} & set(done.stdout.split())
 
 

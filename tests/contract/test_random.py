@@ -59,10 +59,8 @@ def change(rng: np.random.Generator, model: Any, reference: Reference, number: i
     match rng.choice(["instance", "label", "remove instance", "remove label", "learn", "forget"], p=[0.4, *[0.12] * 5]):
         case "instance":
             own = rng.choice([*reference.labels], size=int(rng.integers(1, 4)), replace=False).tolist()
-            uid, weight = (
-                str(rng.choice([instance, f"instance {number}"])),
-                float(rng.choice([1, 1, 3, 0.25, 1e9, 1e-9])),
-            )
+            uid = str(rng.choice([instance, f"instance {number}"]))
+            weight = float(rng.choice([1, 1, 3, 0.25, 1e9, 1e-9]))
             model.add(instances=[{"uid": uid, "text": text, "labels": own, "weight": weight}])
             reference.instances[uid] = Instance(own, vector, weight)
         case "label":
@@ -195,36 +193,11 @@ def test_two_processes_that_write_at_random_have_the_memory_of_a_process_that_re
 
 # ---- Hostile requests ----
 
-VALUES = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    1e308,
-    10**30,
-    0.5,
-    "",
-    " ",
-    "bread",
-    "\0",
-    "\U0001f980",
-    "x" * 30_000,
-    [],
-    {},
-    [[]],
-    [None],
-)
+VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 1e308, 10**30, 0.5, "", " ", "bread", "\0", "\U0001f980", "x" * 30_000)
+VALUES += ([], {}, [[]], [None])
 BODIES: dict[str, dict[str, Any]] = {
-    "/predict": {
-        "query": "flour",
-        "lambda": 0.5,
-        "temperature": 0.1,
-        "top_b": 9,
-        "top_k": 9,
-        "allow": ["bread"],
-        "deny": [],
-    },
+    "/predict": {"query": "flour", "lambda": 0.5, "temperature": 0.1, "top_b": 9, "top_k": 9}
+    | {"allow": ["bread"], "deny": []},
     "/predict/batch": {"queries": ["flour", "goat"], "explain": True, "order": "score", "timeout_ms": 500},
     "/memory/instances": {
         "instances": [{"uid": "i", "text": "t", "labels": ["bread"], "weight": 2}],
@@ -304,20 +277,10 @@ def test_bulk_task_that_is_killed_anywhere_writes_the_bytes_of_one_run(store: Pa
         ending = str(rng.choice(["jsonl", "csv", *(["parquet"] if is_present("parquet") else [])]))
         whole, killed = (tmp_path / f"{name}-{seed}.{ending}" for name in ("whole", "killed"))
 
-        def task(output: Path, queries: Path = queries, workers: int = int(rng.integers(1, 3))) -> tuple[object, ...]:
-            return (
-                "predict",
-                "--input",
-                queries,
-                "--output",
-                output,
-                "--store",
-                store,
-                "--columns",
-                "id",
-                "--workers",
-                workers,
-            )
+        options = ("--input", queries, "--store", store, "--columns", "id", "--workers", int(rng.integers(1, 3)))
+
+        def task(output: Path, options: tuple[object, ...] = options) -> tuple[object, ...]:
+            return ("predict", "--output", output, *options)
 
         began = time.monotonic()
         run(*task(whole))

@@ -100,9 +100,8 @@ def test_predict_prints_scores_and_uids_and_json_with_the_fields_of_http(
 ) -> None:
     (line,) = run("predict", QUERY, "--store", golden_store, "--top-k", 1).stdout.splitlines()
     assert "bread  bread and flour" in line
-    (line, *terms) = run(
-        "predict", QUERY, "--store", golden_store, "--top-k", 1, "--explain", "--order", "score"
-    ).stdout.splitlines()
+    explained = ("--top-k", 1, "--explain", "--order", "score")
+    (line, *terms) = run("predict", QUERY, "--store", golden_store, *explained).stdout.splitlines()
     assert any("label" in term and "bread" in term for term in terms)
     answer = run_json("predict", QUERY, "--store", golden_store, "--top-k", 1, "--allow", "law,bread", "--deny", "law")
     assert not differences(answer, {"version": golden_version, "sequence": 0, "labels": [{"uid": "bread"}]})
@@ -161,9 +160,8 @@ def test_versions_activate_rollback_and_log(two_versions: Path, work: Work) -> N
     assert listed["current"] == work.first
     facts = {"created": "<text>", "labels": 24, "dim": 16, "index": "flat", "precision": "fp32", "size": "<number>"}
     expected = [{"version": work.first, "current": True}, {"version": work.second, "current": False}]
-    assert not differences(
-        sorted(listed["versions"], key=lambda row: not row["current"]), [facts | r for r in expected]
-    )
+    listed["versions"].sort(key=lambda row: not row["current"])
+    assert not differences(listed["versions"], [facts | each for each in expected])
     assert any(line.startswith(f"* {work.first} ") for line in run("versions", *store).stdout.splitlines())
 
     assert run("activate", work.second, *store, "--by", "ann", "--why", "a test").stdout.split() == [work.second]
@@ -239,10 +237,8 @@ def test_extend_memory_export_and_compact(store: Path, tmp_path: Path) -> None:
 def test_train_tune_rank_build_and_evaluate(work: Work, tmp_path: Path) -> None:
     run_folder, store = shutil.copytree(work.run, tmp_path / "run"), tmp_path / "store"
     lengths = ("--max-length", 24, "--label-max-length", 24)
-    again = run(
-        *("train", work.dataset, "--out", work.run, "--encoder", "static", "--static-from", work.encoder),
-        *("--epochs", 1, "--validation-fraction", 0.5, *lengths),
-    )
+    static = ("--encoder", "static", "--static-from", work.encoder, "--epochs", 1, "--validation-fraction", 0.5)
+    again = run("train", work.dataset, "--out", work.run, *static, *lengths)
     assert "already done" in again.stderr
     run("train", work.dataset, "--out", run_folder, "--epochs", 0, *lengths, "--encoder", work.encoder, status=2)
 
@@ -251,9 +247,8 @@ def test_train_tune_rank_build_and_evaluate(work: Work, tmp_path: Path) -> None:
     assert tuned["best"]["score"] >= tuned["before"]["score"]
     ranked = run_json("rank", run_folder)
     assert {"kept", "metric", "gains"} <= set(ranked)
-    built = run(
-        "build", run_folder, "--store", store, "--index", "hnsw", "--precision", "int8", "--force", "--activate"
-    )
+    flags = ("--index", "hnsw", "--precision", "int8", "--force", "--activate")
+    built = run("build", run_folder, "--store", store, *flags)
     version = built.stdout.splitlines()[-1]
     assert run_json("versions", "--store", store)["current"] == version
 
