@@ -7,9 +7,10 @@ except ModuleNotFoundError as error:
         "sklearn": "scikit-learn; pip install 'recollect-xmc[sklearn]'",
         "recollect.extras.sklearn": "the folder recollect/extras/sklearn; restore the folder",
     }
-    if error.name not in missing:
+    name = (error.name or "").removesuffix(".classifier")
+    if name not in missing:
         raise
-    raise ImportError(f"recollect.sklearn needs {missing[error.name]}") from error
+    raise ImportError(f"recollect.sklearn needs {missing[name]}") from error
 
 RecollectClassifier.__module__ = __name__  # the name that users import and read
 

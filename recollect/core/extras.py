@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from recollect.core.errors import SettingsError
@@ -47,8 +48,8 @@ def load(place: str, name: str) -> Any:
         SettingsError: If its folder was deleted, or the package that it needs is not installed.
     """
     extra = EXTRAS[place, name]
-    folder = extra.module.partition(".")[0]
-    if importlib.util.find_spec(f"recollect.extras.{folder}") is None:
+    folder, _, module = extra.module.partition(".")
+    if not (Path(__file__).parents[1] / "extras" / folder / f"{module}.py").exists():
         raise SettingsError(f"{name}: expected the folder recollect/extras/{folder}, found none; restore the folder")
     if extra.package and importlib.util.find_spec(extra.package) is None:
         raise SettingsError(f"{extra.missing}; pip install 'recollect-xmc[{folder}]'")
