@@ -20,6 +20,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt64
 from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint64
 
+from recollect.core.bundle.values import Rows, ValueArrays
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 _compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
@@ -56,19 +58,10 @@ def _array(dtype: Any, dimensions: int = 1) -> Any:
 _tuple_of: Any = types.Tuple
 # A loop takes arrays that belong together as one tuple, whose parts its caller names (`Values.arrays`, for example).
 # numba does not accept arrays that can be written in place of those that are only read inside of a named tuple.
-#
-# Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
+# `Rows` and `ValueArrays`:
 _LABELS_OF_ROWS = _tuple_of((_array(int64), _array(int32)) * 2)
 _WORDS_OF_ROWS = _tuple_of((_array(int64),) * 4)
-# The labels of the instances, whether each label was removed, and the number of labels.
 _VALUES = _tuple_of((_LABELS_OF_ROWS, _array(boolean), int64))
-Rows = tuple[
-    Int[np.ndarray, " offset"],
-    Int[np.ndarray, " item"],
-    Int[np.ndarray, " live_offset"],
-    Int[np.ndarray, " live_item"],
-]
-ValueArrays = tuple[Rows, Bool[np.ndarray, " label"], int]
 
 _NEIGHBOURS = (_array(float32, 2), _array(int64, 2))
 

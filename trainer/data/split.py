@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int
 from scipy import sparse
 
+from recollect.core.bundle.values import Matrix
 from recollect.core.texts import is_blank
 
 SplitName = Literal["train", "test"]
@@ -50,18 +51,9 @@ class Entries:
         return Entries(self.uids.filter(mask), self.texts.filter(mask))
 
 
-@dataclass(frozen=True)
-class LabelSets:
-    """The label positions of each row.
-
-    Row i has the labels `indices[indptr[i] : indptr[i + 1]]`, sorted and distinct.
-    """
-
-    indptr: Int[np.ndarray, " pointer"]
-    indices: Int[np.ndarray, " pair"]
-
-    def __len__(self) -> int:
-        return len(self.indptr) - 1
+@dataclass(frozen=True, eq=False)
+class LabelSets(Matrix):
+    """The label positions of each row, sorted and distinct."""
 
     @classmethod
     def of(cls, relevance: sparse.csr_matrix) -> LabelSets:

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from recollect.core.kernels import ValueArrays
+# Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
+
+# Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
+Rows = tuple[
+    Int[np.ndarray, " offset"],
+    Int[np.ndarray, " item"],
+    Int[np.ndarray, " live_offset"],
+    Int[np.ndarray, " live_item"],
+]
+# The labels of the instances, whether each label was removed, and the number of labels.
+ValueArrays = tuple[Rows, Bool[np.ndarray, " label"], int]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,7 @@ from jaxtyping import Int
 
 from recollect.core.bundle.arrays import map_array, map_offsets
 from recollect.core.bundle.files import NAME_OFFSETS, NAME_WORDS
-from recollect.core.bundle.values import Matrix
-from recollect.core.kernels import Rows
+from recollect.core.bundle.values import Matrix, Rows
 from recollect.core.system.files import save_array
 from recollect.core.words.terms import Words, hash_word
 
