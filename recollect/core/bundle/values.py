@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-# Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
 
 # Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
 Rows = tuple[
