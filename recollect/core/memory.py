@@ -5,7 +5,6 @@ A predictor replaces its memory as a whole. A computation reads one memory from 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,7 +101,7 @@ class Memory:
 
 
 class LiveMemory:
-    """Applies the entries of a log to the memory of a bundle; thread-safe.
+    """Applies the entries of a log to the memory of a bundle, in one thread at a time.
 
     Args:
         bundle: The bundle.
@@ -125,7 +124,7 @@ class LiveMemory:
             words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
         self._ranker = Ranker.open(bundle) if manifest.has_ranker else None
         names = None if self._ranker is None else self._ranker.facts.names
-        self._builder, self._digest, self._write = SnapshotBuilder(bundle, words, names), b"", threading.Lock()
+        self._builder, self._digest = SnapshotBuilder(bundle, words, names), b""
         self.searcher = Searcher.open(bundle, device, engine)  # last, because an error above would leave it open
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
@@ -135,10 +134,9 @@ class LiveMemory:
             entries: The entries.
             digest: Digest of the log up to the last entry; None if it is the one before.
         """
-        with self._write:
-            snapshot = self._builder.apply(entries)
-            self._digest = self._digest if digest is None else digest
-            return Memory.of(self._manifest, snapshot, self.searcher, self._ranker, self._digest)
+        snapshot = self._builder.apply(entries)
+        self._digest = self._digest if digest is None else digest
+        return Memory.of(self._manifest, snapshot, self.searcher, self._ranker, self._digest)
 
 
 def _cut(text: str) -> str:

@@ -65,7 +65,7 @@ class Predictor:
         self.label_search = LabelSearch(bundle.labels)
         self.usual_options = resolve_options(self.defaults)
         self.milliseconds = math.inf
-        self._write = threading.Lock()
+        self._write = threading.RLock()  # of `memory`
         bundle.components.release_unused()
 
     @classmethod

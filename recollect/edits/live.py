@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,7 +35,6 @@ class LivePredictor(Predictor):
     ) -> None:
         super().__init__(bundle, threads, device, engine)
         self.log: MemoryWriter[Memory] | None = None
-        self._changing = threading.Lock()
 
     def close(self) -> None:
         self.log = None
@@ -89,7 +87,7 @@ class LivePredictor(Predictor):
         log = self.log
         if log is None:
             entries()
-            with self._changing:
+            with self._write:
                 return Written(self.apply(number(entries(), self.memory.sequence + 1)).sequence, {})
         if request is not None and (written := log.answered(request)) is not None:
             return written

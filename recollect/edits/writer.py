@@ -82,9 +82,7 @@ class _Group(Generic[_Memory]):
         self.entries += number(entries, self.first + len(self.entries))
         last = self.first + len(self.entries) - 1
         if request is not None and entries:
-            self.requests[request.key] = Answered(
-                key=request.key, body=request.body, sequence=last, answer=request.answer
-            )
+            self.requests[request.key] = Answered(**request._asdict(), sequence=last)
         self.outcomes.append((change, Written(last, {} if request is None else request.answer)))
         return True
 

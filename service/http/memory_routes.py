@@ -288,7 +288,12 @@ class MemoryRoutes:
                     504, f"the change was not written within {self.max_seconds:g} s; send fewer texts at once"
                 )
             require_waiting(request)
-            return make(memory, encode)
+
+            def encode_few(queries: Sequence[str], labels: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+                self._require_room(memory, len(queries) + len(labels))
+                return encode(queries, labels)
+
+            return make(memory, encode_few)
 
         with self._waiters.one_more():
             return await anyio.to_thread.run_sync(self._write, make_in_time, key, answer, limiter=self._threads)
@@ -306,17 +311,10 @@ class MemoryRoutes:
         return anyio.CapacityLimiter(_THREADS)
 
     def _write(self, make: Change, key: tuple[str, str] | None, answer: dict[str, str]) -> dict[str, Any]:
-        def limited(memory: Snapshot, encode: Encode) -> list[Entry]:
-            def encode_few(queries: Sequence[str], labels: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-                self._require_room(memory, len(queries) + len(labels))
-                return encode(queries, labels)
-
-            return make(memory, encode_few)
-
         with self.versions.lease() as predictor:
             answer = {"version": predictor.version, **answer}
             try:
-                written = predictor.change(limited, None if key is None else KeyedRequest(*key, answer))
+                written = predictor.change(make, None if key is None else KeyedRequest(*key, answer))
             except (StoreError, OSError) as error:
                 log.error("memory_unwritable", error=str(error))
                 raise

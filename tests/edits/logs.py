@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.core.tables.entries import Entry, InstanceFields, LoggedEntry, PutInstance, PutLabel, Remove
+from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.edits.commits import EncoderOfCommit, number
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import MemoryWriter
@@ -28,8 +28,8 @@ def label(uid: str, text: str | None = None) -> PutLabel:
     return PutLabel(uid, f"text of {uid}" if text is None else text, vector_of(uid))
 
 
-def instance(uid: str, labels: Sequence[str] = ("a",), weight: float = 1.0) -> PutInstance:
-    return PutInstance(uid, f"text of {uid}", list(labels), vector_of(uid), InstanceFields(weight=weight))
+def instance(uid: str, labels: Sequence[str] = ("a",)) -> PutInstance:
+    return PutInstance(uid, f"text of {uid}", list(labels), vector_of(uid))
 
 
 def vector_of(text: str) -> np.ndarray:

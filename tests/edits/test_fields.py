@@ -14,9 +14,10 @@ from pydantic.fields import FieldInfo
 import recollect
 from recollect.edits.changes import NewInstance, NewLabel
 from tests.conftest import Built
-from tests.processes import PATIENCE_SECONDS, copy_store, serving
+from tests.processes import copy_store, serving
 
 KEY = "writer-0123456789abcdef"
+KEYS = f"writer {KEY} write\n"
 DECLARED = {"instance": NewInstance.model_fields, "label": NewLabel.model_fields}
 MANUAL = Path(__file__).parents[2] / "docs" / "live-memory.md"
 
@@ -46,12 +47,9 @@ def exported(store: Path, out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def fetched(url: str) -> dict[str, dict[str, Any]]:
+def fetched(client: httpx.Client) -> dict[str, dict[str, Any]]:
     paths = {"instance": "memory/instances", "label": "labels"}
-    return {
-        kind: httpx.get(f"{url}/{path}/{VALUES[kind]['uid']}", headers={"X-API-Key": KEY}).json()
-        for kind, path in paths.items()
-    }
+    return {kind: client.get(f"/{path}/{VALUES[kind]['uid']}").json() for kind, path in paths.items()}
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +59,20 @@ def found(built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     written, extended, served = (copy_store(built.store, folder / name) for name in ("written", "extended", "served"))
     found = {}
     recollect.open(written, live="write").add(instances=[VALUES["instance"]], labels=[VALUES["label"]])
-    with serving(written, keys=f"writer {KEY} write\n") as server:
-        found["Python and the log"] = fetched(server.url)
+    with serving(written, keys=KEYS, key=KEY) as server:
+        found["Python and the log"] = fetched(server.client)
     found["export"] = exported(written, folder / "exported")
     for name in ("labels", "train"):
         assert recollect.main(["extend", str(extended), "--add", str(folder / "exported" / f"{name}.jsonl")]) == 0
     found["extend"] = exported(extended, folder / "of extended")
     assert recollect.main(["compact", str(written), "--index", "flat", "--activate"]) == 0
     found["compact"] = exported(written, folder / "of compacted")
-    with serving(served, "--writable", keys=f"writer {KEY} write\n") as server:
+    with serving(served, "--writable", keys=KEYS, key=KEY) as server:
         for kind in ("label", "instance"):
-            body = {f"{kind}s": [VALUES[kind]]}
-            httpx.post(
-                f"{server.url}/memory/{kind}s", json=body, headers={"X-API-Key": KEY}, timeout=PATIENCE_SECONDS
-            ).raise_for_status()
-        found["HTTP"] = fetched(server.url)
-        schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
-    # A schema has a field or not; its value is none of its business.
+            server.client.post(f"/memory/{kind}s", json={f"{kind}s": [VALUES[kind]]}).raise_for_status()
+        found["HTTP"] = fetched(server.client)
+        schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
+    # A schema has names alone, so each name gets its value.
     for door, names in (("requests", ("NewInstance", "NewLabel")), ("answers", ("MemoryInstance", "LabelResponse"))):
         found[f"OpenAPI of {door}"] = {
             kind: {field: VALUES[kind].get(field) for field in schemas[name]["properties"]}
