@@ -30,7 +30,7 @@ def kept_entries(live: Snapshot) -> list[Entry]:
     """The entries that make the rest of a memory: instances with `fields`, and corrections of present labels."""
     entries, instances, uids = list[Entry](), live.instances, live.labels.uids
     for row in _with_fields(live):
-        vector, fields = instances.vectors[row - instances.mapped], live.fields_of(row)
+        vector, fields = instances.vectors[row - instances.bundle_rows], live.fields_of(row)
         entries.append(PutInstance(instances.uids[row], instances.texts[row], live.labels_of(row), vector, fields))
     rows = live.corrections.rows
     for row in np.flatnonzero(~rows.removed).tolist():
@@ -72,12 +72,12 @@ def write_merged_memory(memory: Memory, live: Snapshot, folder: Path) -> Memory:
 
 def _with_fields(live: Snapshot) -> list[int]:
     """The present instances with fields that differ from their defaults, which are live."""
-    rows = np.flatnonzero(~live.instances.removed[live.instances.mapped :]) + live.instances.mapped
+    rows = np.flatnonzero(~live.instances.removed[live.instances.bundle_rows :]) + live.instances.bundle_rows
     return [row for row in rows.tolist() if row in live.fields]
 
 
 def _blocks(
-    old: Float[np.ndarray, "mapped dim"], new: Float[np.ndarray, "live dim"], rows: Int[np.ndarray, " row"]
+    old: Float[np.ndarray, "bundle dim"], new: Float[np.ndarray, "live dim"], rows: Int[np.ndarray, " row"]
 ) -> Iterator[np.ndarray]:
     """Yield some rows of old vectors, which new ones follow, in blocks."""
     for start in range(0, len(rows), _BLOCK_ROWS):

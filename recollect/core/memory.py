@@ -55,12 +55,12 @@ class Memory:
 
     @classmethod
     def of(
-        cls, manifest: Manifest, snapshot: Snapshot, mapped: Searcher, ranker: Ranker | None, digest: bytes = b""
+        cls, manifest: Manifest, snapshot: Snapshot, searcher: Searcher, ranker: Ranker | None, digest: bytes = b""
     ) -> Memory:
         """The memory of a snapshot, from the index of the bundle's keys, and its ranker."""
         instances, labels, values = snapshot.instances, snapshot.labels, snapshot.values
         searcher = Searcher(
-            _live_keys(mapped.instances, instances), _live_keys(mapped.labels, labels.rows, labels.row_of)
+            _live_keys(searcher.instances, instances), _live_keys(searcher.labels, labels.rows, labels.row_of)
         )
         if ranker is not None and snapshot.names is not None:
             ranker = ranker.with_memory(LabelFacts(labels.counts, snapshot.names), values)
@@ -144,6 +144,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _live_keys(mapped: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> Keys:
+def _live_keys(bundle_keys: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> Keys:
     """The keys of a snapshot; the index of the bundle itself without live or removed rows."""
-    return LiveKeyIndex(mapped, rows, row_of) if len(rows.vectors) or rows.removed_mapped else mapped
+    return LiveKeyIndex(bundle_keys, rows, row_of) if len(rows.vectors) or rows.removed_bundle_rows else bundle_keys

@@ -163,7 +163,7 @@ def weigh_keys(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, found {temperature}")
     words = by_words if by_words is not None and word_weight else Neighbours(*(part[:, :0] for part in nearest.arrays))
-    mapped, counts = (0, np.empty(0)) if values is None else (len(values.mapped), values.live_log_counts)
+    mapped, counts = (0, np.empty(0)) if values is None else (len(values.bundle_values), values.live_log_counts)
     found = kernels.weigh_keys(*nearest.arrays, temperature, *words.arrays, word_weight, mapped, counts)
     return WeightedKeys(*found, by_words=words.keys.shape[1])
 

@@ -71,14 +71,14 @@ class Values:
     """The labels that each instance votes for. Votes for removed labels are left out.
 
     Attributes:
-        mapped: The labels of the instances of the bundle.
+        bundle_values: The labels of the instances of the bundle.
         labels: Number of labels.
         live: The labels of live instances, which are numbered after those of the bundle.
         live_log_counts: The logarithm of each live instance's count; empty if every count is 1.
         removed: Whether each label was removed; empty if no label was.
     """
 
-    mapped: Matrix
+    bundle_values: Matrix
     labels: int
     live: Matrix = Matrix.empty(np.int32)
     live_log_counts: Float[np.ndarray, " live"] = field(default_factory=lambda: np.empty(0))
@@ -87,16 +87,16 @@ class Values:
     @property
     def instances(self) -> int:
         """Number of instances."""
-        return len(self.mapped) + len(self.live)
+        return len(self.bundle_values) + len(self.live)
 
     @functools.cached_property
     def arrays(self) -> ValueArrays:
         """The argument of a loop that reads values: two matrices, the removed labels, and the number of labels."""
-        return (*self.mapped.arrays, *self.live.arrays), self.removed, self.labels
+        return (*self.bundle_values.arrays, *self.live.arrays), self.removed, self.labels
 
     def gather(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes of some instances: each instance's place in `rows`, in rising order, and the label."""
-        place, label = self.mapped.gather(rows, self.live)
+        place, label = self.bundle_values.gather(rows, self.live)
         if not len(self.removed):
             return place, label
         present = ~self.removed[label]

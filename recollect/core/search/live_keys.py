@@ -25,34 +25,36 @@ class LiveKeyIndex:
     """Searches the keys of one kind.
 
     Args:
-        mapped: The index of the bundle.
+        bundle_keys: The index of the bundle.
         rows: The rows of the keys.
         row_of: The row of each key; None if a key is a row.
     """
 
-    def __init__(self, mapped: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> None:
-        self._mapped, self._rows, self._row_of = mapped, rows, row_of
+    def __init__(self, bundle_keys: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> None:
+        self._bundle_keys, self._rows, self._row_of = bundle_keys, rows, row_of
         self.keys = len(rows.removed) if row_of is None else len(row_of)
 
     @property
     def cpu_reason(self) -> str:
-        return self._mapped.cpu_reason
+        return self._bundle_keys.cpu_reason
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
         rows, top_b = self._rows, min(top_b, self.keys)
-        mapped = _search_present(self._mapped, rows.removed[: rows.mapped], rows.removed_mapped, vectors, top_b)
+        of_bundle = _search_present(
+            self._bundle_keys, rows.removed[: rows.bundle_rows], rows.removed_bundle_rows, vectors, top_b
+        )
         if not len(rows.vectors):
-            return mapped
-        least = mapped.similarities[:, -1] if mapped.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
-        return merge(mapped, self._search_live(vectors, least, top_b), top_b)
+            return of_bundle
+        least = of_bundle.similarities[:, -1] if of_bundle.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
+        return merge(of_bundle, self._search_live(vectors, least, top_b), top_b)
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:
         """The similarities of a query to the given keys, which are present; the keys must be in rising order."""
-        row = (keys if self._row_of is None else self._row_of[keys]) - self._rows.mapped
+        row = (keys if self._row_of is None else self._row_of[keys]) - self._rows.bundle_rows
         is_live, found = row >= 0, np.empty(len(keys), dtype=np.float32)
-        found[~is_live] = self._mapped.similarities(vector, keys[~is_live])
+        found[~is_live] = self._bundle_keys.similarities(vector, keys[~is_live])
         found[is_live] = np.einsum("kd,d->k", self._rows.vectors[row[is_live]], vector)
         return found
 
@@ -60,7 +62,7 @@ class LiveKeyIndex:
         self, vectors: Float[np.ndarray, "query dim"], least: Float[np.ndarray, " query"], top_b: int
     ) -> Neighbours:
         """The live keys whose similarity to a query is at least its least one, at most `top_b`."""
-        live, removed, found = self._rows, self._rows.removed[self._rows.mapped :], []
+        live, removed, found = self._rows, self._rows.removed[self._rows.bundle_rows :], []
         for vector, bound in zip(vectors, least.tolist(), strict=True):
             rows = live.codes.near(vector, bound, removed)
             similarities = np.einsum("kd,d->k", live.vectors[rows], vector)

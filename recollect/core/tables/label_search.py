@@ -28,7 +28,7 @@ class LabelSearch:
 
     def __init__(self, labels: LabelTable) -> None:
         self._labels, self._build = labels, threading.Lock()
-        self._mapped: TextSearch | None = None
+        self._of_bundle: TextSearch | None = None
         self._with_live: tuple[int, TextSearch] | None = None
 
     def find(self, labels: Labels, text: str, limit: int) -> list[int]:
@@ -61,18 +61,18 @@ class LabelSearch:
         """The search of the texts: those of the bundle, then all live texts."""
         live = len(labels.rows.vectors)
         with self._build:
-            if self._mapped is None:
-                self._mapped = TextSearch(self._labels.texts)
+            if self._of_bundle is None:
+                self._of_bundle = TextSearch(self._labels.texts)
             if not live:
-                return self._mapped
+                return self._of_bundle
             if self._with_live is None or self._with_live[0] != live:
-                self._with_live = (live, self._mapped.add(labels.rows.texts.live[:live]))
+                self._with_live = (live, self._of_bundle.add(labels.rows.texts.live[:live]))
             return self._with_live[1]
 
     def _by_uid(self, labels: Labels, text: str) -> Iterable[int]:
         rows = [*itertools.islice(self._labels.uids.beginning_with(text, self._labels.order), _MAX_UIDS)]
         live = itertools.islice(labels.rows.uids.live, len(labels.rows.vectors))
-        rows += [row for row, uid in enumerate(live, labels.rows.mapped) if uid.startswith(text)]
+        rows += [row for row, uid in enumerate(live, labels.rows.bundle_rows) if uid.startswith(text)]
         return self._positions(labels, np.array(rows, dtype=np.int64))
 
     def _positions(self, labels: Labels, rows: Int[np.ndarray, " row"]) -> Iterable[int]:

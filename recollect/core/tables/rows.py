@@ -118,18 +118,19 @@ class Strings:
     """The strings of the rows of a bundle, then those of live rows.
 
     Attributes:
-        mapped: The strings of the bundle.
+        bundle_strings: The strings of the bundle.
         live: The live strings, and perhaps later ones.
         rows: The row of each number by which the strings are read; None if the number is the row.
     """
 
-    mapped: StringTable | tuple[()]
+    bundle_strings: StringTable | tuple[()]
     live: list[str]
     rows: Int[np.ndarray, " number"] | None = None
 
     def __getitem__(self, number: int) -> str:
         row = number if self.rows is None else self.rows.item(number)
-        return self.mapped[row] if row < len(self.mapped) else self.live[row - len(self.mapped)]
+        bundle = self.bundle_strings
+        return bundle[row] if row < len(bundle) else self.live[row - len(bundle)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +162,14 @@ class Rows:
         return self.string_bytes + sum(each.nbytes for each in (self.vectors, self.numbers, *self.codes))
 
     @property
-    def mapped(self) -> int:
+    def bundle_rows(self) -> int:
         """Number of rows of the bundle."""
         return len(self.removed) - len(self.vectors)
 
     @functools.cached_property
-    def removed_mapped(self) -> int:
+    def removed_bundle_rows(self) -> int:
         """Number of rows of the bundle that were replaced or removed."""
-        return int(np.count_nonzero(self.removed[: self.mapped]))
+        return int(np.count_nonzero(self.removed[: self.bundle_rows]))
 
     @functools.cached_property
     def present(self) -> int:
@@ -191,7 +192,7 @@ class RowTable:
         dim: Number of dimensions of a vector.
         uids: Uids of the rows of the bundle.
         texts: Their texts.
-        find_mapped: Finds the row of the bundle with a uid.
+        find_in_bundle: Finds the row of the bundle with a uid.
 
     Attributes:
         texts: The texts of all rows.
@@ -204,11 +205,11 @@ class RowTable:
         dim: int,
         uids: StringTable | tuple[()] = (),
         texts: StringTable | tuple[()] = (),
-        find_mapped: Callable[[str], int | None] = lambda _: None,
+        find_in_bundle: Callable[[str], int | None] = lambda _: None,
     ) -> None:
-        self._uids, self.texts, self._find_mapped = Strings(uids, []), Strings(texts, []), find_mapped
-        self.mapped = len(uids)
-        self.removed = Column(np.zeros(self.mapped, dtype=bool))
+        self._uids, self.texts, self._find_in_bundle = Strings(uids, []), Strings(texts, []), find_in_bundle
+        self.bundle_rows = len(uids)
+        self.removed = Column(np.zeros(self.bundle_rows, dtype=bool))
         self.numbers = Column(np.empty(0, dtype=np.int64))
         self._vectors = Column(np.empty((0, dim), dtype=np.float32))
         self._codes = [Column(each) for each in Codes.of(self._vectors.now)]
@@ -242,14 +243,14 @@ class RowTable:
         removed = self.removed.now if removed is None else removed
         row = self.find_live(uid, removed)
         if row is None:
-            row = self._find_mapped(uid)
+            row = self._find_in_bundle(uid)
         return None if row is None or removed[row] else row
 
     def find_live(self, uid: str, removed: Bool[np.ndarray, " row"]) -> int | None:
         """The present live row with a uid in the snapshot that has this mask of removed rows."""
         row = self._newest.get(uid)
         while row is not None and row >= len(removed):  # a row that the snapshot does not have
-            row = self._before[row - self.mapped]
+            row = self._before[row - self.bundle_rows]
         return None if row is None or removed[row] else row
 
     def snapshot(self) -> Rows:

@@ -94,7 +94,7 @@ class Snapshot:
         A search asks the index of the bundle for more keys, in proportion to those that were removed.
         """
         rows = self.instances
-        return self.live_keys >= COMPACT_FROM or 2 * rows.removed_mapped > rows.mapped
+        return self.live_keys >= COMPACT_FROM or 2 * rows.removed_bundle_rows > rows.bundle_rows
 
     def instance(self, uid: str) -> int | None:
         """The number of the present instance with a uid. The first call builds a table of the bundle's uids."""
@@ -203,7 +203,7 @@ class SnapshotBuilder:
 
     def _labels_of(self, row: int) -> Int[np.ndarray, " label"]:
         """The labels of an instance, with those that were removed."""
-        live = row - self._instances.mapped
+        live = row - self._instances.bundle_rows
         if live < 0:
             return self._bundle.instances.values.gather(np.array([row]))[1]
         votes = self._votes.now
@@ -229,12 +229,12 @@ class SnapshotBuilder:
         position = self._position_of(row)
         self._remove_label_row(row)
         self._removed.change()[position] = True
-        mapped, votes = self._bundle.instances, self._votes.now
+        bundle, votes = self._bundle.instances, self._votes.now
         own = np.array([position])
-        voters = mapped.voters.gather(own[own < self._labels.mapped])[1]
+        voters = bundle.voters.gather(own[own < self._labels.bundle_rows])[1]
         live = votes.indptr.searchsorted(np.flatnonzero(votes.indices == position), side="right") - 1
-        voters = np.concatenate([voters, live + self._instances.mapped])
-        place, label = mapped.values.gather(voters, votes)
+        voters = np.concatenate([voters, live + self._instances.bundle_rows])
+        place, label = bundle.values.gather(voters, votes)
         present = np.bincount(place, ~self._removed.now[label], minlength=len(voters))
         for instance in voters[present == 0].tolist():
             if not self._instances.removed.now[instance]:
@@ -260,7 +260,7 @@ class SnapshotBuilder:
 
     def _position_of(self, row: int) -> int:
         """The position of the label that has a row."""
-        live = row - self._labels.mapped
+        live = row - self._labels.bundle_rows
         return row if live < 0 else int(self._labels.numbers.now[live])
 
     def _index_words(self, instances: int, labels: int) -> None:
@@ -268,8 +268,8 @@ class SnapshotBuilder:
         gone, self._gone = self._gone, ([], [])
         if self._words is None:
             return
-        new_instances = self._instances.texts.live[instances - self._instances.mapped :]
-        new_labels = self._labels.texts.live[labels - self._labels.mapped :]
+        new_instances = self._instances.texts.live[instances - self._instances.bundle_rows :]
+        new_labels = self._labels.texts.live[labels - self._labels.bundle_rows :]
         self._words = LexicalIndex(
             self._words.instances.add(new_instances).remove(gone[0], [self._instances.texts[row] for row in gone[0]]),
             self._words.labels.add(new_labels, self._labels.numbers.snapshot()).remove(
@@ -282,13 +282,13 @@ class SnapshotBuilder:
         votes, counts, row_of = self._votes.now, self._counts.snapshot(), self._row_of.snapshot()
         removed, base, names = self._removed.snapshot(), self._bundle.instances, self._names
         values = Values(
-            mapped=base.values,
+            bundle_values=base.values,
             labels=len(removed),
             live=votes,
             live_log_counts=self._log_counts.snapshot()[: len(self._log_counts) if self._weighted else 0],
             removed=removed if removed.any() else removed[:0],
         )
-        voters = Voters(mapped=base.voters, live=votes, present_counts=counts, removed=instances.removed)
+        voters = Voters(bundle_voters=base.voters, live=votes, present_counts=counts, removed=instances.removed)
         return Snapshot(
             sequence=self._sequence,
             skipped=self._skipped,
@@ -301,5 +301,5 @@ class SnapshotBuilder:
             labels=Labels(self._bundle.labels, labels, row_of, removed, counts),
             corrections=Corrections(self._corrections.snapshot()),
             words=self._words,
-            names=names and Names(names.mapped, self._name_words.now, row_of),
+            names=names and Names(names.bundle_names, self._name_words.now, row_of),
         )

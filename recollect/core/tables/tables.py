@@ -24,13 +24,13 @@ class Voters:
     """The instances that vote for each label, live instances included.
 
     Attributes:
-        mapped: The instances of the bundle that vote for each label.
+        bundle_voters: The instances of the bundle that vote for each label.
         live: The labels of the live instances.
         present_counts: Number of instances that vote for each label.
         removed: Whether each instance was removed.
     """
 
-    mapped: Matrix
+    bundle_voters: Matrix
     live: Matrix
     present_counts: Int[np.ndarray, " label"]
     removed: Bool[np.ndarray, " instance"]
@@ -38,7 +38,7 @@ class Voters:
     @property
     def pairs(self) -> int:
         """The number of votes of all instances, or more."""
-        return len(self.mapped.indices) + len(self.live.indices)
+        return len(self.bundle_voters.indices) + len(self.live.indices)
 
     def counts(self, labels: Int[np.ndarray, " label"]) -> Int[np.ndarray, " label"]:
         """The number of instances that vote for each label."""
@@ -47,12 +47,12 @@ class Voters:
 
     def gather(self, labels: Int[np.ndarray, " label"]) -> tuple[Int[np.ndarray, " vote"], Int[np.ndarray, " vote"]]:
         """The votes for some labels, in no particular order: the label's place in `labels`, and the instance."""
-        mapped = np.flatnonzero(labels < len(self.mapped))
-        place, voter = self.mapped.gather(labels[mapped])
+        of_bundle = np.flatnonzero(labels < len(self.bundle_voters))
+        place, voter = self.bundle_voters.gather(labels[of_bundle])
         by_label, voters = self._live_by_label
         starts, ends = by_label.searchsorted(labels), by_label.searchsorted(labels, "right")
         live_place, vote = spans(starts, ends - starts)
-        places, found = np.concatenate([mapped[place], live_place]), np.concatenate([voter, voters[vote]])
+        places, found = np.concatenate([of_bundle[place], live_place]), np.concatenate([voter, voters[vote]])
         present = ~self.removed[found]
         return places[present], found[present]
 
@@ -69,14 +69,14 @@ class Labels:
     """The labels of a memory. A label is stated by its position.
 
     Attributes:
-        mapped: The labels of the bundle.
+        bundle_labels: The labels of the bundle.
         rows: The rows of the bundle's labels, then one for each new label and for each new text of a label.
         row_of: The last row of each label.
         removed: Whether each label was removed.
         counts: Number of instances with each label.
     """
 
-    mapped: LabelTable
+    bundle_labels: LabelTable
     rows: Rows
     row_of: Int[np.ndarray, " label"]
     removed: Bool[np.ndarray, " label"]
@@ -89,12 +89,12 @@ class Labels:
     @functools.cached_property
     def uids(self) -> Strings:
         """Uids by position."""
-        return Strings(self.rows.uids.mapped, self.rows.uids.live, self.row_of)
+        return Strings(self.rows.uids.bundle_strings, self.rows.uids.live, self.row_of)
 
     @functools.cached_property
     def texts(self) -> Strings:
         """Texts by position."""
-        return Strings(self.rows.texts.mapped, self.rows.texts.live, self.row_of)
+        return Strings(self.rows.texts.bundle_strings, self.rows.texts.live, self.row_of)
 
     def present(self) -> Bool[np.ndarray, " label"]:
         """Whether each label is present."""
@@ -106,13 +106,13 @@ class Labels:
 
     def position_of(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
         """The positions of the labels to which some rows belong."""
-        positions, is_live = rows.astype(np.int64), rows >= self.rows.mapped
-        positions[is_live] = self.rows.numbers[rows[is_live] - self.rows.mapped]
+        positions, is_live = rows.astype(np.int64), rows >= self.rows.bundle_rows
+        positions[is_live] = self.rows.numbers[rows[is_live] - self.rows.bundle_rows]
         return positions
 
     def positions(self, uids: Iterable[str]) -> Int[np.ndarray, " found"]:
         """The positions of the known uids, in no particular order; unknown uids are skipped."""
         uids = [*uids]
-        mapped = self.mapped.positions(uids)
+        of_bundle = self.bundle_labels.positions(uids)
         live = [row for uid in uids if (row := self.rows.find_live(uid)) is not None]
-        return self.position_of(np.concatenate([mapped[~self.rows.removed[mapped]], live]).astype(np.int64))
+        return self.position_of(np.concatenate([of_bundle[~self.rows.removed[of_bundle]], live]).astype(np.int64))

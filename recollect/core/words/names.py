@@ -25,12 +25,12 @@ class Names:
     """The names of all labels.
 
     Attributes:
-        mapped: The words of the name of each label of a bundle, each as a hash.
+        bundle_names: The words of the name of each label of a bundle, each as a hash.
         live: The words of live names, which are numbered after those.
         row_of: The number of the name of each label; None if it is the label.
     """
 
-    mapped: Matrix
+    bundle_names: Matrix
     live: Matrix = Matrix.empty(np.uint64)
     row_of: Int[np.ndarray, " label"] | None = None
 
@@ -49,12 +49,12 @@ class Names:
         return cls(Matrix(open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)), hashes))
 
     def write(self, folder: Path) -> None:
-        save_array(folder / NAME_WORDS, self.mapped.indices)
-        save_array(folder / NAME_OFFSETS, self.mapped.indptr)
+        save_array(folder / NAME_WORDS, self.bundle_names.indices)
+        save_array(folder / NAME_OFFSETS, self.bundle_names.indptr)
 
     @property
     def arrays(self) -> tuple[Rows, Int[np.ndarray, " label"]]:
         """The arguments of a loop that reads names: two matrices, and the number of the name of each label."""
         row_of = np.empty(0, dtype=np.int32) if self.row_of is None else self.row_of
-        first, live = (each.indices.view(np.int64) for each in (self.mapped, self.live))
-        return (self.mapped.indptr, first, self.live.indptr, live), row_of
+        first, live = (each.indices.view(np.int64) for each in (self.bundle_names, self.live))
+        return (self.bundle_names.indptr, first, self.live.indptr, live), row_of

@@ -101,7 +101,7 @@ def test_candidates_are_the_best_labels_by_each_measure(seed: int, words: bool) 
 @pytest.mark.parametrize("seed", range(3))
 def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
     found, voting, values = case = random_case(seed, words=True)
-    scores, counts = scores_of(voting, values), np.bincount(values.mapped.indices, minlength=LABELS)
+    scores, counts = scores_of(voting, values), np.bincount(values.bundle_values.indices, minlength=LABELS)
     instances, labels, *_ = all_searches(found)
     facts = LabelFacts(counts.astype(np.int32), Names.of([f"query {label}" for label in range(LABELS)]))
     candidates = find(case, facts)

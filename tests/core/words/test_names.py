@@ -42,7 +42,9 @@ def test_each_candidate_is_compared_with_its_own_query() -> None:
 
 def test_live_names_are_compared_as_those_of_the_bundle_are() -> None:
     names = Names(
-        Names.of(NAMES[:2]).mapped, Names.of(["Chair", "Added tax"]).mapped, np.array([0, 3, 2, 1, 1], np.int32)
+        Names.of(NAMES[:2]).bundle_names,
+        Names.of(["Chair", "Added tax"]).bundle_names,
+        np.array([0, 3, 2, 1, 1], np.int32),
     )
     found = overlap(names, ["added tax"], [[0, 1, 2, 3]])
     np.testing.assert_array_equal(found, [[2, 0.5, np.nan], [2, 1, 0], [1, 0, np.nan], [1, 1, 1]])
