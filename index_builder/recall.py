@@ -31,10 +31,7 @@ def exact_neighbours(
 
 
 def recall(
-    found: Int[np.ndarray, "query top_b"],
-    keys: Keys,
-    queries: Float[np.ndarray, "query dim"],
-    exact: Neighbours,
+    found: Int[np.ndarray, "query top_b"], keys: Keys, queries: Float[np.ndarray, "query dim"], exact: Neighbours
 ) -> float:
     """The share of the exact top-b keys that a search found, over all queries.
 
@@ -53,9 +50,7 @@ def recall(
 
 
 def search_milliseconds(
-    search: Callable[[Float[np.ndarray, "1 dim"]], object],
-    queries: Float[np.ndarray, "query dim"],
-    seconds: float,
+    search: Callable[[Float[np.ndarray, "1 dim"]], object], queries: Float[np.ndarray, "query dim"], seconds: float
 ) -> Float[np.ndarray, " query"]:
     """Measure the search time of each query. The queries are searched one after the other on one thread.
 

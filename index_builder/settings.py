@@ -10,15 +10,7 @@ from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.core.bundle.manifest import Precision
 from recollect.core.options import Share, Temperature, TopB
-from recollect.core.settings import (
-    Device,
-    EngineSettings,
-    Location,
-    ReadIf,
-    ServiceSettings,
-    Settings,
-    refuse_unread,
-)
+from recollect.core.settings import Device, EngineSettings, Location, ReadIf, ServiceSettings, Settings, refuse_unread
 from recollect.trainer.methods import METHODS, MethodName
 from recollect.trainer.modes import OF_ENCODER
 from recollect.trainer.settings import DatasetSettings, Listed, Metric, NotEmpty, Propensity, TrainingInputs
@@ -106,17 +98,14 @@ class PublishSettings(EngineSettings):
         None, gt=0, description="longest search time of a query on one thread, in milliseconds"
     )
     sign: Path | None = Field(
-        None,
-        description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature",
+        None, description="Ed25519 private key (PEM, no passphrase) that signs the bundle; default: no signature"
     )
     gate_dataset: Path | None = Field(
         None,
         description="dataset folder; the bundle and the current version are compared on its test split; see --max-drop",
     )
     max_drop: float = Field(
-        0.5,
-        ge=0,
-        description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset",
+        0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
     )
     force: CliImplicitFlag[bool] = Field(
         False, description="publish even if a check fails; the manifest records the failure"

@@ -64,11 +64,7 @@ def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> S
 
 
 def _encode_and_compare(
-    encoder: Encoder,
-    texts: list[str],
-    stored: Float[np.ndarray, "row dim"],
-    rows: Int[np.ndarray, " row"],
-    path: Path,
+    encoder: Encoder, texts: list[str], stored: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"], path: Path
 ) -> Float[np.ndarray, "row dim"]:
     """Encode texts, and compare the result with the vectors that the memory stores in their rows."""
     vectors = encoder.encode(texts, encoder.config.max_length)

@@ -29,8 +29,7 @@ class ServeSettings(RedisSettings, EngineSettings):
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on (0 for any free port)")
     tls_cert: Path | None = Field(
-        None,
-        description="File with the TLS certificate and its chain in PEM format; needs --tls-key (default: no TLS)",
+        None, description="File with the TLS certificate and its chain in PEM format; needs --tls-key (default: no TLS)"
     )
     tls_key: Path | None = Field(
         None, description="File with the private key of --tls-cert in PEM format, without a password"
@@ -134,8 +133,7 @@ class ServeSettings(RedisSettings, EngineSettings):
         "changes that add keys get status 507",
     )
     annif: CliImplicitFlag[bool] = Field(
-        False,
-        description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn",
+        False, description="Answer Annif's REST API, at /v1/projects/recollect; with --writable, also /learn"
     )
     metrics: Access = Field("public", description="Access to /metrics: public, key (only with an API key) or off")
     log_queries: float = Field(0.0, ge=0, le=1, description="Fraction of queries to log, with their answers")

@@ -51,10 +51,7 @@ DECILES = {"deciles": deciles_of_labels, "deciles_by_pairs": deciles_of_pairs}
 
 
 def count_sources(
-    weighted: WeightedKeys,
-    values: Values,
-    relevance: sparse.csr_matrix,
-    groupings: Iterable[Int[np.ndarray, " label"]],
+    weighted: WeightedKeys, values: Values, relevance: sparse.csr_matrix, groupings: Iterable[Int[np.ndarray, " label"]]
 ) -> Int[np.ndarray, "grouping source decile"]:
     """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys.
 

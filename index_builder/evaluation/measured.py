@@ -33,10 +33,7 @@ from recollect.trainer.metrics import (
 # Depth of the macro F1.
 _DEPTH = 5
 # The metrics of every setting, in the order in which tables print them.
-RANKING_METRICS = (
-    *METRICS,
-    *(f"F1@{_DEPTH} {segment}" for segment in SEGMENTS),
-)
+RANKING_METRICS = (*METRICS, *(f"F1@{_DEPTH} {segment}" for segment in SEGMENTS))
 
 
 def ranking_statistics(

@@ -20,16 +20,7 @@ from typing import Any
 from recollect.bulk.answering import Answered, Task, answer, header, open_version
 from recollect.bulk.output import FileOutput, Output
 from recollect.bulk.pool import WorkerPool
-from recollect.bulk.reading import (
-    ANSWER_COLUMNS,
-    Block,
-    Format,
-    Input,
-    local_input,
-    open_input,
-    read_blocks,
-    recognise,
-)
+from recollect.bulk.reading import ANSWER_COLUMNS, Block, Format, Input, local_input, open_input, read_blocks, recognise
 from recollect.bulk.settings import PredictSettings
 from recollect.core import extras
 from recollect.core.errors import SettingsError

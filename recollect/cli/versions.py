@@ -129,8 +129,7 @@ class ActivateSettings(SwitchSettings):
 
     version: CliPositionalArg[str] = Field(description="Version from `recollect versions`")
     candidate: CliImplicitFlag[bool] = Field(
-        False,
-        description="Keep the current version; only requests with the header X-Index-Version get the version",
+        False, description="Keep the current version; only requests with the header X-Index-Version get the version"
     )
 
 

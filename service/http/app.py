@@ -92,12 +92,7 @@ def create_app(
     StatusRoutes(versions, batcher, redis, metrics).register(app.router, with_metrics=settings.metrics != "off")
     LabelRoutes(versions, rate_limits, settings.max_seconds).register(app.router)
     memory_routes = MemoryRoutes(
-        versions,
-        rate_limits,
-        settings.writable,
-        settings.delta_keys,
-        settings.delta_mb << 20,
-        settings.max_seconds,
+        versions, rate_limits, settings.writable, settings.delta_keys, settings.delta_mb << 20, settings.max_seconds
     )
     memory_routes.register(app.router)
     if api_keys is not None:

@@ -171,8 +171,7 @@ class Gateway:
             name = _host_name(header(scope, b"host"))
             if name not in self._host_names:
                 raise ProblemError(
-                    421,
-                    f"host: expected a name of --allowed-hosts, found {name[:80]!r}; add this name to the flag",
+                    421, f"host: expected a name of --allowed-hosts, found {name[:80]!r}; add this name to the flag"
                 )
         if self._keys is not None and scope["path"].startswith(self._guarded) and scope["method"] != "OPTIONS":
             scope["api_key"] = self._keys.content.find(_secret(scope))

@@ -63,12 +63,7 @@ def problem_response(
 ) -> Response:
     default_code, title = _STATUSES.get(status, ("error", "Error"))
     problem = Problem(
-        title=title,
-        status=status,
-        code=code or default_code,
-        detail=detail,
-        errors=errors,
-        open_versions=open_versions,
+        title=title, status=status, code=code or default_code, detail=detail, errors=errors, open_versions=open_versions
     )
     if status == 503:
         headers = {"Retry-After": _RETRY_AFTER_SECONDS, **(headers or {})}

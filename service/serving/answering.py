@@ -158,7 +158,7 @@ class Answering:
                 longer = f"increase timeout_ms (at most {1e3 * most:.0f}), or " if seconds < most else ""
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; {longer}"
-                    "reduce top_b or the number of queries",
+                    "reduce top_b or the number of queries"
                 ) from None
             except ServiceError:  # not a fault of the version
                 raise

@@ -105,10 +105,7 @@ class Opener:
     reads_live_entries: bool = True
 
     def open(
-        self,
-        version: str,
-        throttle: Throttle | None = None,
-        share_with: Sequence[LivePredictor] = (),
+        self, version: str, throttle: Throttle | None = None, share_with: Sequence[LivePredictor] = ()
     ) -> LivePredictor:
         """Open a version and check that it may be served.
 
