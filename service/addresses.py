@@ -45,7 +45,6 @@ def start_listening(bound: socket.socket) -> None:
 
 
 def url(bound: socket.socket, tls: bool = False) -> str:
-    """URL of a socket."""
     host, port = bound.getsockname()[:2]
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 

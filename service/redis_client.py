@@ -60,11 +60,8 @@ _CHECKS: dict[Use, Callable[[Any, str], Awaitable[Any]]] = {
 class RedisClient:
     """A Redis server and a prefix of all keys; usable on the event loop and in threads.
 
-    Args:
-        url: `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; never logged, because it can
-            contain a password.
-        prefix: Prefix of every Redis key.
-        metrics: Records whether Redis answers the calls of each use.
+    The URL is `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; it is never logged, because it
+    can contain a password.
     """
 
     def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
@@ -102,11 +99,7 @@ class RedisClient:
         return ":".join((self._prefix, *parts))
 
     def require_access(self) -> None:
-        """Fail if Redis refuses the user or the password. A Redis server that does not answer is no error.
-
-        Raises:
-            SettingsError: If Redis answers and refuses the user or the password.
-        """
+        """Raise `SettingsError` if Redis refuses the user or the password. A Redis without an answer is no error."""
         try:
             self._sync_client.ping()
         except (redis.AuthenticationError, redis.exceptions.AuthorizationError):
@@ -120,11 +113,7 @@ class RedisClient:
         return [f"{use}: {problem}" for use, problem in sorted(self._problems.items())]
 
     def execute(self, command: Callable[[Any], Any], use: Use | None = None) -> Any:
-        """Run a Redis command in a background thread.
-
-        Args:
-            command: Runs the command of a client.
-            use: The use whose state the call changes; None for a call that a person waits for.
+        """Run a Redis command in a background thread. A call that a person waits for has no `use`.
 
         Raises:
             RedisError: If Redis does not answer or refuses the command.
@@ -134,10 +123,6 @@ class RedisClient:
 
     async def execute_async(self, command: Callable[[Any], Any], use: Use) -> Any:
         """Run a Redis command for a request; for one second after a failure of its use, skip the command.
-
-        Args:
-            command: Starts the command of a client.
-            use: The use whose state the call changes.
 
         Raises:
             RedisError: If Redis does not answer in time, refuses the command, or failed less than a second ago.
@@ -174,7 +159,6 @@ class RedisClient:
 
     @contextlib.contextmanager
     def _recorded(self, use: Use | None) -> Iterator[None]:
-        """Record whether a call fails."""
         try:
             yield
         except redis.ResponseError as error:  # the message of Redis can quote the command, so it is not repeated
@@ -205,9 +189,6 @@ async def _within(seconds: float, answer: Awaitable[Any]) -> Any:
 
     The wait has a second, short part: if the event loop was busy, the answer may have arrived in the meantime, but was
     not read yet.
-
-    Raises:
-        TimeoutError: If Redis does not answer in time.
     """
     call = asyncio.ensure_future(answer)
     try:

@@ -167,16 +167,11 @@ class ServeSettings(RedisSettings, EngineSettings):
 
     @property
     def origins(self) -> list[str]:
-        """The web origins whose pages may send requests."""
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
 
 def require_consistent(settings: ServeSettings) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        SettingsError: With the names of the settings, without secrets.
-    """
+    """Raise `SettingsError` if settings contradict each other. The message contains no secrets."""
     for flag, access in (("--docs", settings.docs), ("--metrics", settings.metrics)):
         if access == "key" and settings.api_keys is None:
             raise SettingsError(f"{flag} key: needs --api-keys, which is not set")

@@ -73,10 +73,9 @@ class Answered(NamedTuple):
 
 
 def open_version(task: bytes) -> list[str]:
-    """Open the version of a task, given as JSON, and check its options. The version stays open for `answer`.
+    """Open the version of a task, given as JSON, and check its options. Return messages for the user.
 
-    Returns:
-        Messages for the user.
+    The version stays open for `answer`.
 
     Raises:
         ServiceError: If the version does not open, or an option needs probabilities that it does not give, or the log
@@ -89,12 +88,12 @@ def open_version(task: bytes) -> list[str]:
 
 
 def answer(task: bytes, block: Block) -> Answered:
-    """Answer a block of a task."""
     read, model = _opened(task)
     texts = [text for text, error in zip(block.texts, block.errors, strict=True) if error is None]
-    found = iter(model.predictor.predict(texts, model.resolve(**read.options)).answers if texts else ())
+    predicted = iter(model.predictor.predict(texts, model.resolve(**read.options)).answers if texts else ())
     answers = [
-        next(found).to_dict() if error is None else {"labels": [], "error": _as_text(error)} for error in block.errors
+        next(predicted).to_dict() if error is None else {"labels": [], "error": _as_text(error)}
+        for error in block.errors
     ]
     return Answered(encode(block.kept, answers, read), block.first + len(block.texts))
 
@@ -120,7 +119,7 @@ def _opened(task: bytes) -> tuple[Task, Model]:
 def _apply_live_entries(model: Model, log: MemoryLog, last: int) -> None:
     """Give a model the live entries up to a number, and no later ones."""
     for commits in log.news():
-        model.predictor.apply([each for commit in commits for each in commit.entries if each.sequence <= last])
+        model.predictor.apply([entry for commit in commits for entry in commit.entries if entry.sequence <= last])
         if model.sequence == last:
             return
     raise MemoryLogError(

@@ -101,11 +101,8 @@ def _last_live_entry(store: Store, version: str) -> int:
     return log.sequence
 
 
-_Answers = Callable[[Iterator[Block]], Iterator[Answered]]
-
-
 @contextlib.contextmanager
-def _workers(task: Task, settings: PredictSettings) -> Iterator[_Answers]:
+def _workers(task: Task, settings: PredictSettings) -> Iterator[Callable[[Iterator[Block]], Iterator[Answered]]]:
     """Start processes, and open the version in one of them. Yield a function that answers blocks with all processes."""
     content = task.to_json()
     with (
@@ -153,12 +150,7 @@ def _in_order(
 
 
 def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[str] | None:
-    """The names of the columns that pass into the output; None means all fields of each JSON line.
-
-    Raises:
-        SettingsError: If a column is missing, has the name of a column of the answers, or holds bytes, which the format
-            of the output has not.
-    """
+    """The names of the columns that pass into the output; None means all fields of each JSON line."""
     kept = settings.columns if settings.columns is not None else rows.columns
     if rows.columns is None:
         if kept is None and output != "jsonl":

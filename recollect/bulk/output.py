@@ -72,7 +72,6 @@ class FileOutput(Output):
     The end of the context records the last finished rows.
 
     Args:
-        target: The file or the URL.
         facts: All that decides the content of the file, by name. A run with other facts does not continue this one.
             None: no run can be continued, because its input cannot be read again.
         sequence: Number of the last live entry. A run that continues keeps the number of the first run.
@@ -162,7 +161,7 @@ class FileOutput(Output):
         """The state of an unfinished run with the same facts; None if there is no unfinished run."""
         try:
             state: dict[str, Any] = read_json(self._state)
-            found = {"format_version": state["format_version"]} | state["facts"]
+            first_run = {"format_version": state["format_version"]} | state["facts"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
@@ -170,10 +169,10 @@ class FileOutput(Output):
                 f"{self._state}: expected the state of a task, found other content; use --overwrite"
             ) from None
         expected = {"format_version": _FORMAT_VERSION} | self._facts
-        for name in [*expected, *found]:
-            if found.get(name) != expected.get(name):
+        for name in [*expected, *first_run]:
+            if first_run.get(name) != expected.get(name):
                 raise OutputError(
-                    f"{self._partial}: its task was started with {name} {_shown(found.get(name))}, found "
+                    f"{self._partial}: its task was started with {name} {_shown(first_run.get(name))}, found "
                     f"{_shown(expected.get(name))}; continue with the same input and options, or start again with "
                     "--overwrite"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,7 @@ _WRITE, _OPERATE = "write", "operate"
 
 @dataclass(frozen=True)
 class ApiKey(Quota):
-    """An API key. Only the SHA-256 of the key's secret stays in memory.
-
-    Attributes:
-        digest: The SHA-256.
-        writes: Whether the key may change the memory.
-        operates: Whether the key may change the versions that are served.
-    """
+    """An API key. Only the SHA-256 of the key's secret stays in memory."""
 
     digest: bytes
     writes: bool = False
@@ -41,9 +35,6 @@ class ApiKeys:
     A look-up takes the same time for any number of keys. Its time can depend on the digests, but reveals no useful
     part of a secret: a client cannot choose the digest of its guess, so a guess whose digest is partly right brings the
     client no nearer to a secret.
-
-    Raises:
-        SettingsError: If two keys have the same name or the same secret; the message names no secret.
     """
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
@@ -69,26 +60,23 @@ def read_api_keys(path: Path, rate: float) -> ApiKeys:
     `operate` to allow activations.
 
     Raises:
-        SettingsError: If a line has another form. The error message does not repeat the secret.
+        SettingsError: If a line has another form, or two keys have one name or secret. The message contains no secret.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--api-keys {path}: expected a file of API keys, found: {error}") from None
-    parsed = [_parse(f"--api-keys {path}, line {number}", line.split(), rate) for number, line in _numbered(lines)]
+    parsed = [
+        _parse(f"--api-keys {path}, line {number}", line.split(), rate)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and not line.startswith("#")
+    ]
     if not parsed:
         raise SettingsError(f"--api-keys {path}: expected at least one API key, found none; every request would fail")
     try:
         return ApiKeys(parsed)
     except SettingsError as error:
         raise SettingsError(f"--api-keys {path}: {error}") from None
-
-
-def _numbered(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines of a text with their line numbers, without empty lines and comments."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip() and not line.startswith("#"):
-            yield number, line
 
 
 def _parse(where: str, fields: list[str], rate: float) -> ApiKey:

@@ -50,15 +50,7 @@ def create_app(
 ) -> ASGIApp:
     """Compose the application, which starts and closes the batcher, and closes the model manager when it ends.
 
-    Args:
-        model_manager: The versions that answer.
-        batcher: Computes the answers.
-        settings: All settings of the service.
-        metrics: Counts and times.
-        redis: The Redis that the replicas share, if there is one.
-        api_keys: The API keys; None if requests need none.
-        operations: The routes that change the versions of the store; only API keys may use them.
-        serving: The context in which the application answers.
+    It answers in the context `serving`. Only API keys may use `operations`.
     """
     tracer = open_tracer()
     cache = AnswerCache(settings.cache_mb << 20, settings.cache_seconds, metrics, redis) if settings.cache_mb else None
@@ -123,15 +115,15 @@ def create_app(
 
 
 def _document(app: FastAPI, guarded: bool) -> None:
-    """Correct FastAPI's OpenAPI document.
-
-    Add the schema of problems, and describe API keys only if requests need one.
-    """
+    """Add the schema of problems to FastAPI's OpenAPI document, and describe API keys only if requests need one."""
     schema = app.openapi()
     for path in schema["paths"].values():
         for operation in path.values():
-            responses = operation["responses"].items()
-            operation["responses"] = {code: each for code, each in responses if "HTTPValidationError" not in str(each)}
+            operation["responses"] = {
+                code: response
+                for code, response in operation["responses"].items()
+                if "HTTPValidationError" not in str(response)
+            }
             if guarded and "401" in operation["responses"]:
                 operation["security"] = [{"bearer": []}, {"header": []}]
             for code in () if guarded else ("401", "429"):

@@ -25,16 +25,11 @@ _CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 def add_connection(scope: Scope, connection: asyncio.Transport) -> None:
-    """Add the connection of a request to its scope."""
     scope["extensions"] = {_EXTENSION: connection}
 
 
 def require_waiting(request: Request) -> None:
-    """Refuse, in any thread, to make the change of a client that does not wait any more.
-
-    Raises:
-        ClientGoneError: If the client has disconnected.
-    """
+    """Raise `ClientGoneError`, in any thread, if the client does not wait for its change any more."""
     connection = request.scope.get("extensions", {}).get(_EXTENSION)
     if connection is not None and _is_closed(connection):
         raise ClientGoneError

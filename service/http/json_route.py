@@ -17,7 +17,7 @@ from recollect.service.http.problems import NOT_JSON, ProblemError
 # Maximum numbers of some characters in a body, of its fields, and of its wrong fields. The longest filters need 200,000
 # commas. Without the limits, parsing a megabyte of nested lists would block the event loop for half a second, and an
 # error for each of 100,000 unknown fields for 0.1 s.
-_MOST = {b",": 210_000, b'":': 50_000, b"[": 20_000, b"{": 20_000}
+_MOST_IN_BODY = {b",": 210_000, b'":': 50_000, b"[": 20_000, b"{": 20_000}
 _MAX_ERRORS = 1_000
 # Size of a body that is parsed on the event loop.
 _MAX_BYTES_ON_LOOP = 65_536
@@ -27,8 +27,8 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def header(scope: Scope, name: bytes) -> str:
     """The first value of a header; empty without the header."""
-    for each, value in scope["headers"]:
-        if each == name:
+    for own_name, value in scope["headers"]:
+        if own_name == name:
             return str(value, "latin-1")
     return ""
 
@@ -41,12 +41,6 @@ class JsonRoute(APIRoute):
     """
 
     async def answer(self, request: Request, body: bytes) -> Response:
-        """Parse the body, and call the handler.
-
-        Raises:
-            ProblemError: If the content type is not JSON.
-            RequestValidationError: If the body does not fit the model of the route.
-        """
         _require_json(request.scope)
         response: Response = await self.endpoint(await parse_body(self._model, body), request)
         return response
@@ -59,11 +53,6 @@ class JsonRoute(APIRoute):
 
 
 def _require_json(scope: Scope) -> None:
-    """Check the content type of a request.
-
-    Raises:
-        ProblemError: If it is not JSON.
-    """
     media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
@@ -83,10 +72,10 @@ async def parse_body(model: type[_Model], body: bytes) -> _Model:
 
 
 def _parse(model: type[_Model], body: bytes) -> _Model:
-    for character, most in _MOST.items():
-        if body.count(character) > most:
+    for character, limit in _MOST_IN_BODY.items():
+        if body.count(character) > limit:
             raise _too_large(
-                f"at most {most:,} times the character {character.decode()}, found more; send less at once"
+                f"at most {limit:,} times the character {character.decode()}, found more; send less at once"
             )
     try:
         return model.model_validate_json(body)

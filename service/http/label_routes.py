@@ -38,13 +38,7 @@ _Limit = Annotated[int, Query(ge=1, le=_MAX_FOUND, description="maximum number o
 
 @dataclass(frozen=True)
 class LabelRoutes:
-    """The handlers of the paths `/labels` and `/labels/{uid}`.
-
-    Attributes:
-        versions: The open versions.
-        rate_limits: Counts the searches of each API key; a search counts as one query.
-        max_seconds: Maximum time in which a search waits for its turn.
-    """
+    """The handlers of the paths `/labels` and `/labels/{uid}`."""
 
     versions: OpenVersions
     rate_limits: RateLimits
@@ -66,11 +60,11 @@ class LabelRoutes:
             except TimeoutError:
                 raise ProblemError(504, f"search: waited longer than {self.max_seconds:g} s; retry later") from None
             try:
-                found = await asyncio.to_thread(self._search, search, limit)
+                labels = await asyncio.to_thread(self._search, search, limit)
             finally:
                 self._turn.release()
-        response.headers["X-Index-Version"] = found.version
-        return found
+        response.headers["X-Index-Version"] = labels.version
+        return labels
 
     def _search(self, text: str, limit: int) -> LabelsResponse:
         with self.versions.lease() as predictor:

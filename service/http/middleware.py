@@ -67,14 +67,6 @@ class Gateway:
     - 415 for a compressed body, and 413 for a body over the limit, whether or not the request declares its length.
     - The API key pays for the bytes of the body; `scope["paid"]` is this part of the cost of the request.
     - `HEAD` becomes `GET`; uvicorn sends the answer's headers without its body.
-
-    Args:
-        app: The application; `JsonRoute`s get their `POST` requests directly.
-        versions: The open versions.
-        rate_limits: Counts the cost of the requests of each API key.
-        metrics: Counts the requests.
-        settings: The limit of a body, the paths that need a key, and whether to log requests.
-        keys: The known API keys, whose file may change at any time; None if requests need none.
     """
 
     def __init__(
@@ -137,7 +129,6 @@ class Gateway:
                 self._record(scope, status, time.perf_counter() - start)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, and pass it to its route."""
         try:
             self._check(scope)
             body = await self._read(receive)
@@ -159,11 +150,7 @@ class Gateway:
         await response(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Refuse a request by its path and its headers.
-
-        Raises:
-            ProblemError: With the response.
-        """
+        """Refuse a request by its path and its headers."""
         # A pattern of a route ends before a newline, so `a%0A` would mean `a`. No path and no uid has such characters.
         if _CONTROL_CHARACTERS.search(scope["path"]):
             raise ProblemError(404, "nothing is here")
@@ -183,29 +170,21 @@ class Gateway:
             raise ProblemError(415, detail, headers={"Accept-Encoding": "identity"})
 
     async def _read(self, receive: Receive) -> bytes:
-        """Read the body.
-
-        Raises:
-            ClientDisconnect: If the client disconnects before its end.
-            ProblemError: If the body is larger than the limit.
-        """
-        chunks: list[bytes] = []
-        size, most = 0, self._max_body_bytes
+        limit, size, chunks = self._max_body_bytes, 0, list[bytes]()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             size += len(message.get("body", b""))
-            if size <= most:
+            if size <= limit:
                 chunks.append(message.get("body", b""))
-            if size > max(most, _MAX_DISCARDED_BYTES) or not message.get("more_body", False):
+            if size > max(limit, _MAX_DISCARDED_BYTES) or not message.get("more_body", False):
                 break
-        if size > most:
-            raise ProblemError(413, f"the body exceeds {most:,} bytes; send shorter or fewer texts at a time")
+        if size > limit:
+            raise ProblemError(413, f"the body exceeds {limit:,} bytes; send shorter or fewer texts at a time")
         return b"".join(chunks)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request in the metrics, and log it if the access log is on."""
         path: str = scope["path"]
         self._metrics.count_request(route_of(path), status, seconds)
         if self._access_log:

@@ -33,13 +33,7 @@ _VERSION_PARAMETER = {
 
 @dataclass(frozen=True)
 class PredictRoutes:
-    """The handlers of the paths `/predict` and `/predict/batch`.
-
-    Attributes:
-        answering: Answers queries.
-        max_batch: Maximum number of queries in a request.
-        assign_threshold: The minimum probability of an assigned label, if a request names none.
-    """
+    """The handlers of the paths `/predict` and `/predict/batch`."""
 
     answering: Answering
     max_batch: int
@@ -79,22 +73,22 @@ class PredictRoutes:
         if "assign" in chosen:
             chosen.setdefault("min_probability", self.assign_threshold)
         version = header(request.scope, VERSION_HEADER) or None
-        name, found = await self.answering.answer(
+        name, computed = await self.answering.answer(
             queries, chosen, Caller.of(request), version, body.timeout_ms, body.min_sequence
         )
-        stages = ", ".join([f"{stage};dur={spent:.3f}" for stage, spent in found.milliseconds.items()])
+        stages = ", ".join([f"{stage};dur={spent:.3f}" for stage, spent in computed.milliseconds.items()])
         headers = {"x-index-version": name, "server-timing": stages}
-        return Response(_response_json(name, found, batch), media_type="application/json", headers=headers)
+        return Response(_response_json(name, computed, batch), media_type="application/json", headers=headers)
 
 
-def _response_json(version: str, found: Computed, batch: bool) -> bytes:
+def _response_json(version: str, computed: Computed, batch: bool) -> bytes:
     """Build the body of a response: version and sequence, then the fields of the only answer, or the list of answers.
 
     The answers are non-empty JSON objects as bytes, the format of the answer cache. They are joined as bytes, because
     parsing and serialising a cached answer again takes 11 microseconds.
     """
-    head = b'{"version":%b,"sequence":%d' % (to_json(version), found.sequence)
+    head = b'{"version":%b,"sequence":%d' % (to_json(version), computed.sequence)
     if batch:
-        return b'%b,"results":[%b]}' % (head, b",".join(found.json))
-    (answer,) = found.json
+        return b'%b,"results":[%b]}' % (head, b",".join(computed.json))
+    (answer,) = computed.json
     return head + b"," + answer.removeprefix(b"{")

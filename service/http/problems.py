@@ -116,10 +116,7 @@ def expected_problem(scope: Scope, error: Exception) -> Response:
 
 
 def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
-    """The name of the wrong field and the reason.
-
-    The value is left out: it may be large or not representable in JSON.
-    """
+    """The name of the wrong field and the reason. The value may be large or not representable in JSON."""
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}

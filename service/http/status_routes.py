@@ -17,14 +17,7 @@ from recollect.service.versions.open_versions import OpenVersions
 
 @dataclass(frozen=True)
 class StatusRoutes:
-    """The handlers of the paths `/version`, `/health/live`, `/health/ready` and `/metrics`.
-
-    Attributes:
-        versions: The open versions.
-        batcher: Reports whether a batch hangs.
-        redis: The client of the Redis server that the replicas share, or None.
-        process_metrics: The metrics of this process; they include all workers if there are several.
-    """
+    """The handlers of the paths `/version`, `/health/live`, `/health/ready` and `/metrics`."""
 
     versions: OpenVersions
     batcher: Batcher

@@ -50,12 +50,7 @@ class Versions(Activated):
 
 @dataclass(frozen=True)
 class VersionRoutes:
-    """The handlers of the paths `/versions`. They are not async: on a thread, because a store can be slow.
-
-    Attributes:
-        store: The store, whose versions they change.
-        reports: The reports of its replicas.
-    """
+    """The handlers of the paths `/versions`. They are not async: on a thread, because a store can be slow."""
 
     store: Store
     reports: Reports

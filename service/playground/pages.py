@@ -96,13 +96,9 @@ def add_docs(router: Router) -> None:
 
 
 class BundleFacts(BaseModel):
-    """The answer of `GET /playground/bundle`.
+    """The answer of `GET /playground/bundle`: training texts to ask, and all measurements of the build.
 
-    Attributes:
-        examples: Training texts, to ask as queries.
-        curves: All measurements from which the build chose the index.
-        docs: Whether a browser can open `/docs`.
-        writable: Whether the API key of the request may change the memory.
+    `docs` tells whether a browser can open `/docs`; `writable`, whether this API key may change the memory.
     """
 
     version: str
@@ -122,14 +118,8 @@ class FactsRoute:
     docs: bool
     writable: bool
 
-    def bundle(
-        self, request: Request
-    ) -> BundleFacts:  # not async: on a thread, because reading mapped texts may wait for the disk
-        """Return examples and measurements of the current version, and the rights of the API key.
-
-        Raises:
-            NotReadyError: If no version is open yet.
-        """
+    def bundle(self, request: Request) -> BundleFacts:  # not async, because reading mapped texts may wait for the disk
+        """Return examples and measurements of the current version, and the rights of the API key."""
         key = request.scope.get("api_key")
         with self.versions.lease() as predictor:
             manifest = predictor.manifest

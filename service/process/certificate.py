@@ -21,13 +21,9 @@ _CHECK_SECONDS = 3_600.0
 
 @contextlib.contextmanager
 def watching_certificate(path: Path, metrics: Metrics) -> Iterator[None]:
-    """Set the metric, and warn at once and once a day from 14 days before the end.
+    """Set the metric, and warn at once and once a day from 14 days before the first end in the certificate's chain.
 
     The file is read once, because the service reads it only at the start.
-
-    Args:
-        path: The certificate and its chain; the first end of all of them counts.
-        metrics: Gets the end.
     """
     try:
         end = min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(path.read_bytes()))

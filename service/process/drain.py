@@ -40,13 +40,10 @@ _EXIT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def exiting_on_stop_signals(importing: bool = False) -> Iterator[None]:
-    """End this process with status 0 on a stop signal.
+    """End this process with status 0 on a stop signal, which process 1 of a container ignores without a handler.
 
-    Without a handler, process 1 of a container ignores these signals.
-
-    Args:
-        importing: Whether this process only imports modules. Then it ends without an exception, because an import of a
-            C library can turn the exception into another one.
+    While the process only imports modules, it ends without an exception, because an import of a C library can turn the
+    exception into another one.
     """
     before = [signal.signal(number, _exit_while_importing if importing else _exit) for number in _STOP_SIGNALS]
     yield
@@ -86,10 +83,6 @@ class Drain:
 
     A second signal ends the process at once with status 0, unless the process is a worker: a worker may receive the
     first signal twice, from a terminal and from its supervisor.
-
-    Args:
-        model_manager: Reports that this process is not ready.
-        seconds: Maximum time to finish the requests in progress.
     """
 
     def __init__(self, model_manager: ModelManager, seconds: float) -> None:

@@ -49,11 +49,7 @@ _READABLE_BY_OTHERS = 0o004
 
 
 def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
-    """Serve until a stop signal, and return the exit status.
-
-    Args:
-        settings: All settings of the service.
-        bound: A socket from `bind` that is used instead of --host and --port.
+    """Serve until a stop signal, and return the exit status. A socket from `bind` replaces --host and --port.
 
     Raises:
         SettingsError: If settings contradict each other, or the certificate cannot be used.
@@ -84,24 +80,14 @@ def serve(settings: ServeSettings, bound: socket.socket | None = None) -> int:
 
 @dataclass(frozen=True)
 class Application:
-    """Creates the application in the process that serves it; uvicorn sends this object to its worker processes.
-
-    Args:
-        settings: All settings of the service.
-        public: The socket of the service.
-        folder: The folder that several workers share; None for a single process.
-    """
+    """Creates the application in the process that serves it; uvicorn sends this object to its worker processes."""
 
     settings: ServeSettings
     public: socket.socket
-    folder: Path | None = None
+    folder: Path | None = None  # which several workers share
 
     def __call__(self) -> ASGIApp:
-        """Open the current version, and listen.
-
-        Raises:
-            ServiceError: If a single process cannot start. A worker prints its error and exits.
-        """
+        """Open the current version, and listen. A worker prints its error and exits."""
         if self.folder is None:
             application = self._open()
             _log_start(self.settings)
@@ -229,11 +215,7 @@ def _log_start(settings: ServeSettings) -> None:
 
 
 def _require_certificate(certificate: Path, key: Path) -> None:
-    """Check that uvicorn can use a certificate and its private key.
-
-    Raises:
-        SettingsError: If a file cannot be read, or the files do not belong together.
-    """
+    """Raise `SettingsError` if uvicorn cannot use a certificate and its private key."""
     try:
         # The password of an encrypted key is a wrong one, because OpenSSL would otherwise ask for it on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: "")
@@ -246,7 +228,6 @@ def _require_certificate(certificate: Path, key: Path) -> None:
 
 
 def _warn_if_readable_by_others(secrets: Path) -> None:
-    """Log if users other than the owner and the group of a file may read it."""
     with contextlib.suppress(OSError):  # a missing file is an error elsewhere
         if (mode := secrets.stat().st_mode) & _READABLE_BY_OTHERS:
             log.warning("secrets_readable_by_others", path=str(secrets), mode=f"{mode & 0o777:o}")

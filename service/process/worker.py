@@ -45,10 +45,6 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
 
     No connection is accepted before the version is open. A stop signal ends the process at once until then.
 
-    Args:
-        settings: All settings of the service.
-        public: The socket of the service.
-
     Raises:
         ServiceError: If the current version cannot be served, or a setting or an address cannot be used.
     """
@@ -65,13 +61,8 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     redis = RedisClient.of(settings, metrics)
     if redis is not None:
         redis.require_access()
-    batcher = Batcher(
-        ThreadBudget.of(settings.workers, settings.threads).threads,
-        settings.max_queue,
-        settings.encode_together,
-        metrics,
-        settings.hang_seconds,
-    )
+    threads = ThreadBudget.of(settings.workers, settings.threads).threads
+    batcher = Batcher(threads, settings.max_queue, settings.encode_together, metrics, settings.hang_seconds)
     reports = reports_of(store, redis)
     opener = Opener(
         store,
@@ -89,7 +80,10 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     async def serving() -> AsyncIterator[None]:
         """Run the background threads of this process, and drain it on a stop signal."""
         await run_in_threadpool(lambda: None)  # its first use imports modules, which would stop all answers for 60 ms
-        _exempt_from_garbage_collection()
+        # The modules of the libraries are hundreds of thousands of objects, which stay until the end of the process. A
+        # full collection of them would hold Python's global lock for 30 ms or more, and all answers would wait.
+        gc.collect()
+        gc.freeze()
         model_manager.follow(lambda: batcher.load)
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(batcher, model_manager.versions, metrics))
@@ -110,11 +104,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
 
 
 def _open_current(model_manager: ModelManager) -> None:
-    """Open the current version in a thread, so that a stop signal ends this process at once.
-
-    Raises:
-        ServiceError: If the version cannot be served.
-    """
+    """Open the current version in a thread, so that a stop signal ends this process at once."""
     opened: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def open_current() -> None:
@@ -131,13 +121,3 @@ def _open_current(model_manager: ModelManager) -> None:
     except SystemExit:  # a stop signal
         model_manager.withdraw(_WITHDRAW_SECONDS)
         exit_at_once()
-
-
-def _exempt_from_garbage_collection() -> None:
-    """Exempt all objects that exist now from Python's garbage collection.
-
-    The modules of the libraries are hundreds of thousands of objects, which stay until the end of the process. Without
-    the exemption, a full collection holds Python's global lock for 30 ms or more, and all answers wait.
-    """
-    gc.collect()
-    gc.freeze()

@@ -40,12 +40,8 @@ def answer_keys(
 ) -> list[bytes] | None:
     """The cache keys of queries; None if the filters contain so many labels that the cache would save no time.
 
-    Args:
-        version: The version.
-        sequence: Sequence number of the last entry of its live memory.
-        digest: Digest of the log up to this entry: a log that was restored from a copy can use its number again.
-        options: Options of the answers.
-        queries: The queries.
+    The digest is that of the log up to the entry `sequence`: a log that was restored from a copy can use the number
+    again.
     """
     if options.filter_labels > _MAX_FILTER_LABELS:
         return None
@@ -59,7 +55,7 @@ def answer_keys(
 
 @functools.lru_cache(maxsize=64)  # most requests have the usual options
 def _common_key(version: str, sequence: int, digest: bytes, options: AnswerOptions) -> hashlib.blake2b:
-    values = (getattr(options, each.name) for each in dataclasses.fields(options))
+    values = (getattr(options, option.name) for option in dataclasses.fields(options))
     parts = [sorted({*value}) if isinstance(value, tuple) else value for value in values]
     return hashlib.blake2b(json.dumps([_FORMAT, version, sequence, digest.hex(), *parts]).encode(), digest_size=16)
 
@@ -68,12 +64,6 @@ class AnswerCache:
     """Answers in the memory of this process, then in Redis if the replicas share a Redis. Only the event loop uses it.
 
     The least recently used answers are removed first. Redis's setting `maxmemory` limits the answers there.
-
-    Args:
-        max_bytes: Maximum size of all cache entries together in this process.
-        seconds: Maximum age of an answer.
-        metrics: Records hits, misses and the size of the cache.
-        redis: The Redis that the replicas share, or None.
     """
 
     def __init__(self, max_bytes: int, seconds: int, metrics: Metrics, redis: RedisClient | None) -> None:
@@ -83,16 +73,16 @@ class AnswerCache:
         self._writes: set[asyncio.Task[None]] = set()
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found = [self._get(key) for key in keys]
-        self._count("local", found)
-        missing = [row for row, answer in enumerate(found) if answer is None]
+        answers = [self._get(key) for key in keys]
+        self._count("local", answers)
+        missing = [row for row, answer in enumerate(answers) if answer is None]
         if self._redis is None or not missing:
-            return found
+            return answers
         shared = await self._read_redis(self._redis, [keys[row] for row in missing])
         for row, answer in zip(missing, shared, strict=True):
-            found[row] = answer
+            answers[row] = answer
         self._put({keys[row]: answer for row, answer in zip(missing, shared, strict=True) if answer})
-        return found
+        return answers
 
     def put(self, answers: dict[bytes, bytes]) -> None:
         """Add answers. The write to Redis continues in the background, so that the response does not wait for it."""
@@ -130,11 +120,11 @@ class AnswerCache:
         """Look up answers in Redis. While Redis does not answer, no answers are found."""
         names = [redis.key("answer", key.hex()) for key in keys]
         try:
-            found: list[bytes | None] = await redis.execute_async(lambda client: client.mget(names), "cache_reads")
+            answers: list[bytes | None] = await redis.execute_async(lambda client: client.mget(names), "cache_reads")
         except RedisError:
             return [None] * len(keys)
-        self._count("redis", found)
-        return found
+        self._count("redis", answers)
+        return answers
 
     async def _write_redis(self, redis: RedisClient, answers: dict[bytes, bytes]) -> None:
         def write(client: Any) -> Any:
@@ -146,8 +136,8 @@ class AnswerCache:
         with contextlib.suppress(RedisError):
             await redis.execute_async(write, "cache_writes")
 
-    def _count(self, tier: str, found: Sequence[bytes | None]) -> None:
-        misses = sum(answer is None for answer in found)
-        for outcome, count in (("hit", len(found) - misses), ("miss", misses)):
+    def _count(self, tier: str, answers: Sequence[bytes | None]) -> None:
+        misses = sum(answer is None for answer in answers)
+        for outcome, count in (("hit", len(answers) - misses), ("miss", misses)):
             if count:
                 self._metrics.child(self._metrics.cache_requests, tier, outcome).inc(count)

@@ -42,13 +42,7 @@ _MAX_WAITING = 256
 
 
 class Caller(NamedTuple):
-    """Who asks.
-
-    Attributes:
-        quota: The limit of the API key; None without keys.
-        paid_bytes: The bytes of the request's body that are paid already.
-        receive: Waits for the next message of the client's connection.
-    """
+    """Who asks: the limit of its API key, the cost that its body has paid, and its connection."""
 
     quota: Quota | None
     paid_bytes: int
@@ -72,18 +66,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Answering:
-    """Answers requests.
-
-    Attributes:
-        versions: The open versions.
-        batcher: Computes answers.
-        cache: Cached answers; None disables the cache.
-        rate_limits: Counts the cost of the requests of each API key.
-        metrics: Counts requests and dropped requests.
-        tracer: Records spans; None if tracing is off.
-        settings: Limits of requests, and the share of the queries to log.
-        follow_log: Starts to read the log of the live memory.
-    """
+    """Answers requests."""
 
     versions: OpenVersions
     batcher: Batcher
@@ -92,7 +75,7 @@ class Answering:
     metrics: Metrics
     tracer: Tracer | None
     settings: ServeSettings
-    follow_log: Callable[[], None]
+    follow_log: Callable[[], None]  # starts to read the log of the live memory
     _waiters: Waiters = field(default_factory=lambda: Waiters(_MAX_WAITING, "a change of the memory"), init=False)
 
     async def answer(
@@ -105,19 +88,14 @@ class Answering:
         min_sequence: int = 0,
         use_cache: bool = True,
     ) -> tuple[str, Computed]:
-        """Answer the queries of a request. One version answers all of them.
+        """Return the version that answers all queries of a request, and its answers.
 
         Args:
-            queries: One query, or a batch.
             chosen: Arguments of `resolve_options` that the caller chose.
-            caller: Who asks; its API key pays for the answers.
-            version: The open version that answers; None means the current version.
+            version: None means the current version.
             timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
             min_sequence: Sequence number of the last change that the answer must know.
             use_cache: Whether cached answers may be used. They are JSON only.
-
-        Returns:
-            The version, and its answers.
 
         Raises:
             QueryTooLargeError: If a query has too many bytes.
@@ -132,8 +110,8 @@ class Answering:
             ClientDisconnect: If the client disconnects.
         """
         start, sizes = time.perf_counter(), self._sizes(queries)
-        most = self.settings.max_seconds
-        seconds = most if timeout_ms is None else min(timeout_ms / 1000, most)
+        limit = self.settings.max_seconds
+        seconds = limit if timeout_ms is None else min(timeout_ms / 1000, limit)
         deadline = asyncio.get_running_loop().time() + seconds
         with (lease := self.versions.lease(version)) as predictor:
             name, options = predictor.version, predictor.usual_options
@@ -147,15 +125,15 @@ class Answering:
                     async with asyncio.timeout_at(deadline):
                         await self._wait_for(min_sequence, predictor)
                 asked = _Asked(lease, options, cost, caller, deadline)
-                found = await self._look_up_or_compute(asked, queries, self.cache if use_cache else None)
-                await self.rate_limits.add(caller.quota, answer_cost(sum(map(len, found.json))))
+                computed = await self._look_up_or_compute(asked, queries, self.cache if use_cache else None)
+                await self.rate_limits.add(caller.quota, answer_cost(sum(map(len, computed.json))))
             except ClientDisconnect:
                 self.metrics.dropped.labels("gone").inc()
                 raise
             except TimeoutError:
                 self.metrics.dropped.labels("deadline").inc()
                 self.metrics.count_outcome(name, "deadline")
-                longer = f"increase timeout_ms (at most {1e3 * most:.0f}), or " if seconds < most else ""
+                longer = f"increase timeout_ms (at most {1e3 * limit:.0f}), or " if seconds < limit else ""
                 raise DeadlineError(
                     f"timeout_ms: the answer took longer than {1e3 * seconds:.0f} ms; {longer}"
                     "reduce top_b or the number of queries"
@@ -167,30 +145,20 @@ class Answering:
                 raise
         self.metrics.count_outcome(name, "answered", time.perf_counter() - start)
         if self.settings.log_queries:
-            self._log_sample(name, queries, found.answers)
-        return name, found
+            self._log_sample(name, queries, computed.answers)
+        return name, computed
 
     def _sizes(self, queries: Sequence[str]) -> list[int]:
-        """The numbers of bytes of the queries.
-
-        Raises:
-            QueryTooLargeError: If a query has too many bytes.
-        """
-        sizes, most = [len(query.encode()) for query in queries], self.settings.max_query_bytes
-        if max(sizes) > most:
-            row = next(row for row, size in enumerate(sizes) if size > most)
+        sizes, limit = [len(query.encode()) for query in queries], self.settings.max_query_bytes
+        if max(sizes) > limit:
+            row = next(row for row, size in enumerate(sizes) if size > limit)
             name = "query" if len(queries) == 1 else f"queries.{row}"
-            detail = f"{name}: expected at most {most:,} bytes, found {sizes[row]:,}; send a shorter text"
+            detail = f"{name}: expected at most {limit:,} bytes, found {sizes[row]:,}; send a shorter text"
             raise QueryTooLargeError(detail)
         return sizes
 
     async def _wait_for(self, sequence: int, predictor: Predictor) -> None:
-        """Wait until the memory knows a change.
-
-        Raises:
-            UnknownSequenceError: If it does not know the change in time.
-            OverloadError: If too many requests wait for a change.
-        """
+        """Wait until the memory knows a change."""
         self.follow_log()
         deadline = time.monotonic() + _FOLLOW_SECONDS
         with self._waiters.one_more():
@@ -231,10 +199,6 @@ class Answering:
 
         A request that is dropped before its computation starts is not computed. A computation for which no request
         waits any more is stopped.
-
-        Raises:
-            ClientDisconnect: If the client disconnects first.
-            TimeoutError: If the deadline passes first.
         """
         loop, future = asyncio.get_running_loop(), self.batcher.submit(asked.lease, queries, asked.options, asked.cost)
         watch_at = min(asked.deadline, loop.time() + _WATCH_AFTER_SECONDS)

@@ -44,19 +44,12 @@ class _AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class Computed:
-    """The answers to one request.
+    """The answers to one request."""
 
-    Attributes:
-        json: The answer to each query as a JSON object.
-        answers: The same answers; None for an answer from the cache.
-        milliseconds: The milliseconds of each stage.
-        sequence: Sequence number of the last change of the memory that answered.
-    """
-
-    json: list[bytes]
-    answers: Sequence[Answer | None]
-    milliseconds: dict[str, float]
-    sequence: int
+    json: list[bytes]  # the answer to each query as a JSON object
+    answers: Sequence[Answer | None]  # the same answers; None for an answer from the cache
+    milliseconds: dict[str, float]  # of each stage
+    sequence: int  # of the last change of the memory that answered
 
 
 @dataclass(eq=False)
@@ -122,12 +115,9 @@ class Batcher:
     """The queue of requests, and the threads that compute the requests in the queue.
 
     Args:
-        threads: Number of threads; each computes one batch at a time.
         max_waiting: Maximum cost of the requests in the queue, where a normal query costs 1 (see `request_cost`); a
             request that would exceed it is refused.
         max_together: Maximum number of queries in one batch; a single larger request is computed alone.
-        metrics: Records the length of the queue, the sizes of batches and the times of the stages.
-        hang_seconds: A batch hangs if one block of its computation takes longer than this.
     """
 
     def __init__(
@@ -164,7 +154,6 @@ class Batcher:
 
     @property
     def busy_threads(self) -> int:
-        """Number of threads that compute a batch."""
         return len(self._running)
 
     @property
@@ -187,11 +176,7 @@ class Batcher:
     ) -> asyncio.Future[Computed]:
         """Queue a request. A request whose future is cancelled is not computed, or its computation is stopped.
 
-        Args:
-            lease: Lease of the version that answers. The queue takes a second lease until the batch is done.
-            queries: One query, or a batch.
-            options: Options of the answers.
-            cost: Cost of the request.
+        The queue takes a second lease of the version until the batch is done.
 
         Raises:
             OverloadError: If too many queries wait.
@@ -312,9 +297,11 @@ class Batcher:
         started = time.perf_counter()
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
-            found = jobs[0].lease.predictor.predict_together([(job.queries, job.options) for job in jobs], begin_block)
+            predictions = jobs[0].lease.predictor.predict_together(
+                [(job.queries, job.options) for job in jobs], begin_block
+            )
             results: list[Computed | Exception] = []
-            for job, answers in zip(jobs, found, strict=True):
+            for job, answers in zip(jobs, predictions, strict=True):
                 milliseconds = {"queue": 1e3 * (started - job.submitted), **answers.milliseconds}
                 self._metrics.count_stages({"queue": milliseconds["queue"]})
                 try:
@@ -323,7 +310,7 @@ class Batcher:
                     results.append(error)
                     continue
                 results.append(Computed(json, answers.answers, milliseconds, answers.sequence))
-            self._metrics.count_stages(found[0].milliseconds)
+            self._metrics.count_stages(predictions[0].milliseconds)
             return results
         except BaseException as error:  # a panic in a library that is written in Rust is not an Exception
             if len(jobs) > 1 and not isinstance(error, _AbandonedError):
@@ -332,11 +319,7 @@ class Batcher:
 
 
 def _serialise(answers: Sequence[Answer]) -> list[bytes]:
-    """The answers to a request as JSON objects.
-
-    Raises:
-        QueryError: If they have too many bytes.
-    """
+    """The answers to a request as JSON objects; a `QueryError` if they have too many bytes."""
     json, size = list[bytes](), 0
     for answer in answers:
         json.append(to_json(answer.to_dict()))

@@ -60,8 +60,6 @@ class RateLimits:
         max_cost: Cost of the most expensive request.
         workers: Number of worker processes of this replica. Without Redis, each process enforces an equal part of the
             rate.
-        redis: The Redis server that the replicas share, or None.
-        metrics: Counts the refused requests.
     """
 
     def __init__(
@@ -72,12 +70,7 @@ class RateLimits:
         self._theoretical: dict[str, float] = {}
 
     async def charge(self, quota: Quota | None, cost: int, paid: int = 0) -> None:
-        """Count the cost of a request towards the limit of its API key.
-
-        Args:
-            quota: The limit; None means that requests need no key.
-            cost: The whole cost of the request.
-            paid: The part of the cost that is counted already.
+        """Count the cost of a request towards the limit of its API key, without the part that is paid already.
 
         Raises:
             RateLimitError: If the API key exceeds its rate.
@@ -99,18 +92,13 @@ class RateLimits:
         """Count the cost of a request, without the part that is paid already, and return 0.
 
         If the request exceeds the rate, count nothing and return the seconds to wait.
-
-        Args:
-            quota: The limit.
-            cost: The whole cost of the request.
-            paid: The part of the cost that is counted already.
-            burst: The cost that may arrive at once; 0 means the usual one.
+        A `burst` is the cost that may arrive at once; 0 means the usual one.
         """
         if not quota.rate:
             return 0.0
         if self._redis:
             usual, name = self._burst(quota.rate), self._redis.key("rate", quota.name)
-            arguments = name, 1 / quota.rate, burst or usual, self._most(usual), cost, paid
+            arguments = name, 1 / quota.rate, burst or usual, self._max_debt(usual), cost, paid
             try:
                 return float(
                     await self._redis.execute_async(lambda client: client.eval(_TAKE, 1, *arguments), "rate_limits")
@@ -123,13 +111,13 @@ class RateLimits:
         wait = theoretical + (min(cost, burst) - burst) / rate - now
         if wait - paid / rate > _ROUNDING_SECONDS:
             return wait
-        self._theoretical[quota.name] = min(theoretical + (cost - paid) / rate, now + self._most(usual) / rate)
+        self._theoretical[quota.name] = min(theoretical + (cost - paid) / rate, now + self._max_debt(usual) / rate)
         return 0.0
 
     def _burst(self, rate: float) -> int:
         """The cost that may arrive at once: the cost of one second, or of the largest batch of normal queries."""
         return max(math.ceil(rate), self._max_batch)
 
-    def _most(self, burst: int) -> int:
+    def _max_debt(self, burst: int) -> int:
         """The largest cost that a key can owe."""
         return max(burst, self._max_cost)

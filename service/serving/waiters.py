@@ -9,25 +9,16 @@ from recollect.core.errors import OverloadError
 
 
 class Waiters:
-    """Counts the requests that wait for a thing, or use it.
+    """Counts the requests that wait for a thing, or use it."""
 
-    Args:
-        most: Maximum number of requests.
-        what: The thing, for the message.
-    """
-
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what, self._count = most, what, 0
+    def __init__(self, limit: int, thing: str) -> None:
+        self._limit, self._thing, self._count = limit, thing, 0
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[None]:
-        """Count a request while it waits.
-
-        Raises:
-            OverloadError: If too many requests wait already.
-        """
-        if self._count >= self._most:
-            raise OverloadError(f"{self._count} requests wait for {self._what}; retry shortly")
+        """Count a request while it waits. Raise `OverloadError` if too many requests wait already."""
+        if self._count >= self._limit:
+            raise OverloadError(f"{self._count} requests wait for {self._thing}; retry shortly")
         self._count += 1
         try:
             yield

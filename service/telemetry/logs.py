@@ -19,15 +19,11 @@ from typing import TextIO, cast
 import structlog
 
 # Maximum number of lines that wait for the thread, and maximum time in which `flush_logs` waits for them.
-_MOST_LINES, _FLUSH_SECONDS = 4096, 1.0
+_MAX_LINES, _FLUSH_SECONDS = 4096, 1.0
 
 
 class _LogStream(io.TextIOBase):
-    """Passes lines to the thread that writes them.
-
-    Attributes:
-        on_drop: Called for each line that is dropped.
-    """
+    """Passes lines to the thread that writes them, and calls `on_drop` for each line that is dropped."""
 
     on_drop: Callable[[], object] = staticmethod(lambda: None)
 
@@ -42,7 +38,7 @@ class _LogStream(io.TextIOBase):
             self._thread.start()
 
     def write(self, line: str) -> int:
-        if self._lines.qsize() < _MOST_LINES:
+        if self._lines.qsize() < _MAX_LINES:
             self._lines.put(line)
         else:
             self.on_drop()
@@ -86,8 +82,7 @@ def count_dropped_lines(on_drop: Callable[[], object]) -> None:
 def configure_logs(worker: int | None = None) -> None:
     """Configure structlog, and log the messages of libraries in the same format.
 
-    Args:
-        worker: Process id, which each line of one of several workers contains.
+    Each line of one of several workers contains its process id, `worker`.
     """
     terminal = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [

@@ -36,13 +36,7 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """All metrics of the service.
-
-    Args:
-        with_redis: Whether the service uses Redis; otherwise the metrics of Redis are absent.
-        with_engine: Whether the service uses Milvus; otherwise the metrics of Milvus are absent.
-        with_tls: Whether the service has a certificate; otherwise its metric is absent.
-    """
+    """All metrics of the service; those of Redis, Milvus and the TLS certificate only if the service uses them."""
 
     def __init__(self, with_redis: bool = False, with_engine: bool = False, with_tls: bool = False) -> None:
         self._shared = SHARED_METRICS in os.environ
@@ -167,12 +161,10 @@ class Metrics:
         return metric.labels(*labels)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
         self.child(self.requests, path, status).inc()
         self.child(self.request_seconds, path).observe(seconds)
 
     def count_stages(self, milliseconds: Mapping[str, float]) -> None:
-        """Count the times of stages."""
         for stage, spent in milliseconds.items():
             self.child(self.stage_seconds, stage).observe(spent / 1e3)
 

@@ -52,9 +52,7 @@ class Tracer:
     def around(self, app: ASGIApp, route_of: Callable[[str], str]) -> ASGIApp:
         """Wrap an application, so that every request has a span, which continues the trace of the client.
 
-        Args:
-            app: The application.
-            route_of: The route of a path, without the names that a client chose.
+        A route must not contain names that a client chose.
         """
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode

@@ -46,17 +46,7 @@ _IDLE_AFTER_SECONDS, _IDLE_POLL_SECONDS = 60.0, 5.0
 
 
 class ModelManager:
-    """Opens, swaps and closes the versions of a process.
-
-    Args:
-        opener: Opens versions.
-        reports: The reports of all replicas.
-        metrics: Records the swaps, and the live memory of the current version.
-        poll_seconds: Seconds between two checks of the activation record.
-
-    Attributes:
-        versions: The open versions, from which requests take leases.
-    """
+    """Opens, swaps and closes the versions of a process."""
 
     def __init__(self, opener: Opener, reports: Reports, metrics: Metrics, poll_seconds: float) -> None:
         self.versions = OpenVersions()
@@ -80,8 +70,7 @@ class ModelManager:
         """Open the current version in the calling thread, at the start of the process. A candidate is opened later.
 
         Raises:
-            StoreError: If no version is current.
-            ServiceError: If the version may not be served; see `Opener.open`.
+            ServiceError: If no version is current, or the version may not be served; see `Opener.open`.
         """
         try:
             while self.versions.current is None:
@@ -97,10 +86,10 @@ class ModelManager:
             raise
 
     def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
-        """Follow the store in background threads, until `close`.
+        """Follow the store in background threads, until `close`. The load of the computing threads paces the opening.
 
         Args:
-            load: Function that returns the share of the computing threads that are busy; it paces the opening.
+            load: The share of the computing threads that are busy, from 0 to 1.
         """
         self._load = load
         for thread in (self._follower, self._log_reader):
@@ -131,7 +120,6 @@ class ModelManager:
         self._reporter.stop()
 
     def _read_record(self) -> ActivationRecord | None:
-        """Read the activation record now."""
         self._read_at = time.monotonic()
         record = self._opener.store.activation()
         if record is not None:
@@ -191,12 +179,7 @@ class ModelManager:
             log.error("bundle_refused", version=version, error=str(error), serving=serving)
 
     def _serve(self, record: ActivationRecord, with_candidate: bool = True) -> None:
-        """Swap to the current version of a record, then open its candidate.
-
-        Raises:
-            CancelledWorkError: If there was another activation meanwhile, or the process drains.
-            ServiceError: If a version may not be served.
-        """
+        """Swap to the current version of a record, then open its candidate."""
         before = self.versions.version()
         if before != record.version:
             start = time.monotonic()
@@ -272,12 +255,9 @@ class ModelManager:
             self._require_desired(version)
 
     def _require_desired(self, version: str) -> ActivationRecord:
-        """Read the activation record again, and return it.
+        """Read the activation record again, and return it, or raise `CancelledWorkError` if the version is not in it.
 
         If the store cannot be read, the record that was read last counts.
-
-        Raises:
-            CancelledWorkError: If the record does not name the version, or the process drains.
         """
         with contextlib.suppress(StoreError, OSError):
             self._read_record()

@@ -31,11 +31,7 @@ class OpenVersion:
 
 
 class Lease:
-    """One use of a version; usable as a context manager, or through `release`.
-
-    Attributes:
-        predictor: The version's predictor; usable until the lease is released.
-    """
+    """One use of a version, whose predictor stays open until the release; usable as a context manager."""
 
     __slots__ = ("_lock", "_version", "predictor")
 
@@ -74,8 +70,6 @@ class OpenVersions:
 
     Attributes:
         current: The version that answers requests that name no version; None before the first version is open.
-        candidate: The version that the store names beside the current one, if it is open.
-        standby: The version that was current before, if it is still open.
         draining: Whether this process stops; requests in progress are still answered.
         leased_at: Time of the last lease of a request, by the monotonic clock.
     """
@@ -99,7 +93,7 @@ class OpenVersions:
         with self._lock:
             opened = self.require_current()
             if version is not None and version != opened.predictor.version:
-                others = {each.predictor.version: each for each in self._open()}
+                others = {other.predictor.version: other for other in self._open()}
                 if version not in others:
                     raise VersionNotOpenError(version, [*others])
                 opened = others[version]
@@ -107,11 +101,7 @@ class OpenVersions:
             return Lease(opened, self._lock)
 
     def require_current(self) -> OpenVersion:
-        """The current version, for reading facts about it without a lease.
-
-        Raises:
-            NotReadyError: If no version is open yet.
-        """
+        """The current version, for reading facts about it without a lease; `NotReadyError` if none is open yet."""
         if (current := self.current) is None:
             raise NotReadyError("no bundle is loaded yet; try again shortly")
         return current
@@ -154,7 +144,6 @@ class OpenVersions:
             self._retired.append(self._take(opened.predictor))
 
     def open_predictors(self) -> list[LivePredictor]:
-        """The predictors of the open versions."""
         with self._lock:
             return [version.predictor for version in self._open()]
 

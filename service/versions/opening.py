@@ -53,8 +53,8 @@ class Throttle:
     Create the throttle in the thread of the background work.
 
     Args:
-        load: Function that returns the share of the computing threads that are busy at the moment, from 0 to 1.
-        check: Function that raises a CancelledWorkError when the work is no longer needed.
+        load: The share of the computing threads that are busy at the moment, from 0 to 1.
+        check: Raises a CancelledWorkError when the work is no longer needed.
     """
 
     def __init__(self, load: Callable[[], float], check: Callable[[], None]) -> None:
@@ -62,11 +62,7 @@ class Throttle:
         self._step_start = time.thread_time()
 
     def pause(self) -> None:
-        """End a step of the work.
-
-        Raises:
-            CancelledWorkError: If the work is no longer needed.
-        """
+        """End a step of the work. Raises CancelledWorkError if the work is no longer needed."""
         step_seconds = time.thread_time() - self._step_start
         self._check()
         if step_seconds < _SHORTEST_STEP_SECONDS:
@@ -87,13 +83,10 @@ class Opener:
     """Opens the versions of one store for serving.
 
     Attributes:
-        store: The store that contains the versions.
         threads: Number of threads of the encoder and of each search.
-        device: Device for encoding and searching.
         workers: Number of worker processes; during a swap, all of them open the next version at the same time.
         engine: The connection to Milvus; None means that of the environment variables.
         observer: Gets the calls of Milvus.
-        reads_live_entries: Whether the versions use the live entries of the store.
     """
 
     store: Store
@@ -110,7 +103,6 @@ class Opener:
         """Open a version and check that it may be served.
 
         Args:
-            version: Name of the version.
             throttle: Slows the opening down while another version answers requests; None at the start of a process.
             share_with: Open predictors of other versions. The new version shares their equal files instead of opening
                 them again. The predictors must stay open during the call; later, each may be closed.
@@ -151,10 +143,7 @@ def require_memory(manifest: Manifest, processes: int = 1, share_with: Sequence[
     During a swap, two versions are open at the same time. Without this check, a next version that is too large could
     make the kernel kill the process that serves the current version.
 
-    Args:
-        manifest: The manifest of the version.
-        processes: Processes that open the version at the same time.
-        share_with: The manifests of the versions that are open and share their equal files.
+    `processes` open the version at the same time. The versions of `share_with` are open and share their equal files.
 
     Raises:
         InsufficientMemoryError: If less is free than the processes need.
@@ -172,10 +161,10 @@ def private_bytes(manifest: Manifest, share_with: Sequence[Manifest] = ()) -> in
 
     An encoder or a tokenizer that an open bundle shares adds nothing.
     """
-    alike = [each for each in share_with if each.encoder == manifest.encoder]
+    alike = [other for other in share_with if other.encoder == manifest.encoder]
 
     def added(name: str) -> int:
-        return 0 if any(each.files[name] == manifest.files[name] for each in alike) else manifest.files[name].size
+        return 0 if any(other.files[name] == manifest.files[name] for other in alike) else manifest.files[name].size
 
     private = _ENCODER_FACTOR * added("encoder.onnx") + _TOKENIZER_FACTOR * added("tokenizer.json")
     return int(private) + _CONSTANT_BYTES

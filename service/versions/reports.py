@@ -65,11 +65,7 @@ class FolderReports:
         self._folder = folder
 
     def write(self, report: Report) -> None:
-        """Write the report of this replica; it replaces the previous report.
-
-        Raises:
-            OSError, RedisError: If the report cannot be written.
-        """
+        """Write the report of this replica; it replaces the previous report."""
         self._folder.mkdir(exist_ok=True)  # fails if there is no store, which `temporary_path` would create
         path = self._path(report.replica)
         with temporary_path(path) as temporary:
@@ -83,16 +79,12 @@ class FolderReports:
             self._path(replica_name()).unlink()
 
     def read(self, seconds: float | None = None) -> list[Report]:
-        """The reports of the last ten seconds, or of so many, sorted by replica. Content that is no report is ignored.
-
-        Raises:
-            OSError, RedisError: If the reports cannot be read.
-        """
+        """The reports of the last ten seconds, or of so many, sorted by replica. Other content is ignored."""
         if not (paths := sorted(self._folder.glob("*.json"))):
             return []
         now = self._now()
-        found = (self._read(path, now, seconds or _STALE_SECONDS) for path in paths)
-        return [report for report in found if report is not None]
+        reports = (self._read(path, now, seconds or _STALE_SECONDS) for path in paths)
+        return [report for report in reports if report is not None]
 
     def _now(self) -> float:
         """The time that a new file gets; that of this host if it may not write to the folder."""
@@ -143,7 +135,7 @@ class RedisReports:
             return client.hgetall(self._key), _redis_seconds(client)
 
         contents, now = self._redis.execute(read)
-        found, outdated = list[Report | None](), list[bytes]()
+        reports, outdated = list[Report | None](), list[bytes]()
         for name, content in sorted(contents.items()):
             written, _, text = content.partition(b" ")
             with contextlib.suppress(ValueError):  # another program has written the value
@@ -151,10 +143,10 @@ class RedisReports:
                 if abs(age) > _KEPT_SECONDS:
                     outdated.append(name)
                 elif abs(age) <= (seconds or _STALE_SECONDS):
-                    found.append(_parsed(name.decode(errors="replace"), text))
+                    reports.append(_parsed(name.decode(errors="replace"), text))
         if outdated:
             self._redis.execute(lambda client: client.hdel(self._key, *outdated))
-        return [report for report in found if report is not None]
+        return [report for report in reports if report is not None]
 
 
 Reports = FolderReports | RedisReports
@@ -171,8 +163,6 @@ def wait_for_replicas(
     """Wait until every replica has carried out an activation, and return the reports.
 
     Args:
-        store: The store of the replicas.
-        reports: The reports of the replicas.
         record: The record that the activation wrote.
         seconds: Maximum time to wait.
         replicas: Number of replicas that must carry it out. None means all replicas that report, also those that
@@ -185,23 +175,23 @@ def wait_for_replicas(
     """
     start, known = time.monotonic(), set[str]()
     while True:
-        waited, found, killed, error = time.monotonic() - start, list[Report](), list[Report](), None
+        waited, alive, killed, error = time.monotonic() - start, list[Report](), list[Report](), None
         try:
-            found = reports.read()
-            alive = {each.replica for each in found}
-            known |= alive
-            if replicas is None and (silent := known - alive):
-                killed = [each for each in reports.read(_KEPT_SECONDS) if each.replica in silent]
+            alive = reports.read()
+            names = {report.replica for report in alive}
+            known |= names
+            if replicas is None and (silent := known - names):
+                killed = [report for report in reports.read(_KEPT_SECONDS) if report.replica in silent]
         except (OSError, RedisError) as failure:
             error = failure
-        behind = [each for each in found if each.generation != record.generation]
-        if not behind and not killed and len(found) >= (replicas or 1):
-            return found
+        behind = [report for report in alive if report.generation != record.generation]
+        if not behind and not killed and len(alive) >= (replicas or 1):
+            return alive
         _require_last(store, record)
-        failed = bool(behind or killed) and all(each.refused == record.generation for each in behind)
+        failed = bool(behind or killed) and all(report.refused == record.generation for report in behind)
         none_runs = not known and error is None and replicas is None
         if failed or waited >= (min(seconds, _NO_REPLICA_SECONDS) if none_runs else seconds):
-            raise error or NotServedError(_describe(record, found, behind, killed, replicas or 0))
+            raise error or NotServedError(_describe(record, alive, behind, killed, replicas or 0))
         time.sleep(_POLL_SECONDS)
 
 
@@ -219,26 +209,27 @@ def _require_last(store: Store, record: ActivationRecord) -> None:
 
 
 def _describe(
-    record: ActivationRecord, found: list[Report], behind: list[Report], killed: list[Report], replicas: int
+    record: ActivationRecord, alive: list[Report], behind: list[Report], killed: list[Report], replicas: int
 ) -> str:
     """The replicas that have not carried out an activation, with the reasons."""
     fact = f"{record.candidate} is the candidate" if record.candidate else f"{record.version} is current"
-    expected = max(len(found) + len(killed), replicas)
-    if not found and not killed:
+    expected = max(len(alive) + len(killed), replicas)
+    if not alive and not killed:
         return (
             f"{fact}, but no replica reports: none is running, none may write to the store's folder, "
             "the replicas share a Redis that --redis-url does not name, or this user may not write to the store, and "
             "the clock of this host differs by more than ten seconds"
         )
-    left = expected - len(found) + len(behind)
+    left = expected - len(alive) + len(behind)
     lines = [f"{fact}, but {left} of {expected} replicas have not opened it:"]
-    for each in behind:
-        serves = f"serves {each.version}" if each.version else "serves no version"
-        late = f"it has not opened the new version yet (generation {each.generation})"
-        lines.append(f"  {each.replica} {serves}: {each.problem if each.refused == record.generation else late}")
-    lines += [f"  {each.replica} stopped reporting: it was killed, or it hangs" for each in killed]
-    if expected > len(found) + len(killed):
-        lines.append(f"  only {len(found)} of {expected} replicas report")
+    for report in behind:
+        serves = f"serves {report.version}" if report.version else "serves no version"
+        late = f"it has not opened the new version yet (generation {report.generation})"
+        reason = report.problem if report.refused == record.generation else late
+        lines.append(f"  {report.replica} {serves}: {reason}")
+    lines += [f"  {report.replica} stopped reporting: it was killed, or it hangs" for report in killed]
+    if expected > len(alive) + len(killed):
+        lines.append(f"  only {len(alive)} of {expected} replicas report")
     return "\n".join(lines)
 
 
@@ -246,10 +237,6 @@ class Reporter:
     """Writes the report of this replica at once when it changes, and every second.
 
     It has a thread of its own, so that the reports continue while a version opens.
-
-    Args:
-        reports: The reports of all replicas.
-        versions: The open versions of this process.
     """
 
     def __init__(self, reports: Reports, versions: OpenVersions) -> None:
