@@ -65,36 +65,25 @@ _RUNS = "contestants"
 
 @dataclass(frozen=True)
 class Halves:
-    """The held-out texts of all contestants.
-
-    Attributes:
-        both: All held-out texts.
-        choosing: The half that chooses checkpoints and tunes.
-        judging: The half that fits rankers and decides.
-        queries: Number of texts that decide.
-    """
+    """The held-out texts of all contestants."""
 
     both: HeldOutTexts
-    choosing: HeldOutTexts
-    judging: HeldOutTexts
-    queries: int
+    choosing: HeldOutTexts  # the half that chooses checkpoints and tunes
+    judging: HeldOutTexts  # the half that fits rankers and decides
+    queries: int  # number of texts that decide
 
     @classmethod
     def of(cls, train: Split, settings: TrainSettings, encoder: Encoder) -> Halves:
-        """Choose the held-out texts of the train split, as each training chooses them.
-
-        Raises:
-            BuildError: If there are too few.
-        """
+        """Choose the held-out texts of the train split, as each training chooses them; a `BuildError` for too few."""
         entries, labelled = train.entries, np.diff(train.labels.indptr) > 0
         both = HeldOutTexts.choose(
             entries.strings(), labelled, settings.validation_fraction, settings.seed, encoder.config.held_out
         )
-        found = int((both.mask(entries.strings(), len(entries)) & labelled).sum())
-        if found < 2 * MIN_QUERIES:
+        queries = int((both.mask(entries.strings(), len(entries)) & labelled).sum())
+        if queries < 2 * MIN_QUERIES:
             raise BuildError(
                 f"--best: expected at least {2 * MIN_QUERIES} held-out instances with labels, because one half tunes "
-                f"and the other half decides, found {found}; {MORE_HELD_OUT}, or omit --best"
+                f"and the other half decides, found {queries}; {MORE_HELD_OUT}, or omit --best"
             )
         choosing, judging = both.halves(entries.strings(), labelled)
         return cls(both, choosing, judging, int((judging.mask(entries.strings(), len(entries)) & labelled).sum()))
@@ -111,11 +100,7 @@ def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: i
 
 
 def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, seconds: float) -> list[Contestant]:
-    """The contestants that fit into a time limit.
-
-    Args:
-        encoding_seconds: Time to encode all texts with it.
-    """
+    """The contestants that fit into a time limit; the encoder needs `encoding_seconds` for all texts."""
     static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder})
     if encoding_seconds > _ENCODING_SHARE * seconds:
         return [static]
@@ -124,12 +109,9 @@ def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, second
 
 
 def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float, measuring: float | None) -> float:
-    """The time to train the first contestant in a list.
+    """The seconds to train the first contestant in a list, with so many seconds left of all.
 
-    Args:
-        waiting: The contestants that are not trained yet.
-        left: The time that is left.
-        measuring: Time for the tuning and the ranking of a contestant; None if it is not known yet.
+    Each contestant is then tuned and ranked, which takes the seconds `measuring`; None if they are not known yet.
     """
     reserved = (len(waiting) + _LAST_MEASURINGS) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
     training = max(left - reserved, _MIN_TRAINING_SHARE * seconds)
@@ -139,19 +121,12 @@ def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float,
 
 @dataclass(frozen=True)
 class ContestantResult:
-    """The quality of one contestant on texts that its training and its ranker did not see.
-
-    Attributes:
-        name: Name of the contestant.
-        order: The better order of its labels: `probability` with a ranker, otherwise `score`.
-        metrics: Metrics in this order, in percent.
-        seconds: Time for training, encoding, tuning and ranking.
-    """
+    """The quality of one contestant on texts that its training and its ranker did not see."""
 
     name: str
-    order: str
-    metrics: dict[str, float]
-    seconds: float
+    order: str  # the better order of its labels: `probability` with a ranker, otherwise `score`
+    metrics: dict[str, float]  # in this order, in percent
+    seconds: float  # for training, encoding, tuning and ranking
 
     @classmethod
     def of(cls, name: str, fit: RankerFit, seconds: float) -> ContestantResult:
@@ -171,10 +146,7 @@ def table(results: Sequence[ContestantResult], winner: ContestantResult) -> list
 
 
 def train_best(settings: TrainSettings) -> list[str]:
-    """Write the run folder of the best contestant, with `best.md` and `best.json`.
-
-    Returns:
-        The lines of the table of the contestants, in Markdown.
+    """Write the run folder of the best contestant, with `best.md` and `best.json`. Return the lines of `best.md`.
 
     Raises:
         BuildError: If the run folder is not empty, or too few texts are held out.

@@ -30,10 +30,7 @@ _DEFAULT_TOP_K = 10
 
 
 def build(settings: BuildSettings) -> str:
-    """Build a bundle from a run and publish it.
-
-    Returns:
-        The new version.
+    """Build a bundle from a run and publish it. Return the new version.
 
     Raises:
         BuildError: If the run's checkpoint and memory do not match, a key is not a unit vector, or faiss rejects the
@@ -77,15 +74,7 @@ def _local_run(run: Path) -> Path:
 def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, settings: BuildSettings) -> None:
     """Write all files of a bundle. The caller checks them afterwards.
 
-    Args:
-        memory: The memory of the bundle.
-        sample: Texts and their vectors from this encoder, for the int8 export and the golden queries.
-        settings: The run, the precision of the encoder, and the use of words and ranker.
-
-    Raises:
-        BuildError: If the memory's texts are damaged, a key is not a unit vector, or faiss or the engine rejects the
-            requested index.
-        EngineError: If the engine does not answer, or refuses a call.
+    The sample has texts and their vectors from this encoder, for the int8 export and the golden queries.
     """
     folder = new.folder
     write_bundle_tables(memory, folder)
@@ -107,7 +96,7 @@ def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, s
 
 
 def _check_index(memory: Memory, settings: BuildSettings) -> None:
-    """Check that faiss can build the requested index over keys like those of a memory."""
+    """Raise `BuildError` if faiss cannot build the requested index over keys like those of a memory."""
     factory = factory_string(settings.index, memory.plan.labels, settings.hnsw_m)
     if is_graph(factory) and not memory.is_normalised:
         raise BuildError(
@@ -118,15 +107,7 @@ def _check_index(memory: Memory, settings: BuildSettings) -> None:
 
 
 def _check_memory_sequence(store: Store, sequence: int) -> None:
-    """`--memory-sequence`: check that the log of a store has all entries after those that a bundle contains.
-
-    Args:
-        sequence: Sequence number of the last entry that the bundle contains; 0 if it contains none.
-
-    Raises:
-        BuildError: If later entries were removed, or if the log has no such entry.
-        MemoryLogError, StoreError, OSError: If the log cannot be read.
-    """
+    """Check that the log of a store has all entries after the last one of a bundle, `--memory-sequence`."""
     removed, last = extent(store)
     if sequence < removed:
         raise BuildError(

@@ -17,11 +17,7 @@ from recollect.trainer.memory.memory import Memory
 
 
 def write_bundle_tables(memory: Memory, folder: Path) -> None:
-    """Write the tables into a bundle folder.
-
-    Raises:
-        BuildError: If the memory's texts are damaged.
-    """
+    """Write the tables into a bundle folder; a `BuildError` if the memory's texts are damaged."""
     labels = memory.plan.labels
     save_array(folder / "label_counts.npy", memory.label_counts.astype(np.int32))
     save_array(folder / "label_order.npy", _write_strings(memory, "label", "uid", labels, folder).sorted_rows())

@@ -63,31 +63,20 @@ _TIMED_SECONDS = 2.0
 class Target:
     """The requirements that an index must meet.
 
-    Attributes:
-        recall: Least recall: the share of the exact top b keys that the index must find.
-        top_b: Number of keys that each search returns.
-        size_bytes: Largest allowed size of the index.
-        milliseconds: Longest allowed search time of one query on one thread.
-        exact_milliseconds: Exact search that takes at most this long is chosen, even if an approximate index is
-            faster: its recall is always 1.
-        effort: Search effort of the index; None: chosen by measurement.
+    Exact search within `exact_milliseconds` is chosen even if an approximate index is faster: its recall is always 1.
     """
 
-    recall: float
+    recall: float  # least share of the exact top b keys that the index must find
     top_b: int
     size_bytes: float = np.inf
-    milliseconds: float = np.inf
+    milliseconds: float = np.inf  # longest search time of one query on one thread
     exact_milliseconds: float = 2.0
-    effort: int | None = None
+    effort: int | None = None  # search effort; None: chosen by measurement
 
 
 @dataclass(frozen=True)
 class TrialQueries:
-    """The queries of a measurement.
-
-    Attributes:
-        rows: Row of each query's own key among the keys of the index, in rising order; None: the queries have no keys.
-    """
+    """The queries of a measurement. `rows` has the rows of their own keys in the index, in rising order, if any."""
 
     vectors: Float[np.ndarray, "query dim"]
     rows: Int[np.ndarray, " query"] | None = None
@@ -136,10 +125,7 @@ def build_chosen_index(
     Args:
         indexed: The keys. `auto` does not try a graph if they may have other lengths than 1.
         kind: `auto`, or a kind of index that `build_index` accepts.
-        queries: Queries for the measurement on all keys.
-        progress: Opens a progress bar for each index.
         device: Device that trains and fills indexes. Measurements always run on the CPU.
-        construction_effort: efConstruction of a graph; None: the default.
 
     Returns:
         The manifest entry of the index, its chosen measurement, and all measurements: first the measurements on the
@@ -193,13 +179,9 @@ def _left_out(
 
 
 def compare_families(indexed: KeysToIndex, target: Target, progress: Progress) -> list[Point]:
-    """Measure the recall and speed of every index family on a sample of the keys.
+    """Measure the recall and speed of every index family on a sample of the keys. The queries are other keys.
 
-    The queries are keys outside the sample. If exact search over all keys would be fast enough, the other families are
-    not measured.
-
-    Raises:
-        BuildError: If a key of the sample or of the queries is not a unit vector.
+    If exact search over all keys would be fast enough, the other families are not measured.
     """
     count, dim = indexed.keys.shape
     rows = np.linspace(0, count - 1, num=min(count, _SAMPLE_KEYS + QUERIES), dtype=np.int64)
@@ -234,14 +216,7 @@ class MeasuredKeys(Protocol):
 
 
 class IndexTrial:
-    """An index whose results are compared with exact search.
-
-    Args:
-        top_b: Number of keys that each search returns.
-        bytes_per_key: Size of the index divided by the number of keys.
-        reachable: Fraction of the keys that a search can reach.
-        rows: Rows of the keys that the index has, in rising order; None: all.
-    """
+    """An index whose results are compared with exact search. It has the keys of `rows`, in rising order; None: all."""
 
     def __init__(
         self,
@@ -270,7 +245,6 @@ class IndexTrial:
         top_b: int,
         rows: Int[np.ndarray, " row"] | None = None,
     ) -> IndexTrial:
-        """Open the file of a faiss index."""
         index = KeyIndex(OpenIndex(path), info)
         return cls(index, keys, queries, top_b, path.stat().st_size / info.keys, reachable_share(index.index), rows)
 
@@ -278,16 +252,16 @@ class IndexTrial:
         """Measure recall and search time with one effort and one number of refined candidates for each key."""
         info = self.info.model_copy(update={"effort": effort, "refine": refine})
         index, vectors = self._index.at(info), self._queries.vectors
-        found = index.search(vectors, self._searched)
-        rows = np.where(found.keys < 0, -1, self._rows[found.keys])
-        found = self._without_own(Neighbours(found.similarities, rows))
+        neighbours = index.search(vectors, self._searched)
+        rows = np.where(neighbours.keys < 0, -1, self._rows[neighbours.keys])
+        neighbours = self._without_own(Neighbours(neighbours.similarities, rows))
         search = functools.partial(index.search, top_b=self.top_b)
         return Point(
             factory=info.factory,
             keys=info.keys,
             effort=effort,
             refine=refine,
-            recall=recall(found.keys, self._keys, vectors, self._exact),
+            recall=recall(neighbours.keys, self._keys, vectors, self._exact),
             milliseconds=float(np.median(search_milliseconds(search, vectors, _TIMED_SECONDS))),
             bytes_per_key=self._bytes_per_key,
             reachable=self._reachable,
@@ -298,15 +272,14 @@ class IndexTrial:
         """Number of keys to search for: one more if a query can find its own key."""
         return self.top_b if self._own is None else self.top_b + 1
 
-    def _without_own(self, found: Neighbours) -> Neighbours:
-        return found if self._own is None else leave_out(found, self._own).first(self.top_b)
+    def _without_own(self, neighbours: Neighbours) -> Neighbours:
+        return neighbours if self._own is None else leave_out(neighbours, self._own).first(self.top_b)
 
 
 def choose_effort(trial: IndexTrial, target: Target) -> tuple[IndexInfo, Point, list[Point]]:
     """Choose the least search effort of an index that meets the requirements.
 
-    Returns:
-        The manifest entry of the index, its chosen measurement, and all measurements.
+    Return the manifest entry of the index, its chosen measurement, and all measurements.
     """
     points = list(measure_curve(trial, target.effort))
     points += bisect_effort(trial, points, target)
@@ -362,14 +335,9 @@ def _build_and_write(
 
 
 def efforts(info: IndexInfo, lists: int, top_b: int) -> list[int]:
-    """List the search efforts to measure for an index, in ascending order.
+    """List the search efforts to measure for an index of so many inverted lists (0 for none), in ascending order.
 
     The list begins with the lowest effort that can find `top_b` keys, because the service raises any lower effort.
-
-    Args:
-        info: Manifest entry of the index.
-        lists: Number of inverted lists; 0 if the index has none.
-        top_b: Number of keys that each search returns.
     """
     wanted = min(top_b * max(_refinements(info)), info.keys)
     match info.kind:

@@ -85,15 +85,10 @@ _COSTS_AND_SETTINGS: dict[str, tuple[str, str, str, float]] = {
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method, a variant of a method, or the untrained encoder.
-
-    Attributes:
-        name: Its name in the table.
-        flags: Flags of `recollect train`, except those that differ between seeds.
-    """
+    """A method, a variant of a method, or the untrained encoder."""
 
     name: str
-    flags: dict[str, Any]
+    flags: dict[str, Any]  # of `recollect train`, except those that differ between seeds
 
     def run(self, out: Path, seed: int) -> Path:
         if self.name == UNTRAINED:
@@ -114,8 +109,8 @@ class Results:
 
     def figures(self, part: str, name: str) -> list[float]:
         """A figure of each run, from one of the dictionaries of `Quality`; empty if a run has no such figure."""
-        found: list[Any] = [(getattr(run, part) or {}).get(name) for run in self.runs.values()]
-        return [] if None in found else found
+        values: list[Any] = [(getattr(run, part) or {}).get(name) for run in self.runs.values()]
+        return [] if None in values else values
 
     def scores(self, metric: str) -> np.ndarray:
         """The score of each query, averaged over the runs."""
@@ -130,10 +125,7 @@ class Results:
 
 
 def compare(settings: CompareSettings) -> str:
-    """Compare methods, or continue an interrupted comparison.
-
-    Returns:
-        The table in Markdown; all figures as JSON with `--json`.
+    """Compare methods, or continue an interrupted comparison. Return the table in Markdown, or all figures as JSON.
 
     Raises:
         BuildError: If the flags of a variant are invalid, or the output folder holds files of something else.
@@ -156,16 +148,16 @@ def compare(settings: CompareSettings) -> str:
     queries = LabelledQueries(test, len(dataset.labels), settings.propensity, frozen=settings.trained != "full")
     data = {"dataset": fingerprint(dataset.labels, train), "queries": fingerprint(dataset.labels, test)}
     results = [
-        Results(each, {seed: _run(each, seed, settings, queries, data, device) for seed in each.seeds(settings)})
-        for each in compared
+        Results(one, {seed: _run(one, seed, settings, queries, data, device) for seed in one.seeds(settings)})
+        for one in compared
     ]
-    best = sorted(results, key=lambda each: -statistics.fmean(each.figures("tuned", settings.metric) or [0]))[:2]
+    best = sorted(results, key=lambda result: -statistics.fmean(result.figures("tuned", settings.metric) or [0]))[:2]
     report = {
         "format_version": 2,
         "title": f"Methods compared: {settings.dataset.resolve().name}, {Path(settings.encoder).name}",
         "metric": settings.metric,
-        "contestants": [each.as_json() for each in results],
-        "significance": {"best": [each.contestant.name for each in best], "tests": _differences(best)},
+        "contestants": [result.as_json() for result in results],
+        "significance": {"best": [result.contestant.name for result in best], "tests": _differences(best)},
         "dataset": f"{len(train):,} instances, {len(dataset.labels):,} labels, {len(test):,} test texts",
         "versions": f"recollect {importlib.metadata.version('recollect-xmc')}, torch {torch.__version__}",
     }
@@ -179,11 +171,7 @@ def compare(settings: CompareSettings) -> str:
 
 
 def contestants(settings: CompareSettings) -> list[Contestant]:
-    """The untrained encoder, the methods and the variants.
-
-    Raises:
-        BuildError: If there are no methods and no variants, or the file of variants is invalid.
-    """
+    """The untrained encoder, the methods and the variants; a `BuildError` if there are no methods and no variants."""
     given = {name: getattr(settings, name) for name in _SHARED_FLAGS if name in settings.model_fields_set}
     trained: dict[str, dict[str, Any]] = {method: {"method": method} for method in settings.methods}
     if settings.variants is not None:
@@ -203,11 +191,7 @@ def _with_shared(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The flags of each variant of a file.
-
-    Raises:
-        BuildError: If the file is invalid; the message names the table and the key.
-    """
+    """The flags of each variant of a file. The error for an invalid file names the table and the key."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -242,7 +226,6 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
 
 
 def _as_flags(values: dict[str, Any]) -> list[str]:
-    """Convert values to arguments of the command line."""
     flags = []
     for name, value in values.items():
         flag = name.replace("_", "-")
@@ -264,11 +247,7 @@ def _run(
     data: dict[str, str],
     device: str,
 ) -> Quality:
-    """Train, tune and measure a run. A run that was measured with the same flags and data is not repeated.
-
-    Raises:
-        ContestantError: If `recollect train` or `recollect tune` fails.
-    """
+    """Train, tune and measure a run. A run that was measured with the same flags and data is not repeated."""
     path = contestant.run(settings.out, seed)
     print_status(f"compare: {path.name}")
     metric = {"metric": settings.metric}
@@ -276,9 +255,9 @@ def _run(
     flags = _as_flags(contestant.flags)
     holds_for = data | {"train": flags, "tune": tuning}
     if (path / "quality.json").exists():
-        found = read_json(path / "quality.json")
-        if found["holds_for"] == holds_for:
-            return Quality(**found["quality"])
+        measured = read_json(path / "quality.json")
+        if measured["holds_for"] == holds_for:
+            return Quality(**measured["quality"])
     own = [f"--out={path}"]
     if contestant.name != UNTRAINED:
         own += [f"--seed={seed}", "--tune=no", "--resume"]
@@ -333,7 +312,7 @@ def run_recollect(run_name: str, verb: str, *arguments: str) -> None:
 
 def _differences(best: Sequence[Results]) -> list[dict[str, Any]]:
     """Each metric of the first contestant minus that of the second, and the ends of the 95% confidence interval."""
-    scores = [{metric: each.scores(metric) for metric in TESTED} for each in best]
+    scores = [{metric: result.scores(metric) for metric in TESTED} for result in best]
     first, second = bootstrap([[means(of_contestant)] for of_contestant in scores])
     gains = {metric: first[metric] - second[metric] for metric in first}
     return [{"metric": name, "difference": gain.value, "interval": [*gain.interval]} for name, gain in gains.items()]
@@ -343,7 +322,7 @@ def _column(
     results: Sequence[Results], part: str, name: str, form: str = ",.2f", unit: float = 1, highest_is_bold: bool = True
 ) -> list[str]:
     """A figure of each contestant: the mean and the standard deviation of its runs."""
-    by_contestant = [[value / unit for value in each.figures(part, name)] for each in results]
+    by_contestant = [[value / unit for value in result.figures(part, name)] for result in results]
     means = [statistics.fmean(values) if values else -math.inf for values in by_contestant]
     cells = []
     for mean, values in zip(means, by_contestant, strict=True):
@@ -366,7 +345,7 @@ def quality_table(results: Sequence[Results]) -> str:
 
 
 def _table(results: Sequence[Results], columns: dict[str, list[str]]) -> str:
-    rows = zip((each.contestant.name for each in results), *columns.values(), strict=True)
+    rows = zip((result.contestant.name for result in results), *columns.values(), strict=True)
     return _in_markdown([["method", *columns], *map(list, rows)])
 
 
@@ -382,7 +361,7 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
     yield f"# {report['title']}\n\nPercent on the test split. With several seeds, a cell is mean ± standard deviation."
     yield f"\n## Quality and cost\n\nTuned by {metric} on held-out instances.\n\n{quality_table(results)}"
     plain = _metrics(results, "plain")
-    for view in sorted({view for each in results for run in each.runs.values() for view in run.views}):
+    for view in sorted({view for result in results for run in result.runs.values() for view in run.views}):
         plain[f"nDCG@5, {view} alone"] = _column(results, "views", view)
     yield f"\n## Label keys alone (λ = 0, α = 0)\n\n{_table(results, plain)}"
     yield f"\n## Significance\n\n{best[0]} minus {best[1]}, the best two by {metric}: difference over the test texts in"
@@ -393,5 +372,5 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
     ]
     yield _in_markdown([["metric", "difference", "95% interval"], *tests])
     yield f"\n## Flags of `recollect train`\n\n{report['dataset']}; {report['versions']}\n"
-    yield from (f"- {each.contestant.name}: `{shlex.join(_as_flags(each.contestant.flags))}`" for each in results)
+    yield from (f"- {one.contestant.name}: `{shlex.join(_as_flags(one.contestant.flags))}`" for one in results)
     yield ""

@@ -61,23 +61,13 @@ class KeyWriter(Protocol):
 
 @dataclass
 class Draft:
-    """A bundle that is not published yet.
-
-    Attributes:
-        folder: The folder of its files.
-        settings: Settings of its indexes and its checks.
-        device: Device that trains and fills indexes, and opens the bundle to check it.
-        writer: Writes the keys to an engine; None writes them to files of the bundle.
-        before: Metrics of the current version on the gate dataset; empty without a gate.
-        manifest: The manifest, after `complete`.
-        points: The chosen measurement of each index, by `labels` and `instances`, after `complete`.
-    """
+    """A bundle that is not published yet. `complete` sets its manifest, and the chosen measurement of each index."""
 
     folder: Path
     settings: PublishSettings
-    device: Device
-    writer: KeyWriter | None = None
-    before: dict[str, float] = field(default_factory=dict)
+    device: Device  # trains and fills indexes, and opens the bundle to check it
+    writer: KeyWriter | None = None  # None writes the keys to files of the bundle
+    before: dict[str, float] = field(default_factory=dict)  # metrics of the current version; empty without a gate
     manifest: Manifest = field(init=False)
     points: dict[str, Point] = field(init=False)
 
@@ -90,15 +80,7 @@ class Draft:
         sequence: int,
         metrics: dict[str, float],
     ) -> None:
-        """Write the keys and the manifest, after all other files.
-
-        Args:
-            memory: The memory of the bundle.
-            encoder: The encoder of queries.
-            defaults: Options of an answer.
-            probabilities: The calibration; None without one.
-            sequence: Sequence number of the last live entry that the memory contains.
-            metrics: Measurements of the build.
+        """Write the keys and the manifest, after all other files. The memory has the live entries up to `sequence`.
 
         Raises:
             BuildError: If a key is not a unit vector, or faiss or the engine rejects the requested index.
@@ -133,14 +115,7 @@ class Draft:
         self._write_manifest()
 
     def check(self, sample: Sample) -> None:
-        """Open the bundle as a replica does, measure it, and print the checks.
-
-        Args:
-            sample: Texts, and their vectors from the trained encoder.
-
-        Raises:
-            CheckFailed: If a check fails and `--force` is not set.
-        """
+        """Open the bundle as a replica does, measure it, and print the checks; a `CheckFailed` without `--force`."""
         threads = threads_or_cores(self.settings.threads)
         self.manifest = verify(self.folder, self.before, sample, self.points, self.settings, threads, self.device)
         require_passed(self.manifest.checks, self.settings.force)
@@ -152,11 +127,7 @@ class Draft:
 
 
 def signing_key_of(settings: PublishSettings) -> SigningKey | None:
-    """The private key of `--sign`.
-
-    Raises:
-        KeyFileError: If the file has none.
-    """
+    """The private key of `--sign`, which a verb reads before its other work."""
     return read_signing_key(settings.sign) if settings.sign else None
 
 
@@ -166,10 +137,7 @@ def draft(
 ) -> Iterator[Draft]:
     """Yield an empty draft, which the caller completes and checks; then publish it, signed if there is a key.
 
-    Args:
-        settings: Settings of the indexes, the checks and the signature.
-        engine: The engine of the keys; None for keys in files.
-        signing_key: The key of `signing_key_of`, which a verb reads before its other work.
+    The engine None keeps the keys in files.
 
     Raises:
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
@@ -205,14 +173,10 @@ def usable_device(settings: PublishSettings) -> Device:
 
 
 def require_passed(checks: list[Check], force: bool) -> None:
-    """Print the checks.
-
-    Raises:
-        CheckFailed: If a check failed and `force` is false.
-    """
+    """Print the checks. Raise `CheckFailed` if one of them failed, unless `force` is set."""
     for line in format_checks(checks):
         print_status(line)
-    failed = [each.name for each in checks if not each.passed]
+    failed = [check.name for check in checks if not check.passed]
     if failed and not force:
         raise CheckFailed(
             f"expected every check to pass, {len(failed)} failed: {', '.join(failed)}; the bundle is not published; "

@@ -59,17 +59,11 @@ _CODEBOOK = 256
 
 
 class KeysToIndex(NamedTuple):
-    """The keys of an index.
+    """The keys of an index, usually a slice of a mapped memory."""
 
-    Attributes:
-        keys: Keys in float32 or float16, usually a slice of a mapped memory.
-        first_row: Row of `keys[0]` in the memory, for error messages.
-        unit: Whether all keys must be unit vectors.
-    """
-
-    keys: Keys
-    first_row: int = 0
-    unit: bool = True
+    keys: Keys  # in float32 or float16
+    first_row: int = 0  # row of `keys[0]` in the memory, for error messages
+    unit: bool = True  # whether all keys must be unit vectors
 
     def select(self, rows: Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
         """Some keys, in float32.
@@ -119,18 +113,14 @@ def build_index(
     construction_effort: int | None = None,
     rows: Int[np.ndarray, " row"] | None = None,
 ) -> tuple[Any, IndexInfo]:
-    """Build an index over keys. The keys are read and added block by block.
+    """Build an index over keys, which are read and added block by block. Return it and its manifest entry.
 
     Args:
         kind: `flat`, `ivf`, `hnsw` or a faiss factory string.
         progress: Called after each block with its number of keys.
         device: Device that trains and fills the index, and links the keys of a graph. If faiss has no GPU version of
             an index, the CPU fills the index, and a message on standard error states this.
-        construction_effort: efConstruction of a graph; None: the default.
         rows: Rows of the keys that a CPU adds, in rising order; None: all.
-
-    Returns:
-        The faiss index and its manifest entry.
 
     Raises:
         BuildError: If a key is not finite or no unit vector (the message names its row), or faiss rejects the factory
@@ -161,11 +151,7 @@ def can_add_later(factory: str, dim: int) -> bool:
 
 
 def add_left_out(path: Path, indexed: KeysToIndex, left_out: Int[np.ndarray, " row"]) -> Any:
-    """Add the keys that were left out of the file of a graph, and bring all keys into the order of their rows.
-
-    Returns:
-        The complete index.
-    """
+    """Add the keys that were left out of the file of a graph, and bring all keys into the order of their rows."""
     index = faiss.read_index(str(path))
     index.add(indexed.select(left_out))
     rows = np.append(np.delete(np.arange(len(indexed.keys)), left_out), left_out)
@@ -284,14 +270,7 @@ def check_factory(factory: str, dim: int) -> None:
 
 
 def empty_index(factory: str, dim: int, construction_effort: int | None = None) -> Any:
-    """Create an empty index from a factory string.
-
-    Args:
-        construction_effort: efConstruction of a graph; None: the default.
-
-    Raises:
-        BuildError: If faiss does not support an index of this string for inner products.
-    """
+    """Create an empty index; a `BuildError` if faiss does not support one of this string for inner products."""
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:

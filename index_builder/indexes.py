@@ -28,9 +28,7 @@ def write_indexes(
     """Build the index of the label keys, then the index of the instance keys.
 
     The index of the instance keys may use the part of the memory and time budgets that the first index left unused.
-
-    Returns:
-        The manifest entries, the chosen measurement of each index, and all measurements.
+    Return the manifest entries, the chosen measurement of each index, and all measurements.
     """
     instances, top_b = memory.plan.instances, int(memory.defaults["top_b"])
     rows = evenly_spaced_rows(instances, QUERIES)
@@ -47,12 +45,11 @@ def write_indexes(
         ("labels", instances, memory.label_keys(), memory.plan.labels / memory.plan.keys),
         ("instances", 0, memory.instance_keys, 1.0),
     ):
-        milliseconds_limit = milliseconds * (1 + share) / 2
         target = Target(
             settings.recall_target,
             top_b,
             size_bytes * share,
-            milliseconds_limit,
+            milliseconds * (1 + share) / 2,
             _EXACT_MILLISECONDS[encoder.kind],
             settings.hnsw_ef_search,
         )

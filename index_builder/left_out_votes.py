@@ -28,22 +28,19 @@ def left_out_votes(
 ) -> Iterator[tuple[slice, Found]]:
     """Yield the keys that are found for blocks of instances, without the instances themselves.
 
-    Args:
-        rows: The instances, in rising order.
-        index: The lexical index; None leaves out the keys by words.
-
-    Yields:
-        The places of the block in `rows`, and the keys.
+    The rows are in rising order; a block is a slice of them. Without a lexical index, no keys are found by words.
     """
-    found = _nearest_keys(memory, rows)
+    top_b = int(memory.defaults["top_b"])
+    labels = label_neighbours(memory, rows, memory.defaults["label_key_alpha"], top_b)
+    nearest = Found(instance_neighbours(memory, rows, top_b), labels)
     texts = [] if index is None else texts_of(memory, rows)
     for start in range(0, len(rows), _BLOCK_QUERIES):
         block = slice(start, start + _BLOCK_QUERIES)
         by_words = None
         if index is not None:
-            instances, labels = index.search(Words.of(texts[block]), _SEARCHED)
-            by_words = leave_out(instances, rows[block]).first(TOP_WORDS), labels.first(TOP_WORDS)
-        yield block, dataclasses.replace(found[block], by_words=by_words)
+            instances, by_label_words = index.search(Words.of(texts[block]), _SEARCHED)
+            by_words = leave_out(instances, rows[block]).first(TOP_WORDS), by_label_words.first(TOP_WORDS)
+        yield block, dataclasses.replace(nearest[block], by_words=by_words)
 
 
 def without_filtered(filtered: csr_matrix, ranking: ScoredLabels) -> Bool[np.ndarray, " row"]:
@@ -57,14 +54,6 @@ def default_voting(memory: Memory, word_weight: float = 0.0) -> Voting:
     """How keys vote with the default options of a memory."""
     defaults = memory.defaults
     return Voting(defaults["lambda"], defaults["temperature"], int(defaults["top_b"]), word_weight)
-
-
-def _nearest_keys(memory: Memory, rows: Int[np.ndarray, " query"]) -> Found:
-    """The top-b keys of the queries with the memory's default options, without the queries themselves."""
-    defaults, top_b = memory.defaults, int(memory.defaults["top_b"])
-    instances = instance_neighbours(memory, rows, top_b)
-    labels = label_neighbours(memory, rows, defaults["label_key_alpha"], top_b)
-    return Found(instances, labels)
 
 
 def texts_of(memory: Memory, rows: Int[np.ndarray, " query"]) -> list[str]:

@@ -32,20 +32,12 @@ _DEPTH = 5
 
 @dataclass(frozen=True)
 class WordGain:
-    """The gain of votes by words over the votes of the vectors alone, in percent of nDCG@5.
+    """The gain of votes by words over the votes of the vectors alone, in percent of nDCG@5."""
 
-    Attributes:
-        weight: The weight with the highest mean nDCG@5, above 0.
-        before: nDCG@5 with weight 0.
-        after: nDCG@5 with this weight.
-        error: Standard error of the mean of the differences.
-        queries: Number of queries.
-    """
-
-    weight: float
+    weight: float  # above 0, with the highest mean nDCG@5
     before: float
     after: float
-    error: float
+    error: float  # standard error of the mean of the differences
     queries: int
 
     @property
@@ -62,11 +54,7 @@ class WordGain:
 def write_lexical(memory: Memory, folder: Path, run: Path, lexical: Lexical) -> tuple[float, dict[str, float]]:
     """Write the lexical index into a bundle folder, unless `lexical` is off, or is auto and the index gains nothing.
 
-    Returns:
-        The weight of the votes by words, and measurements for the manifest.
-
-    Raises:
-        BuildError: If the memory's texts are damaged.
+    Return the weight of the votes by words, and measurements for the manifest.
     """
     if lexical == "off":
         return 0.0, {}
@@ -101,11 +89,7 @@ def _without_gain(folder: Path, lexical: Lexical) -> float:
 
 
 def measure_gain(memory: Memory, folder: Path, run: Path) -> WordGain:
-    """Measure each weight on left-out instances with the memory's default options, and choose the best one.
-
-    Raises:
-        TrainingError: If no instance with labels is held out.
-    """
+    """Measure each weight on left-out instances with the memory's default options, and choose the best one."""
     values = memory.values
     rows = choose_queries(memory, run, _QUERIES, _SEED)
     if len(rows) == 0:

@@ -125,10 +125,9 @@ def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None
 
 
 def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sample) -> None:
-    """Write `encoder.onnx` and `tokenizer.json`.
+    """Write `encoder.onnx` and `tokenizer.json` of an encoder on the CPU.
 
     Args:
-        encoder: An encoder on the CPU.
         info: Manifest entry of the encoder. The precision of the graph is `fp32`, `fp16` (the transformer in half
             precision, for GPUs) or `int8` (weights and activations in eight bits). Of a static encoder, only the
             table of token vectors has this precision.
@@ -231,7 +230,7 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
 
 def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
     """The numbers of inputs and outputs of each matrix product with weights, by name, in the order of the layers."""
-    shapes = {each.name: tuple(each.dims) for each in graph.initializer}
+    shapes = {weights.name: tuple(weights.dims) for weights in graph.initializer}
     return {
         node.name: shapes[node.input[1]]
         for node in graph.node

@@ -33,14 +33,10 @@ def exact_neighbours(
 def recall(
     found: Int[np.ndarray, "query top_b"], keys: Keys, queries: Float[np.ndarray, "query dim"], exact: Neighbours
 ) -> float:
-    """The share of the exact top-b keys that a search found, over all queries.
+    """The share of the exact top-b keys that a search found, over all queries. -1 pads short lists.
 
     A found key counts if it is at least as similar to the query as the b-th exact key. So a key with equal similarity
     counts too.
-
-    Args:
-        found: Keys that the search found; -1 pads short lists.
-        exact: The neighbours of the queries by `exact_neighbours`.
     """
     last = exact.similarities[:, -1:]
     rows, places = np.unique(np.maximum(found, 0), return_inverse=True)
@@ -52,11 +48,7 @@ def recall(
 def search_milliseconds(
     search: Callable[[Float[np.ndarray, "1 dim"]], object], queries: Float[np.ndarray, "query dim"], seconds: float
 ) -> Float[np.ndarray, " query"]:
-    """Measure the search time of each query. The queries are searched one after the other on one thread.
-
-    Args:
-        seconds: Time limit for all queries. The queries that remain after this time are not measured.
-    """
+    """Measure the search time of each query, one after the other on one thread, for at most so many seconds."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

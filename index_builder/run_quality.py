@@ -36,16 +36,10 @@ Metrics = dict[str, float | None]
 
 
 class LabelledQueries:
-    """Test texts and their true labels.
+    """Test texts and their true labels, and A and B of the propensity model.
 
-    Args:
-        propensity: A and B of the propensity model.
-        frozen: Whether all runs share one frozen encoder. The texts are then encoded once for all adapters.
-
-    Attributes:
-        truth: Sparse matrix of true labels, with one row for each query and one column for each label.
-        filtered: Sparse matrix of the labels that are removed from the predictions for each query.
-        propensity: A and B of the propensity model.
+    If all runs share one frozen encoder, the texts are encoded once for all adapters. The labels `filtered` are removed
+    from the predictions for each query.
     """
 
     def __init__(self, split: Split, labels: int, propensity: tuple[float, float], frozen: bool) -> None:
@@ -76,32 +70,19 @@ class LabelledQueries:
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality of a run, in percent, and its cost.
+    """Quality of a run, in percent, and its cost."""
 
-    Attributes:
-        answering: The tuned lambda, temperature, top_b and label_key_alpha.
-        tuned: Every metric, with the tuned settings.
-        plain: Every metric, with the label keys alone.
-        views: nDCG@5 with one view of the label keys alone: `dual encoder` and `classifier` for `unidec`, empty for a
-            method whose keys have one view.
-        scores: P@1, P@3, P@5 and nDCG@5 of each query with the tuned settings.
-        measured: The seconds, the peak memory and the trainable parameters of the training; empty without training.
-    """
-
-    answering: dict[str, float]
-    tuned: Metrics
-    plain: Metrics
+    answering: dict[str, float]  # the tuned lambda, temperature, top_b and label_key_alpha
+    tuned: Metrics  # with the tuned settings
+    plain: Metrics  # with the label keys alone
+    # nDCG@5 with one view of the label keys alone: `dual encoder` and `classifier` for `unidec`, otherwise empty.
     views: Metrics
-    scores: dict[str, list[float]]
-    measured: dict[str, float]
+    scores: dict[str, list[float]]  # of each query, by `TESTED`, with the tuned settings
+    measured: dict[str, float]  # seconds, peak memory and parameters of the training; empty without training
 
 
 def measure(path: Path, queries: LabelledQueries, device: str) -> Quality:
     """Measure a run on the test queries.
-
-    Args:
-        path: The run folder, with checkpoint and memory.
-        device: Device for encoding and searching.
 
     Raises:
         MemoryFolderError, EncoderError: If the run cannot be opened.

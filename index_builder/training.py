@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def train(settings: TrainSettings) -> list[str]:
-    """Write a run folder, and fit its ranker if `--rank` asks for one.
-
-    Returns:
-        The lines of a table: the contestants of `--best`, or the gains of the ranker.
+    """Write a run folder, and fit its ranker if `--rank` asks for one. Return the table of the ranker, or of `--best`.
 
     Raises:
         BuildError: If a package of the ranker is missing, or `--rank yes` or `--best` finds too few texts.

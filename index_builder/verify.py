@@ -41,10 +41,6 @@ _GATED = ("P@1", "P@5", "nDCG@5", "R@100")
 def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> Sample:
     """Encode some of the memory's texts as queries, and compare the vectors of these texts with those in the memory.
 
-    Args:
-        encoder: The encoder of the keys.
-        query_encoder: The encoder of queries, which may be `encoder`.
-
     Raises:
         BuildError: If a stored vector differs, so that another encoder must have computed it.
     """
@@ -69,20 +65,18 @@ def _encode_and_compare(
     """Encode texts, and compare the result with the vectors that the memory stores in their rows."""
     vectors = encoder.encode(texts, encoder.config.max_length)
     with np.errstate(invalid="ignore", divide="ignore"):  # the comparison below rejects keys of NaN or of zeros
-        found = cosines(vectors, stored)
-    worst = int(found.argmin())  # argmin returns the first NaN if there is one
-    if not found[worst] >= WORST_COSINE["fp32"]:
+        similarities = cosines(vectors, stored)
+    worst = int(similarities.argmin())  # argmin returns the first NaN if there is one
+    if not similarities[worst] >= WORST_COSINE["fp32"]:
         raise BuildError(
             f"{path}: row {rows[worst]}: expected the checkpoint's vector of the text, found a vector with cosine "
-            f"{found[worst]:.4f} to it; encode the memory again with `recollect train --overwrite`"
+            f"{similarities[worst]:.4f} to it; encode the memory again with `recollect train --overwrite`"
         )
     return vectors
 
 
 def current_metrics(store: Store, settings: PublishSettings, threads: int) -> dict[str, float]:
-    """Metrics of the store's current version on the gate dataset.
-
-    The result is empty if the store has no current version, or no gate dataset is given.
+    """Metrics of the store's current version on the gate dataset; empty if one of them is missing.
 
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
@@ -105,17 +99,7 @@ def verify(
     threads: int,
     device: Device,
 ) -> Manifest:
-    """Open a bundle as a replica does, and check it. Return its manifest with the checks and measurements.
-
-    Args:
-        folder: The bundle, not yet published.
-        before: Metrics of the current version on the gate dataset.
-        sample: Texts, and their vectors from the trained encoder.
-        points: The chosen measurement of the index, by `labels` and `instances`.
-        settings: Bounds of the checks, and the connection to Milvus.
-        threads: Threads that search and encode.
-        device: Device on which the bundle is opened and measured.
-    """
+    """Open a bundle as a replica does, and check it. Return its manifest with the checks and measurements."""
     start = time.perf_counter()
     predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=settings)
     opened, manifest = time.perf_counter() - start, predictor.manifest
@@ -164,12 +148,12 @@ def check(name: str, found: float, *, minimum: float | None = None, limit: float
 
 def format_checks(checks: list[Check]) -> Iterator[str]:
     """Format the checks as aligned lines. A failed check ends with the word FAILED."""
-    width = max(len(each.name) for each in checks)
-    for each in checks:
-        bounds = [f"{sign} {bound:.6g}" for sign, bound in ((">=", each.least), ("<=", each.most)) if bound is not None]
-        found = "-" if each.found is None else f"{each.found:.6g}"
-        verdict = "ok" if each.passed else "FAILED"
-        yield f"{each.name:{width}}  {found:>10}  {' and '.join(bounds) or 'no limit':14}  {verdict}"
+    width = max(len(row.name) for row in checks)
+    for row in checks:
+        bounds = [f"{sign} {bound:.6g}" for sign, bound in ((">=", row.least), ("<=", row.most)) if bound is not None]
+        found = "-" if row.found is None else f"{row.found:.6g}"
+        verdict = "ok" if row.passed else "FAILED"
+        yield f"{row.name:{width}}  {found:>10}  {' and '.join(bounds) or 'no limit':14}  {verdict}"
 
 
 def golden_queries(memory: Memory, sample: Sample) -> list[GoldenQuery]:

@@ -23,25 +23,15 @@ _BLOCK_DRAWS = 1_000_000
 
 @dataclass(frozen=True)
 class Statistics:
-    """Metrics that depend on the queries only by sums over them. A resample changes how often a query is counted.
-
-    Attributes:
-        terms: What each query adds to each sum.
-        finish: Computes the metrics from the sums.
-        limit: Greatest possible value of the metrics; the minimum is 0.
-    """
+    """Metrics that depend on the queries only by sums over them. A resample changes how often a query is counted."""
 
     names: Sequence[str]
-    terms: Float[np.ndarray, "query term"] | sparse.csr_array
+    terms: Float[np.ndarray, "query term"] | sparse.csr_array  # what each query adds to each sum
     finish: Callable[[Float[np.ndarray, "resample term"]], Float[np.ndarray, "resample metric"]]
-    limit: float = 100.0
+    limit: float = 100.0  # greatest possible value of the metrics; the minimum is 0
 
     def values(self, counts: Float[np.ndarray, "resample query"]) -> Float[np.ndarray, "resample metric"]:
-        """The metrics of each resample.
-
-        Args:
-            counts: How often each resample has drawn each query.
-        """
+        """The metrics of each resample; `counts` is how often it has drawn each query."""
         return self.finish(np.asarray((self.terms.T @ counts.T).T))
 
 
@@ -63,14 +53,7 @@ def means(scores: dict[str, Float[np.ndarray, " query"]]) -> Statistics:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A metric of all queries, and of each resample. A difference of two metrics is sampled too.
-
-    Attributes:
-        value: The metric of all queries.
-        resampled: The metric of each resample.
-        minimum: Least possible value of the metric.
-        limit: Its greatest possible value.
-    """
+    """A metric of all queries, and of each resample. A difference of two metrics is sampled too."""
 
     value: float
     resampled: Float[np.ndarray, " resample"]
@@ -94,33 +77,23 @@ class Sampled:
 def bootstrap(groups: Sequence[Sequence[Statistics]]) -> list[dict[str, Sampled]]:
     """Measure the same queries again in 1,000 resamples, which are the same in every call.
 
-    Args:
-        groups: Metrics of the same queries, for example a group for each order of the labels.
-
-    Returns:
-        For each group, its metrics by name.
+    A group has for example the metrics of one order of the labels. Return the metrics of each group by name.
     """
-    every = [each for group in groups for each in group]
+    every = [statistics for group in groups for statistics in group]
     if not every:
         return [{} for _ in groups]
     queries = every[0].terms.shape[0]
-    whole = [each.values(np.ones((1, queries)))[0] for each in every]
-    blocks = (_measure(every, counts) for counts in _draws(queries))
+    whole = [statistics.values(np.ones((1, queries)))[0] for statistics in every]
+    blocks = ([statistics.values(counts) for statistics in every] for counts in _draws(queries))
     resampled = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
     sampled = iter(
         [
-            (name, Sampled(float(value), column, limit=each.limit))
-            for name, value, column in zip(each.names, values, columns.T, strict=True)
+            (name, Sampled(float(value), column, limit=statistics.limit))
+            for name, value, column in zip(statistics.names, values, columns.T, strict=True)
         ]
-        for each, values, columns in zip(every, whole, resampled, strict=True)
+        for statistics, values, columns in zip(every, whole, resampled, strict=True)
     )
     return [dict(pair for _ in group for pair in next(sampled)) for group in groups]
-
-
-def _measure(
-    statistics: Sequence[Statistics], counts: Float[np.ndarray, "resample query"]
-) -> list[Float[np.ndarray, "resample metric"]]:
-    return [each.values(counts) for each in statistics]
 
 
 def _draws(queries: int) -> Iterator[Float[np.ndarray, "resample query"]]:

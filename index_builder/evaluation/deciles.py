@@ -53,13 +53,7 @@ DECILES = {"deciles": deciles_of_labels, "deciles_by_pairs": deciles_of_pairs}
 def count_sources(
     weighted: WeightedKeys, values: Values, relevance: sparse.csr_matrix, groupings: Iterable[Int[np.ndarray, " label"]]
 ) -> Int[np.ndarray, "grouping source decile"]:
-    """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys.
-
-    Args:
-        values: The labels that they vote for.
-        relevance: True labels of each query.
-        groupings: The decile of each label, in each way to form deciles.
-    """
+    """The number of retrieved keys that vote for a true label of each decile: instance keys, and label keys."""
     by_instances, by_labels = [], []
     for query in range(relevance.shape[0]):
         true = relevance.indices[relevance.indptr[query] : relevance.indptr[query + 1]].astype(np.int64)
@@ -67,8 +61,10 @@ def count_sources(
         is_label = weighted.keys[query, column] >= values.instances
         by_instances.append(true[place[~is_label]])
         by_labels.append(true[place[is_label]])
-    found = [np.concatenate(each) for each in (by_instances, by_labels)]
-    return np.stack([[np.bincount(deciles[each], minlength=_GROUPS) for each in found] for deciles in groupings])
+    labels_of_sources = [np.concatenate(labels) for labels in (by_instances, by_labels)]
+    return np.stack(
+        [[np.bincount(deciles[labels], minlength=_GROUPS) for labels in labels_of_sources] for deciles in groupings]
+    )
 
 
 def by_frequency(
@@ -79,16 +75,9 @@ def by_frequency(
     deciles: Int[np.ndarray, " label"],
     sources: Int[np.ndarray, "source decile"],
 ) -> list[dict[str, Any]]:
-    """Measure each decile of the labels. A decile without labels is left out.
+    """Measure each decile that has labels. The predictions are best first; -1 pads short lists.
 
-    Args:
-        predictions: Label positions, best first; -1 pads short lists.
-        hit: Marks the true labels among the predictions.
-        truth: True labels of each query.
-        label_counts: Number of training texts of each label.
-        deciles: The decile of each label.
-        sources: Number of retrieved keys that vote for a true label: the sum of `count_sources` over all queries, for
-            these deciles.
+    The sources are the sum of `count_sources` over all queries, for these deciles.
 
     Returns:
         For each decile: the number of `labels`; the `least` and `most` training texts of a label; `true`, the pairs of
@@ -106,7 +95,7 @@ def by_frequency(
     precision = 100 * counted(top) / (_DEPTH_OF_PRECISION * len(predictions))
     means = {f"R@{k}": 100 * counted(predictions[:, :k][hit[:, :k]]) for k in _DEPTHS_OF_RECALL}
     means |= zip(("instance_keys", "label_keys"), sources, strict=True)
-    found, label_keys = sources.sum(axis=0), sources[1]
+    retrieved, label_keys = sources.sum(axis=0), sources[1]
     texts = [label_counts[deciles == number] for number in range(_GROUPS)]
     return [
         {
@@ -117,7 +106,7 @@ def by_frequency(
             "true": int(true[number]),
             "P@5": float(precision[number]),
             **{name: float(sums[number] / true[number]) if true[number] else None for name, sums in means.items()},
-            "label_key_share": float(100 * label_keys[number] / found[number]) if found[number] else None,
+            "label_key_share": float(100 * label_keys[number] / retrieved[number]) if retrieved[number] else None,
         }
         for number, members in enumerate(texts)
         if len(members)

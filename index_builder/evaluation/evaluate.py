@@ -26,8 +26,6 @@ class Evaluation:
     """Result of an evaluation.
 
     Attributes:
-        version: The measured version.
-        queries: Number of test texts.
         rows: Each row has a setting, its order, and its metrics in percent; an undefined metric is None. Rows with
             probabilities also have `ECE@1`, `ECE@5` and `Brier`, which are fractions. `intervals` has the ends of the
             95% confidence interval of each metric.
@@ -74,7 +72,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     if without := int((truth.relevance.getnnz(axis=1) == 0).sum()):
         print_status(f"{settings.dataset}: {without:,} of {len(test):,} test texts have no true label and score 0")
     grid = _grid(settings, predictor)
-    sweep = [dataclasses.replace(grid[0], lambda_=each) for each in _LAMBDAS] if settings.report else []
+    sweep = [dataclasses.replace(grid[0], lambda_=lambda_) for lambda_ in _LAMBDAS] if settings.report else []
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
     rows, of_sweep = measured[: len(grid)], measured[len(grid) :]
     answering = _answering(rows, predictor)
@@ -84,14 +82,14 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         (compared,) = measure(other, test, other_truth, [Setting.default(other)], settings.propensity, truth)
         comparison = Comparison(other.version, compared, differences(answering.metrics, compared.metrics))
     info = predictor.manifest.probabilities
-    judged = next((each.found.judged for each in rows if each.found.judged), None)
+    judged = next((row.found.judged for row in rows if row.found.judged), None)
     evaluation = Evaluation(
         predictor.version,
         len(test),
-        [each.row() for each in rows],
+        [row.row() for row in rows],
         judged.coverage(info.coverage) if info is not None and judged is not None else [],
         _differences(rows),
-        [each.fields | each.deciles(truth) for each in rows],
+        [row.fields | row.deciles(truth) for row in rows],
         None if comparison is None else comparison.as_json(),
     )
     if settings.report:
@@ -103,32 +101,25 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
 
 
 def _open(settings: EvaluateSettings, version: str) -> Predictor:
-    return open_model(
-        settings.store,
-        version,
-        settings.verify_key,
-        settings.bundle_cache,
-        settings.threads,
-        settings.device,
-        live="off",
-    ).predictor
+    flags = settings.verify_key, settings.bundle_cache, settings.threads, settings.device
+    return open_model(settings.store, version, *flags, live="off").predictor
 
 
 def _answering(rows: list[Measured], predictor: Predictor) -> Measured:
     """The first setting, in the order in which the bundle answers by default."""
     answering = dataclasses.replace(rows[0].setting, order=predictor.manifest.defaults.order)
-    return next((each for each in rows if each.setting == answering), rows[0])
+    return next((row for row in rows if row.setting == answering), rows[0])
 
 
 def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
     """Compare the two orders of each setting that has both."""
-    by_score = {each.setting: each for each in rows}
+    by_score = {row.setting: row for row in rows}
     return [
-        each.fields
+        row.fields
         | {"order": "probability - score"}
-        | differences(each.metrics, by_score[dataclasses.replace(each.setting, order="score")].metrics)
-        for each in rows
-        if each.setting.order == "probability"
+        | differences(row.metrics, by_score[dataclasses.replace(row.setting, order="score")].metrics)
+        for row in rows
+        if row.setting.order == "probability"
     ]
 
 
@@ -151,8 +142,8 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
         )
     kinds: tuple[Memories, ...] = get_args(Memories) if settings.separate_memories else ("joint",)
     settings_of_score = [
-        Setting(*each, order="score", memories=memories)
-        for each in itertools.product(
+        Setting(*options, order="score", memories=memories)
+        for options in itertools.product(
             settings.lambda_ or [defaults.lambda_],
             settings.temperature or [defaults.temperature],
             settings.top_b or [defaults.top_b],
@@ -163,6 +154,6 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
     if predictor.memory.ranker is None:
         return settings_of_score
     # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
-    joint = (each for each in settings_of_score if each.memories == "joint")
-    by_default = (each for each in joint if each.options().uses_votes_of(defaults))
-    return [*settings_of_score, *(dataclasses.replace(each, order="probability") for each in by_default)]
+    joint = (setting for setting in settings_of_score if setting.memories == "joint")
+    by_default = (setting for setting in joint if setting.options().uses_votes_of(defaults))
+    return [*settings_of_score, *(dataclasses.replace(setting, order="probability") for setting in by_default)]

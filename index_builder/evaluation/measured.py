@@ -46,13 +46,7 @@ def ranking_statistics(
 ) -> list[Statistics]:
     """The metrics of a ranking, in percent. The truth has sorted and distinct labels.
 
-    Args:
-        predictions: Label positions, best first; -1 pads short lists.
-        hit: Marks the true labels among the predictions.
-        truth: True labels of each query.
-        label_counts: Number of training texts of each label.
-        instances: Number of training texts.
-        propensity: A and B of the propensity model.
+    The predictions are best first; -1 pads short lists. `propensity` is A and B of the propensity model.
     """
     sizes = np.diff(truth.indptr)
     weights = propensity_weights(label_counts, instances, *propensity)
@@ -78,10 +72,10 @@ def report(
     The arguments are those of `ranking_statistics`. R@100 needs 100 predictions for each query.
     """
     hit, once = hits(predictions, truth), np.ones((1, truth.shape[0]))
-    found: dict[str, float | None] = dict.fromkeys(RANKING_METRICS)
-    for each in ranking_statistics(predictions, hit, truth, label_counts, instances, propensity):
-        found |= zip(each.names, each.values(once)[0].tolist(), strict=True)
-    return found
+    metrics: dict[str, float | None] = dict.fromkeys(RANKING_METRICS)
+    for statistics in ranking_statistics(predictions, hit, truth, label_counts, instances, propensity):
+        metrics |= zip(statistics.names, statistics.values(once)[0].tolist(), strict=True)
+    return metrics
 
 
 def macro_f1(
@@ -141,7 +135,7 @@ def _calibration_error(judged: JudgedProbabilities, k: int) -> Statistics:
 
     def finish(sums: Float[np.ndarray, "resample term"]) -> Float[np.ndarray, "resample metric"]:
         predictions, excess = np.split(sums, 2, axis=1)
-        distance, count = (each.sum(axis=1, keepdims=True) for each in (np.abs(excess), predictions))
+        distance, count = (values.sum(axis=1, keepdims=True) for values in (np.abs(excess), predictions))
         return np.asarray(distance / np.maximum(count, 1))
 
     return Statistics([f"ECE@{k}"], np.concatenate(parts, axis=1), finish, limit=1.0)
@@ -149,17 +143,12 @@ def _calibration_error(judged: JudgedProbabilities, k: int) -> Statistics:
 
 @dataclass(frozen=True)
 class Measured:
-    """The predictions with one setting, and their metrics.
-
-    Attributes:
-        metrics: The defined metrics, by name.
-        hidden: The fields of the setting that do not differ between rows.
-    """
+    """The predictions with one setting, and their metrics."""
 
     setting: Setting
     found: Predictions
-    metrics: dict[str, Sampled]
-    hidden: frozenset[str]
+    metrics: dict[str, Sampled]  # without undefined ones
+    hidden: frozenset[str]  # the fields of the setting that do not differ between rows
 
     @property
     def fields(self) -> dict[str, float | str]:
@@ -193,26 +182,26 @@ def measure(
     """Predict the labels of the test texts with each setting, and compute the metrics.
 
     Args:
-        propensity: A and B of the propensity model.
         counted: Ground truth of another version, whose numbers of training texts PSP and F1 use. Two versions with
             equal answers then have equal metrics. None: those of this version.
     """
     counted = counted or truth
     predictions = predict_top(predictor, test, truth, grid)
     statistics = []
-    for found in predictions:
-        labels = truth.translate(found.labels, counted)
+    for predicted in predictions:
+        labels = truth.translate(predicted.labels, counted)
         of_setting = ranking_statistics(
-            labels, found.hit, counted.relevance, counted.label_counts, counted.instances, propensity
+            labels, predicted.hit, counted.relevance, counted.label_counts, counted.instances, propensity
         )
-        if found.judged is not None:
-            of_setting += probability_statistics(found.judged)
+        if predicted.judged is not None:
+            of_setting += probability_statistics(predicted.judged)
         statistics.append(of_setting)
-    shown = {"word_weight": predictor.memory.words is not None, "memories": len({each.memories for each in grid}) > 1}
+    several_memories = len({setting.memories for setting in grid}) > 1
+    shown = {"word_weight": predictor.memory.words is not None, "memories": several_memories}
     hidden = frozenset(name for name, differs in shown.items() if not differs)
     return [
-        Measured(setting, found, metrics, hidden)
-        for setting, found, metrics in zip(grid, predictions, bootstrap(statistics), strict=True)
+        Measured(setting, predicted, metrics, hidden)
+        for setting, predicted, metrics in zip(grid, predictions, bootstrap(statistics), strict=True)
     ]
 
 

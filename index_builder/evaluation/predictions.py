@@ -74,22 +74,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The best 100 labels of each test text.
+    """The best 100 labels of each test text."""
 
-    Attributes:
-        labels: Labels, best first; -1 pads short lists.
-        hit: Marks the true labels among them.
-        sizes: Number of true labels of each text.
-        first_scores: Score of the first label of each text; 0 without one.
-        probabilities: Their probabilities, 0 for the padding; None if the bundle has none for the setting.
-        sources: Number of retrieved keys that vote for a true label of each decile, in the order of `DECILES`.
-    """
-
-    labels: Int[np.ndarray, "query 100"]
-    hit: Bool[np.ndarray, "query 100"]
-    sizes: Int[np.ndarray, " query"]
-    first_scores: Float[np.ndarray, " query"]
-    probabilities: Float[np.ndarray, "query 100"] | None
+    labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
+    hit: Bool[np.ndarray, "query 100"]  # marks the true labels among them
+    sizes: Int[np.ndarray, " query"]  # number of true labels
+    first_scores: Float[np.ndarray, " query"]  # of the first label; 0 without one
+    probabilities: Float[np.ndarray, "query 100"] | None  # 0 for the padding
+    # Number of retrieved keys that vote for a true label of each decile, in the order of `DECILES`.
     sources: Int[np.ndarray, "grouping source decile"]
 
     @classmethod
@@ -113,24 +105,16 @@ class Predictions:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """True labels of the test texts, and labels that are removed from their answers.
+    """True labels of the test texts, and labels `filtered` that are removed from their answers.
 
-    Both have the axes (query, label), with positions in the bundle's list of labels.
-
-    Labels that the bundle does not contain have positions after the bundle's last label.
-
-    Attributes:
-        relevance: True labels of each text.
-        filtered: Labels that are removed from the answers to each text.
-        positions: Position of each label of the dataset.
-        label_counts: Number of training texts of each label.
-        instances: Number of training texts.
+    Both have the axes (query, label), with positions in the bundle's list of labels. Labels that the bundle does not
+    contain have positions after the bundle's last label.
     """
 
     relevance: sparse.csr_matrix
     filtered: sparse.csr_matrix
-    positions: Int[np.ndarray, " dataset_label"]
-    label_counts: Int[np.ndarray, " label"]
+    positions: Int[np.ndarray, " dataset_label"]  # of each label of the dataset
+    label_counts: Int[np.ndarray, " label"]  # number of training texts
     instances: int
 
     @property
@@ -150,11 +134,7 @@ class GroundTruth:
 
 
 def align_labels(dataset: Dataset, test: Split, bundle: Bundle) -> GroundTruth:
-    """Match the labels of a test split with the labels of a bundle by uid.
-
-    Raises:
-        BuildError: If the bundle has none of the labels, or the uids are row numbers of labels in another order.
-    """
+    """Match the labels of a test split with the labels of a bundle by uid; a `BuildError` if the bundle has none."""
     labels, known = dataset.labels, bundle.labels
     known_uids = pa.array((known.uids[position] for position in range(len(known))), type=pa.large_string())
     positions = pc.index_in(labels.uids, value_set=known_uids).fill_null(-1).to_numpy().astype(np.int64)
@@ -176,13 +156,9 @@ def align_labels(dataset: Dataset, test: Split, bundle: Bundle) -> GroundTruth:
 
 
 def _compare_texts(dataset: Dataset, bundle: Bundle, positions: Int[np.ndarray, " label"]) -> None:
-    """Compare the texts of the labels that a dataset and a bundle share, and report the number of different ones.
+    """Report the number of shared labels whose texts differ; the positions of labels that are not shared are -1.
 
-    Args:
-        positions: Position in the bundle of each label of the dataset; -1 without one.
-
-    Raises:
-        BuildError: If the uids are row numbers, and the texts show that these numbers mean other labels in the bundle.
+    If the uids are row numbers, and the texts show that these numbers mean other labels in the bundle, it is an error.
     """
     labels, texts_of_bundle = dataset.labels, bundle.labels.texts
     known = pa.array((texts_of_bundle[row] for row in range(len(texts_of_bundle))), type=pa.large_string())
@@ -224,12 +200,12 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             block = slice(start, start + len(texts))
             relevance, keeps = truth.relevance[block], functools.partial(without_filtered, truth.filtered[block])
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
-                found = dataclasses.replace(search_once(setting.top_b), by_words=by_words)
+                keys_found = dataclasses.replace(search_once(setting.top_b), by_words=by_words)
                 options, separate = setting.options(), setting.memories == "separate"
                 by_vectors = options.voting._replace(word_weight=0.0, separate=separate)
-                keys = weigh(found, by_vectors, memory.values)
+                keys = weigh(keys_found, by_vectors, memory.values)
                 counts.append(count_sources(keys, memory.values, relevance, truth.deciles.values()))
-                ranked = rank(memory, queries, found, options, Stopwatch(), keeps=keeps, separate=separate)
+                ranked = rank(memory, queries, keys_found, options, Stopwatch(), keeps=keeps, separate=separate)
                 # Calibration knows no scores of separate memories.
                 blocks.append(_best(ranked.ranking, None if separate else ranked.probabilities, len(texts)))
             bar.update(len(texts))
@@ -241,8 +217,7 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:
     """The rows of the best 100 labels of each query in a ranking; -1 pads short lists.
 
-    Args:
-        query: Query number of each row of the ranking, in ascending order. The rows of a query are best first.
+    The rows of a ranking are in ascending order of their queries, those of a query best first.
     """
     rows = np.full((queries, _DEPTH), -1, dtype=np.int64)
     place = np.arange(len(query)) - np.searchsorted(query, query)
@@ -259,7 +234,6 @@ def pick(
 
 
 def _best(ranking: ScoredLabels, probabilities: Float[np.ndarray, " row"] | None, queries: int) -> _Best:
-    """The best 100 labels of each query."""
     rows = best_rows(ranking.query, queries)
     chances = None if probabilities is None else pick(probabilities, rows, 0.0)
     return pick(ranking.label, rows, -1), pick(ranking.score, rows[:, :1], 0.0)[:, 0], chances

@@ -25,16 +25,10 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """The predictions in each bin of probabilities; bins without predictions are left out.
+    """The predictions in each bin of probabilities; bins without predictions are left out."""
 
-    Attributes:
-        probability: Mean probability of the predictions of each bin.
-        true_share: Share of the predictions of each bin that are true labels.
-        predictions: Number of predictions of each bin.
-    """
-
-    probability: Float[np.ndarray, " bin"]
-    true_share: Float[np.ndarray, " bin"]
+    probability: Float[np.ndarray, " bin"]  # mean of the predictions
+    true_share: Float[np.ndarray, " bin"]  # share of the predictions that are true labels
     predictions: Int[np.ndarray, " bin"]
 
     @property
@@ -46,7 +40,6 @@ class Reliability:
 
 
 def bin_of(probability: Float[np.ndarray, " prediction"]) -> Int[np.ndarray, " prediction"]:
-    """The bin of each probability."""
     return np.asarray(np.minimum((probability * BINS).astype(np.int64), BINS - 1))
 
 
@@ -81,32 +74,23 @@ def example_f1(
 ) -> Float[np.ndarray, " query"]:
     """Example-based F1 of each query: 2 |S ∩ Y| / (|S| + |Y|); 0 if both sets are empty.
 
-    Args:
-        hit: Marks the true labels among the predictions.
-        sizes: Number of true labels of each query.
-        assigned: Number of first predictions that are assigned to each query.
+    The number `assigned` of first predictions is S.
     """
     counts = np.broadcast_to(np.asarray(assigned), sizes.shape)
-    found = np.where(np.arange(hit.shape[1]) < counts[:, None], hit, False).sum(axis=1)
-    return np.asarray(2 * found / np.maximum(counts + sizes, 1))
+    true_assigned = np.where(np.arange(hit.shape[1]) < counts[:, None], hit, False).sum(axis=1)
+    return np.asarray(2 * true_assigned / np.maximum(counts + sizes, 1))
 
 
 def best_fixed_size(hit: Bool[np.ndarray, "query label"], sizes: Int[np.ndarray, " query"]) -> int:
     """The number k of labels with the highest mean example-based F1, if every query gets its first k."""
-    found = np.cumsum(hit, axis=1)
-    scores = (2 * found / (np.arange(1, hit.shape[1] + 1) + sizes[:, None])).mean(axis=0)
+    true = np.cumsum(hit, axis=1)
+    scores = (2 * true / (np.arange(1, hit.shape[1] + 1) + sizes[:, None])).mean(axis=0)
     return int(scores.argmax()) + 1
 
 
 @dataclass(frozen=True)
 class JudgedProbabilities:
-    """Predicted probabilities, and whether the labels are true; in order of falling probability.
-
-    Attributes:
-        probabilities: Probability of each prediction; 0 marks a missing prediction.
-        hit: Marks the true labels among the predictions.
-        sizes: Number of true labels of each query.
-    """
+    """Predicted probabilities, and whether the labels are true."""
 
     probabilities: Float[np.ndarray, "query label"]
     hit: Bool[np.ndarray, "query label"]
@@ -127,20 +111,18 @@ class JudgedProbabilities:
         }
 
     def coverage(self, statements: Sequence[Coverage]) -> list[dict[str, float]]:
-        """Check coverage statements: the share of the true labels at or above each probability.
+        """Check coverage statements: the share of the true labels `found` at or above each probability.
 
-        Returns:
-            For each statement its `share` and `probability`, the share `found` here, and the mean number of `labels`
-            of a query at or above the probability.
+        `labels` is the mean number of labels of a query at or above it.
         """
         true_labels = max(1, int(self.sizes.sum()))
         return [
             {
-                "share": each.share,
-                "probability": each.probability,
+                "share": statement.share,
+                "probability": statement.probability,
                 "found": float(np.count_nonzero(reached & self.hit) / true_labels),
                 "labels": float(reached.sum(axis=1).mean()),
             }
-            for each in statements
-            for reached in [(self.probabilities >= each.probability) & (self.probabilities > 0)]
+            for statement in statements
+            for reached in [(self.probabilities >= statement.probability) & (self.probabilities > 0)]
         ]

@@ -40,20 +40,14 @@ th, td { border-bottom: 1px solid #e5e7eb; padding: 0.3rem 0.6rem; text-align: l
 
 @dataclass(frozen=True)
 class QualityPage:
-    """The content of a page.
-
-    Attributes:
-        answering: The measurement of the default options.
-        sweep: Measurements with other lambdas, in order of score.
-        comparison: The comparison with another version; None without one.
-    """
+    """The content of a page."""
 
     predictor: Predictor
     dataset: str
     test: Split
     truth: GroundTruth
-    answering: Measured
-    sweep: list[Measured]
+    answering: Measured  # with the default options
+    sweep: list[Measured]  # with other lambdas, in order of score
     comparison: Comparison | None
 
     def write(self, folder: Path) -> None:
@@ -113,29 +107,30 @@ class QualityPage:
 
     def _by_lambda(self, axes: Axes) -> None:
         for name in ("P@1", "nDCG@5", "PSP@5"):
-            lambdas = [each.setting.lambda_ for each in self.sweep]
-            axes.plot(lambdas, [each.metrics[name].value for each in self.sweep], marker="o", label=name)
-            low, high = np.transpose([each.metrics[name].interval for each in self.sweep])
+            lambdas = [measured.setting.lambda_ for measured in self.sweep]
+            axes.plot(lambdas, [measured.metrics[name].value for measured in self.sweep], marker="o", label=name)
+            low, high = np.transpose([measured.metrics[name].interval for measured in self.sweep])
             axes.fill_between(lambdas, low, high, alpha=0.15)
         axes.set(title="Quality by lambda, in percent", xlabel="lambda: 0 label texts alone, 1 training texts alone")
         axes.legend()
 
     def _by_depth(self, axes: Axes) -> None:
-        measured = {self.predictor.version: self.answering}
+        versions = {self.predictor.version: self.answering}
         if self.comparison is not None:
-            measured[self.comparison.version] = self.comparison.other
-        for name, each in measured.items():
-            found = [100 * np.mean(recall_at(each.found.hit, each.found.sizes, k)) for k in _DEPTHS_OF_RECALL]
-            axes.plot(_DEPTHS_OF_RECALL, found, marker="o", label=name)
+            versions[self.comparison.version] = self.comparison.other
+        for name, measured in versions.items():
+            predictions = measured.found
+            recalls = [100 * np.mean(recall_at(predictions.hit, predictions.sizes, k)) for k in _DEPTHS_OF_RECALL]
+            axes.plot(_DEPTHS_OF_RECALL, recalls, marker="o", label=name)
         axes.set(title="Recall of the first k labels, in percent", xlabel="k", xscale="log", ylim=(0, 100))
         axes.legend()
 
     def _by_frequency(self, axes: Axes, title: str, names: tuple[str, str]) -> None:
         deciles = self.answering.deciles(self.truth)["deciles"]
         for place, name in zip((-0.2, 0.2), names, strict=True):
-            heights = [each[name] or 0.0 for each in deciles]
+            heights = [decile[name] or 0.0 for decile in deciles]
             axes.bar(np.arange(len(deciles)) + place, heights, width=0.4, label=name.replace("_", " "))
-        ranges = [f"{each['least']}-{each['most']}" for each in deciles]
+        ranges = [f"{decile['least']}-{decile['most']}" for decile in deciles]
         axes.set_xticks(range(len(deciles)), ranges, rotation=30)
         axes.set(title=title, xlabel="training texts of a label (tenths of the labels)")
         axes.legend()
@@ -153,27 +148,27 @@ class QualityPage:
 
     def _labels(self) -> Iterator[list[str]]:
         """The labels with the lowest R@10, and among equals the labels with the most texts without them."""
-        first, found = self.answering.found.labels[:, :10], self.answering.found.hit[:, :10]
+        first, hit = self.answering.found.labels[:, :10], self.answering.found.hit[:, :10]
         pairs = self.truth.relevance.tocsc()
         totals = np.diff(pairs.indptr)
-        counts = np.bincount(first[found], minlength=self.truth.labels)
+        counts = np.bincount(first[hit], minlength=self.truth.labels)
         candidates = np.flatnonzero((totals >= _MIN_TEXTS) & (counts < totals))
         order = np.lexsort((-totals[candidates], counts[candidates] / totals[candidates]))
         for label in candidates[order][:_HARDEST].tolist():
             texts = pairs.indices[pairs.indptr[label] : pairs.indptr[label + 1]]
             missed = texts[~(first[texts] == label).any(axis=1)]
-            instead = Counter(each for each in first[missed, 0].tolist() if each >= 0).most_common(1)
+            instead = Counter(other for other in first[missed, 0].tolist() if other >= 0).most_common(1)
             share = f"{counts[label] / totals[label]:.0%}"
             numbers = f"{self.truth.label_counts[label]:,}", f"{totals[label]:,}", share
             yield [self._name(label), *numbers, self._name(instead[0][0]) if instead else "-"]
 
     def _texts(self) -> Iterator[list[str]]:
-        found = self.answering.found
-        ndcg = 100 * ndcg_at(found.hit, found.sizes, 5)
-        wrong = np.flatnonzero((found.sizes > 0) & (ndcg < 100))
-        for row in wrong[np.lexsort((-found.first_scores[wrong], ndcg[wrong]))][:_HARDEST].tolist():
+        predictions = self.answering.found
+        ndcg = 100 * ndcg_at(predictions.hit, predictions.sizes, 5)
+        wrong = np.flatnonzero((predictions.sizes > 0) & (ndcg < 100))
+        for row in wrong[np.lexsort((-predictions.first_scores[wrong], ndcg[wrong]))][:_HARDEST].tolist():
             true = self.truth.relevance[[row]].indices.tolist()
-            answers = [label for label in found.labels[row, :5].tolist() if label >= 0]
+            answers = [label for label in predictions.labels[row, :5].tolist() if label >= 0]
             names = ("; ".join(self._name(label) for label in labels) for labels in (true, answers))
             yield [self.test.entries.texts[row].as_py(), f"{ndcg[row]:.2f}", *names]
 

@@ -44,15 +44,10 @@ def format_evaluation(evaluation: Evaluation, intervals: bool, deciles: bool) ->
 
 
 def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[str]:
-    """Format the result rows.
-
-    Args:
-        intervals: Whether each row is followed by the ends of its 95% confidence intervals, and the table by the gains
-            of the ranker with theirs.
-    """
+    """Format the result rows, on request with the ends of the 95% confidence intervals, and the gains of the ranker."""
     rows = evaluation.rows
     if intervals:
-        gains = [each | {"order": "gain"} for each in evaluation.differences]
+        gains = [difference | {"order": "gain"} for difference in evaluation.differences]
         rows = [line for row in (*rows, *gains) for line in (row, *_ends(row))]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "intervals"))
     cells = [[_SHORT.get(name, name) for name in names]]
@@ -70,23 +65,15 @@ def _format_deciles(evaluation: Evaluation) -> Iterator[str]:
         rows = setting[name]
         yield ""
         yield f"{heading}: {', '.join(options)}"
-        yield from aligned(
-            [
-                [_SHORT.get(name, name) for name in rows[0]],
-                *(
-                    [str(row[name]) if name in counts else _format_cell(name, row[name]) for name in row]
-                    for row in rows
-                ),
-            ],
-            str.rjust,
-        )
+        cells = [[str(row[name]) if name in counts else _format_cell(name, row[name]) for name in row] for row in rows]
+        yield from aligned([[_SHORT.get(name, name) for name in rows[0]], *cells], str.rjust)
 
 
 def _format_coverage(coverage: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for each in coverage:
+    for statement in coverage:
         yield (
-            f"probability >= {each['probability']:.4f}: {each['found']:.1%} of the true labels (expected "
-            f"{each['share']:.0%}), among {each['labels']:.1f} labels a text"
+            f"probability >= {statement['probability']:.4f}: {statement['found']:.1%} of the true labels (expected "
+            f"{statement['share']:.0%}), among {statement['labels']:.1f} labels a text"
         )
 
 

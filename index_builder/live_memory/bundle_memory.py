@@ -45,11 +45,7 @@ Read = Callable[[Int[np.ndarray, " row"]], Float[np.ndarray, "row dim"]]
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The keys of one part of a bundle, `instance` or `label`.
-
-    Attributes:
-        index: The index of the keys.
-    """
+    """The keys of one part of a bundle, `instance` or `label`."""
 
     name: str
     texts: StringTable
@@ -67,19 +63,17 @@ class _Part:
         return None
 
     def check(self, bundle: Bundle, encoder: QueryEncoder) -> None:
-        """Check that the encoder of the bundle makes the keys from their texts.
-
-        Raises:
-            BuildError: If it does not, or if the codes of the index are too coarse for the check.
-        """
+        """Raise `BuildError` if the encoder of the bundle does not make the keys from their texts."""
         rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
         vectors = self._encode(encoder, rows.tolist())
-        found = [self.index.similarities(vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)]
+        lowest = min(
+            self.index.similarities(vector, rows[place : place + 1])[0] for place, vector in enumerate(vectors)
+        )
         minimum = _MIN_SIMILARITY[bundle.manifest.encoder.precision]
-        if not min(found) >= minimum:
+        if not lowest >= minimum:
             raise BuildError(
                 f"--run: required for version {bundle.manifest.version}, because its index of {self.name} keys stores "
-                f"no exact vectors, and its keys are not the vectors of their texts (similarity {min(found):.4f}, "
+                f"no exact vectors, and its keys are not the vectors of their texts (similarity {lowest:.4f}, "
                 f"expected {minimum:g}); name the run from which the version was built"
             )
 
@@ -101,11 +95,7 @@ class _Part:
 
 
 def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, engine: EngineSettings) -> Memory:
-    """Read the memory of a bundle.
-
-    Args:
-        folder: Folder for the file of the keys.
-        engine: The connection to the engine of the keys, for a bundle whose keys are in one.
+    """Read the memory of a bundle, and write its keys into a folder.
 
     Raises:
         BuildError: If the keys can be neither read from the indexes nor computed with the encoder.
@@ -134,10 +124,8 @@ def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, engi
         dataset_sha256=manifest.files["value_indices.npy"].sha256,
     )
     with contextlib.closing(Searcher.open(bundle, engine=engine)) as searcher:
-        parts = [
-            _Part("instance", bundle.instances.texts, searcher.instances),
-            _Part("label", bundle.labels.texts, searcher.labels),
-        ]
+        instances = _Part("instance", bundle.instances.texts, searcher.instances)
+        parts = [instances, _Part("label", bundle.labels.texts, searcher.labels)]
         for part in parts:
             if part.read is None:
                 part.check(bundle, encoder)

@@ -47,10 +47,9 @@ _SAMPLE_TEXTS = 256
 
 
 def compact(settings: CompactSettings) -> str | None:
-    """Publish a bundle with the memory of the current version and all live entries.
+    """Publish a bundle with the memory of the current version and all live entries, and return the new version.
 
-    Returns:
-        The new version; None if there are no live entries, so that nothing is published.
+    Without live entries, nothing is published, and the result is None.
 
     Raises:
         BuildError: If the run is not that of the current version, `--out` exists, or the live entries leave no instance
@@ -118,11 +117,7 @@ def _activate(store: Store, version: str, before: ActivationRecord) -> None:
 
 
 def _describe(store: Store, old: Manifest, memory: Snapshot, kept: int) -> None:
-    """Tell the user what a memory changes in a version, and how many of its entries stay live.
-
-    Raises:
-        BuildError: If the memory has no instance or no label that a bundle can contain.
-    """
+    """Tell the user what a memory changes in a version, and how many of its entries stay live."""
     instances, labels = contained_instances(memory), memory.labels.present()
     if not len(instances) or not labels.any():
         raise BuildError(
@@ -161,11 +156,11 @@ def _check_run(memory: Memory, encoder: QueryEncoder, bundle: Bundle, run: Path)
                 "version was built, or --out of the compaction that built it"
             )
     sample = _sample(memory)
-    found = cosines(sample.vectors, encoder.encode_texts(sample.texts)).min()
-    if not found >= WORST_COSINE[bundle.manifest.encoder.precision]:
+    cosine = cosines(sample.vectors, encoder.encode_texts(sample.texts)).min()
+    if not cosine >= WORST_COSINE[bundle.manifest.encoder.precision]:
         raise BuildError(
             f"--run: expected keys of the encoder of version {version}, found keys of another one in {run} (cosine "
-            f"{found:.4f}); name the run from which the version was built"
+            f"{cosine:.4f}); name the run from which the version was built"
         )
 
 
@@ -176,7 +171,6 @@ def _sample(memory: Memory) -> Sample:
 
 
 def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> None:
-    """Write the bundle of a merged memory."""
     old, folder = bundle.manifest, new.folder
     write_bundle_tables(memory, folder)
     for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):

@@ -40,12 +40,7 @@ def kept_entries(live: Snapshot) -> list[Entry]:
 
 
 def write_merged_memory(memory: Memory, live: Snapshot, folder: Path) -> Memory:
-    """Write a memory folder with the final state, without `kept_entries`, and open it. Keys of old texts are copied.
-
-    Args:
-        memory: The memory of the bundle of the snapshot.
-        folder: A folder that does not exist.
-    """
+    """Write a memory folder with the final state, without `kept_entries`, and open it. Keys of old texts are copied."""
     folder.mkdir(parents=True)
     instances, labels = contained_instances(live), np.flatnonzero(live.labels.present())
     keys, dim, dtype = memory.keys, memory.plan.dim, memory.keys.dtype

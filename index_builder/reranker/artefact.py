@@ -60,14 +60,14 @@ def read_ranker(memory: Memory) -> RankerFile:
     folder = memory.folder / _FOLDER
     try:
         ranker = RankerFile.model_validate_json((folder / RANKER).read_bytes())
-        found = read_json(folder / _REPORT)["fitted_for"]
+        saved = read_json(folder / _REPORT)["fitted_for"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise BuildError(f"{folder}: expected a ranker, found: {reason}; run `recollect rank` again") from None
     expected = fitted_for(memory)
-    if found != expected:
-        saved = found if isinstance(found, dict) else {}
-        differs = [name for name in saved | expected if saved.get(name) != expected.get(name)]
+    if saved != expected:
+        fields = saved if isinstance(saved, dict) else {}
+        differs = [name for name in fields | expected if fields.get(name) != expected.get(name)]
         raise BuildError(
             f"{folder}: expected a ranker of this memory, found one that differs in {', '.join(differs)}; "
             "run `recollect rank` again, or build with --rank off"
@@ -76,11 +76,7 @@ def read_ranker(memory: Memory) -> RankerFile:
 
 
 def read_held_out(memory: Memory) -> HeldOut:
-    """Read the logits of held-out texts of a memory that has a ranker.
-
-    Raises:
-        BuildError: If the file is damaged.
-    """
+    """Read the logits of held-out texts of a memory that has a ranker; a `BuildError` if the file is damaged."""
     path = memory.folder / _FOLDER / _HELD_OUT
     with contextlib.suppress(OSError, ValueError, KeyError), np.load(path, allow_pickle=False) as saved:
         held_out = HeldOut(*(saved[name] for name in ("logit", "hit", "sizes")))
@@ -124,11 +120,7 @@ def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
 
 
 def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
-    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts, if that works.
-
-    Raises:
-        BuildError: If the memory's texts or the logits of the held-out texts are damaged.
-    """
+    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible."""
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
     Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
     print_status(f"ranker: {len(ranker.trees)} trees")

@@ -53,17 +53,11 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions for held-out texts, which took no part in the fit of the logits.
+    """Predictions for held-out texts, which took no part in the fit of the logits."""
 
-    Attributes:
-        logit: Logit of each predicted label; the rows are in falling order, and -inf marks a missing prediction.
-        hit: Marks the true labels among the predictions.
-        sizes: Number of true labels of each text.
-    """
-
-    logit: Float[np.ndarray, "text label"]
-    hit: Bool[np.ndarray, "text label"]
-    sizes: Int[np.ndarray, " text"]
+    logit: Float[np.ndarray, "text label"]  # in falling order; -inf marks a missing prediction
+    hit: Bool[np.ndarray, "text label"]  # marks the true labels among the predictions
+    sizes: Int[np.ndarray, " text"]  # number of true labels
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -76,23 +70,19 @@ class HeldOut:
         return HeldOut(self.logit[:, ranks], self.hit[:, ranks], self.sizes)
 
     def probabilities(self, fit: Fit) -> Float[np.ndarray, "text label"]:
-        found = np.isfinite(self.logit)
+        predicted = np.isfinite(self.logit)
         result = np.zeros(self.logit.shape)
-        offsets = np.cumsum([0, *found.sum(axis=1)])
-        result[found] = calibrate_answers(*fit, self.logit[found], offsets)
+        offsets = np.cumsum([0, *predicted.sum(axis=1)])
+        result[predicted] = calibrate_answers(*fit, self.logit[predicted], offsets)
         return result
 
 
 def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
-    """Fit all forms of calibration, choose the best one, and measure it.
-
-    Returns:
-        The calibration; None if there are too few texts, or none of their true labels is found.
-    """
+    """Fit all forms of calibration, choose the best one, and measure it; None for too few texts, or without hits."""
     if len(held_out) < MIN_TEXTS or not held_out.hit.any():
         return None
     crossed = [_cross_fitted(held_out, fit) for fit in _FITS]
-    scores = [float(brier(found, held_out.hit, held_out.sizes).mean()) for found in crossed]
+    scores = [float(brier(probabilities, held_out.hit, held_out.sizes).mean()) for probabilities in crossed]
     best = int(np.argmin(scores))
     chosen = _FITS[best](held_out)
     final = held_out.probabilities(chosen)
@@ -108,8 +98,8 @@ def fit_probabilities(held_out: HeldOut) -> Probabilities | None:
 
 def fit_platt(held_out: HeldOut) -> Platt:
     """Fit a logistic function by maximum likelihood, with Platt's smoothed targets (Platt, 1999)."""
-    found = np.isfinite(held_out.logit)
-    logit, true = held_out.logit[found], held_out.hit[found]
+    predicted = np.isfinite(held_out.logit)
+    logit, true = held_out.logit[predicted], held_out.hit[predicted]
     positives, negatives = int(true.sum()), int((~true).sum())
     target = np.where(true, (positives + 1) / (positives + 2), 1 / (negatives + 2))
 
@@ -130,9 +120,9 @@ def fit_isotonic(held_out: HeldOut) -> Isotonic:
     Interpolation between the points lets the probability rise inside a pool (Oron and Flournoy, 2017). One half of a
     true and of a false prediction is added to each pool, so that no probability is exactly 0 or 1.
     """
-    found = np.isfinite(held_out.logit)
-    logit, place, count = np.unique(held_out.logit[found], return_inverse=True, return_counts=True)
-    true = np.bincount(place, held_out.hit[found])
+    predicted = np.isfinite(held_out.logit)
+    logit, place, count = np.unique(held_out.logit[predicted], return_inverse=True, return_counts=True)
+    true = np.bincount(place, held_out.hit[predicted])
     starts = _merge_small(optimize.isotonic_regression(true / count, weights=count).blocks[:-1], count)
     predictions, hits = np.add.reduceat(count, starts), np.add.reduceat(true, starts)
     centres = np.add.reduceat(logit * count, starts) / predictions
@@ -181,14 +171,9 @@ def _cross_fitted(held_out: HeldOut, fit: Callable[[HeldOut], Fit]) -> Float[np.
     return result
 
 
-def _coverage(found: Float[np.ndarray, " label"], true_labels: int) -> list[Coverage]:
-    """For each share, the highest probability that at least this share of the true labels reaches.
-
-    Args:
-        found: Probabilities of the true labels that are predicted.
-        true_labels: Number of true labels, predicted or not.
-    """
-    falling = np.sort(found)[::-1]
+def _coverage(probabilities: Float[np.ndarray, " label"], true_labels: int) -> list[Coverage]:
+    """For each share, the highest probability that so many of the true labels, predicted or not, reach."""
+    falling = np.sort(probabilities)[::-1]
     needed = {share: int(np.ceil(share * true_labels)) for share in _SHARES}
     return [
         Coverage(share=share, probability=float(falling[count - 1]))
@@ -200,11 +185,7 @@ def _coverage(found: Float[np.ndarray, " label"], true_labels: int) -> list[Cove
 def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
     """Fit and measure a calibration of the scores; None, with the reason as a status message, if that is not possible.
 
-    Args:
-        memory: The memory of the bundle.
-        run: The run folder, which records the held-out instances.
-        folder: The bundle folder, which has the lexical index if `word_weight` is above 0.
-        word_weight: Default share of the votes by words in a score.
+    The run records the held-out instances. The bundle folder has the lexical index if `word_weight` is above 0.
     """
     rows = choose_queries(memory, run, _MAX_TEXTS, seed=0)
     if len(rows) < MIN_TEXTS:

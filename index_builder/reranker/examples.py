@@ -38,21 +38,13 @@ _COLUMNS = ("query", "label", "score", "features", "true")
 
 @dataclass(frozen=True)
 class Examples:
-    """The candidates of some queries: all of them are examples, not only the labels with the most votes.
+    """The candidates of some queries: all of them are examples, not only the labels with the most votes."""
 
-    Attributes:
-        query: The number of each candidate's query, in rising order.
-        label: The label of each candidate; those of a query are in rising order.
-        score: The votes for each candidate.
-        features: The features of each candidate, in the order of `names`.
-        true: Whether each candidate is a true label of its query.
-    """
-
-    query: Int[np.ndarray, " candidate"]
-    label: Int[np.ndarray, " candidate"]
-    score: Float[np.ndarray, " candidate"]
+    query: Int[np.ndarray, " candidate"]  # number of the query, in rising order
+    label: Int[np.ndarray, " candidate"]  # in rising order for each query
+    score: Float[np.ndarray, " candidate"]  # the votes
     features: Float[np.ndarray, "candidate feature"]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the features
     true: Bool[np.ndarray, " candidate"]
 
     def __getitem__(self, candidates: Bool[np.ndarray, " candidate"] | Int[np.ndarray, " chosen"]) -> Examples:
@@ -61,17 +53,12 @@ class Examples:
 
     @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
-        """Join examples of the same features."""
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
         return dataclasses.replace(parts[0], **joined)
 
 
 class ExampleSource:
-    """Computes examples from a memory.
-
-    Args:
-        with_words: Whether the features of a lexical index are computed.
-    """
+    """Computes examples from a memory, on request with the features of a lexical index."""
 
     def __init__(self, memory: Memory, with_words: bool) -> None:
         self._memory, self._features = memory, ALL_FEATURES if with_words else FEATURES
@@ -84,12 +71,7 @@ class ExampleSource:
         self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
 
     def cross(self, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"]) -> Examples:
-        """Compute the examples of instances, each from a memory without all instances of its fold.
-
-        Args:
-            rows: The instances, in rising order.
-            fold: The fold of each of these instances.
-        """
+        """Compute the examples of instances in rising order, each from a memory without all instances of its fold."""
         parts = []
         with progress_bar(len(rows), "query", "features") as bar:
             for number in np.unique(fold):
@@ -121,10 +103,9 @@ class ExampleSource:
             block = slice(first, first + _BLOCK_QUERIES)
             rows = absent[block]
             query_words = Words.of(self._texts[row] for row in rows.tolist())
-            instances, labels = (Neighbours(*(part[block] for part in found)) for found in (all_instances, all_labels))
+            instances, labels = (Neighbours(*(part[block] for part in keys)) for keys in (all_instances, all_labels))
             found = Found(instances, labels, None if words is None else words.search(query_words))
-            voting = weigh(found, how, values)
-            candidates = find_candidates(query_words, found, voting, how, values, facts)
+            candidates = find_candidates(query_words, found, weigh(found, how, values), how, values, facts)
             pairs = candidates.query, candidates.label
             examples = Examples(
                 query=candidates.query,

@@ -39,7 +39,7 @@ def fit_ranker(examples: Examples, threads: int) -> RankerFile:
     return RankerFile(
         format_version=1,
         features=list(examples.names),
-        trees=[export_tree(each["tree_structure"]) for each in booster.dump_model()["tree_info"]],
+        trees=[export_tree(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]],
     )
 
 

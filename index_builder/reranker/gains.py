@@ -17,19 +17,12 @@ _SEGMENT_DEPTH = 5
 
 @dataclass(frozen=True)
 class RankerGain:
-    """A metric in percent, of the votes and of the ranker.
+    """A metric in percent, of the votes and of the ranker."""
 
-    Attributes:
-        name: The metric, or the segment of labels whose recall at 5 is measured.
-        votes: The metric of the votes.
-        ranker: The metric of the ranker.
-        error: Standard error of the difference.
-    """
-
-    name: str
+    name: str  # of the metric, or of the segment of labels whose recall at 5 is measured
     votes: float
     ranker: float
-    error: float
+    error: float  # standard error of the difference
 
     @property
     def certain(self) -> bool:
@@ -38,13 +31,7 @@ class RankerGain:
 
 
 class Judge:
-    """Measures rankings of held-out texts.
-
-    Args:
-        truth: The true labels, with the axes (query, label).
-        counts: Number of training instances of each label.
-        propensity: The parameters A and B of the propensity model.
-    """
+    """Measures rankings of held-out texts. The truth has the axes (query, label)."""
 
     def __init__(
         self,
@@ -72,8 +59,8 @@ class Judge:
             return query_scores(name, labels, self._truth, self._weights)
         more, limit = SEGMENTS[name]
         inside, best = (self._counts > more) & (self._counts <= limit), labels[:, :_SEGMENT_DEPTH]
-        found = (hits(best, self._truth) & inside[best]).sum(axis=1)
-        return np.asarray(100 * found / max(1, inside[self._truth.indices].sum()) * len(labels))
+        true = (hits(best, self._truth) & inside[best]).sum(axis=1)
+        return np.asarray(100 * true / max(1, inside[self._truth.indices].sum()) * len(labels))
 
 
 def format_gains(gains: list[RankerGain], segments: list[RankerGain]) -> list[str]:
@@ -82,8 +69,8 @@ def format_gains(gains: list[RankerGain], segments: list[RankerGain]) -> list[st
     rows = [(gain.name, gain) for gain in gains]
     rows += [(f"R@{_SEGMENT_DEPTH} of {gain.name} labels", gain) for gain in segments]
     return [head] + [
-        f"{name:24}  {each.votes:7.2f}  {each.ranker:7.2f}  {each.ranker - each.votes:+7.2f}  {each.error:6.2f}"
-        for name, each in rows
+        f"{name:24}  {gain.votes:7.2f}  {gain.ranker:7.2f}  {gain.ranker - gain.votes:+7.2f}  {gain.error:6.2f}"
+        for name, gain in rows
     ]
 
 

@@ -35,21 +35,12 @@ _FOLDS = 3
 
 @dataclass(frozen=True)
 class RankerFit:
-    """The result of fitting a ranker.
+    """The result of fitting a ranker."""
 
-    Attributes:
-        kept: Whether the memory has the ranker now.
-        metric: The gain of the metric that decides.
-        gains: The gains of all metrics.
-        segments: The gains of the recall at 5, by the frequency of labels.
-        queries: Number of queries.
-        seconds: Duration.
-    """
-
-    kept: bool
-    metric: RankerGain
-    gains: list[RankerGain]
-    segments: list[RankerGain]
+    kept: bool  # whether the memory has the ranker now
+    metric: RankerGain  # the metric that decides
+    gains: list[RankerGain]  # of all metrics
+    segments: list[RankerGain]  # of the recall at 5, by the frequency of labels
     queries: int
     seconds: float
 
@@ -74,9 +65,7 @@ class RankerFit:
 
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
     """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
-
-    Args:
-        held_out: The part of the held-out instances that are queries; None: all of them.
+    The queries are the held-out instances, or a part of them.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
@@ -99,7 +88,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         )
     print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
     logits = cross_fitted_logits(examples, fold, threads)
-    by_votes, by_ranker = (best_candidates(examples.query, each, len(rows)) for each in (examples.score, logits))
+    by_votes, by_ranker = (best_candidates(examples.query, order, len(rows)) for order in (examples.score, logits))
     truth = memory.relevance[rows]
     judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
     votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))

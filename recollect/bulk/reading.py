@@ -40,19 +40,12 @@ class Format(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive rows of the input.
+    """Consecutive rows of the input."""
 
-    Attributes:
-        first: Number of rows before them.
-        texts: Their texts.
-        errors: The reason why a text is not answered; None for a text that is.
-        kept: The columns that pass into the output: a dict for each row, or an Arrow record batch.
-    """
-
-    first: int
+    first: int  # number of rows before them
     texts: list[Any]
-    errors: list[str | None]
-    kept: Any
+    errors: list[str | None]  # the reason why a text is not answered
+    kept: Any  # the columns that pass into the output: a dict for each row, or an Arrow record batch
 
     def after(self, rows: int) -> Block:
         """The part of the block after the first rows of the input."""
@@ -61,17 +54,11 @@ class Block(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Consecutive rows of the input, as they are read.
+    """Consecutive rows of the input, as they are read. A line that is no row has an empty dict in `rows`."""
 
-    Attributes:
-        rows: A list of dicts, or an Arrow record batch.
-        numbers: The number of each row in the input, from 1. An input of lines has the numbers of lines.
-        problems: The reason why a line is no row; None for a row. A line that is no row has an empty dict in `rows`.
-    """
-
-    rows: Any
-    numbers: Sequence[int]
-    problems: Sequence[str | None]
+    rows: Any  # a list of dicts, or an Arrow record batch
+    numbers: Sequence[int]  # of each row in the input, from 1; of the lines if the input has lines
+    problems: Sequence[str | None]  # the reason why a line is no row
 
 
 class _Row(NamedTuple):
@@ -110,15 +97,15 @@ def recognise(flag: str, path: Path | str | None, chosen: str | None) -> Format:
     """
     name = str(path).rpartition("/")[2].lower() if path else ""
     known = {suffix: kind for suffix, kind in _SUFFIXES.items() if flag == "--input" or kind != "text"}
-    found = Format(chosen or known.get(Path(name.removesuffix(".gz")).suffix, ""), name.endswith(".gz"))
-    if not found.name:
+    format_ = Format(chosen or known.get(Path(name.removesuffix(".gz")).suffix, ""), name.endswith(".gz"))
+    if not format_.name:
         shown = without_credentials(path) if isinstance(path, str) else path
         hint = "; use --input-format" if flag == "--input" else ""
         raise SettingsError(f"{flag}: expected a name that ends in one of {', '.join(known)}, found {shown}{hint}")
-    if found.name == "parquet" and (path is None or found.gzip):
+    if format_.name == "parquet" and (path is None or format_.gzip):
         shown = "standard input" if path is None else name
         raise SettingsError(f"{flag}: expected an uncompressed file for parquet, found {shown}")
-    return found
+    return format_
 
 
 @contextlib.contextmanager
@@ -165,12 +152,7 @@ def _facts(status: os.stat_result) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]:
-    """Open an input of lines or CSV, and close it at the end.
-
-    Args:
-        path: The file; None means standard input.
-        format_: Its format.
-        name: The name of the input in messages.
+    """Open an input of lines or CSV, and close it at the end. No path means standard input.
 
     Raises:
         InputError: If the input is not of this format.
@@ -188,8 +170,8 @@ def open_input(path: Path | None, format_: Format, name: str) -> Iterator[Input]
         columns: list[str] | None
         rows: _Rows
         if format_.name == "csv":
-            columns, found = read_csv((line for line in lines if line is not None), name)
-            rows = (_Row(number, fields) for number, fields in enumerate(found, start=1))
+            columns, records = read_csv((line for line in lines if line is not None), name)
+            rows = (_Row(number, fields) for number, fields in enumerate(records, start=1))
         elif format_.name == "jsonl":
             columns, rows = None, _parsed(lines, _json_row)
         else:
@@ -220,7 +202,7 @@ def _json_row(line: str, number: int) -> _Row:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value of JSON has more levels of lists and objects than a number."""
+    """Whether a value of JSON has more than so many levels of lists and objects."""
     if not isinstance(value, list | dict):
         return False
     children = value.values() if isinstance(value, dict) else value
@@ -254,7 +236,6 @@ def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, m
     """Read an input in blocks, and check its texts.
 
     Args:
-        rows: The input.
         where: Name of the input and of its rows, for error messages.
         text: The column with the texts.
         columns: The columns that pass into the output; None means all fields of each row.

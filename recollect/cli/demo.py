@@ -51,11 +51,7 @@ def demo(settings: DemoSettings) -> list[str] | None:
 
 
 def build_and_ask(folder: Path) -> list[str]:
-    """Write the sample dataset, build its memory and its bundle, measure the bundle, and answer one question.
-
-    Returns:
-        The lines to print: the table of measurements, the question and its answer.
-    """
+    """Write the sample dataset, build its memory and its bundle, measure it, and return the lines to print."""
     from recollect.index_builder.build import build
     from recollect.index_builder.evaluation.evaluate import evaluate
     from recollect.index_builder.evaluation.table import format_table

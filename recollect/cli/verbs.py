@@ -67,7 +67,6 @@ VERBS = {
 
 
 def load_command(name: str) -> Any:
-    """Import the function of a verb."""
     return getattr(importlib.import_module(VERBS[name].module), name)
 
 
