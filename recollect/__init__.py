@@ -76,7 +76,6 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
         bundle_cache: Folder for bundles that are downloaded from a store at a URL, and with `verify_key` for private
             copies of bundles; None means ~/.cache/recollect.
         threads: Threads for each call of `predict`; 0 means one for each core.
-        device: Device that encodes and searches.
         live: `read`: the model has the live entries of the store. `write`: its own changes are also written to the
             store. `off`: it has the bundle alone. None means `read`, or `off` with `verify_key`, because no signature
             covers live entries.
@@ -93,11 +92,7 @@ def open(  # noqa: A001 - the name that a user expects: recollect.open(...)
 
 
 def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **flags: Any) -> int:  # noqa: A002
-    """Answer all queries of a file with several processes, and write them to another file.
-
-    Returns:
-        The number of rows.
-    """
+    """Answer all queries of a file with several processes, write them to a file, and return the number of rows."""
     with _settings("predict", input=input, output=output, store=store, **flags) as settings:
         from recollect.bulk.job import predict_file as predict_rows
 
@@ -105,11 +100,7 @@ def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **
 
 
 def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
-    """Train an encoder on a dataset folder, and write a run folder: `checkpoint/` and `memory/`.
-
-    Returns:
-        The run folder.
-    """
+    """Train an encoder on a dataset folder, write a run folder (`checkpoint/` and `memory/`), and return it."""
     with _settings("train", dataset=dataset, out=out, **flags) as settings:
         from recollect.index_builder.training import train as train_run
 
@@ -143,11 +134,7 @@ def rank(run: str | Path, **flags: Any) -> dict[str, Any]:
 
 
 def build(run: str | Path, *, store: str | Path, **flags: Any) -> str:
-    """Build a bundle from a run folder, check it, and publish it in a store (a folder or a URL).
-
-    Returns:
-        The new version.
-    """
+    """Build a bundle from a run folder, check it, publish it in a store, and return the new version."""
     with _settings("build", run=run, store=store, **flags) as settings:
         from recollect.index_builder.build import build as build_bundle
 
@@ -181,11 +168,7 @@ def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[st
 
 
 def export(store: str | Path, *, out: str | Path, **flags: Any) -> Path:
-    """Write the memory of a version as a dataset folder, which `train` reads.
-
-    Returns:
-        The dataset folder.
-    """
+    """Write the memory of a version as a dataset folder, which `train` reads, and return the folder."""
     with _settings("export", store=store, out=out, **flags) as settings:
         from recollect.cli.memory import export as export_version
 
@@ -212,11 +195,7 @@ def _from_keywords(function: str, keywords: Mapping[str, Any], declared: Any = N
     """Read settings from keywords. A setting without a keyword comes from its environment variable or its default.
 
     Args:
-        function: Name of the public function, which is also the verb.
         declared: Class of the settings; None means the settings of the verb.
-
-    Raises:
-        UsageError: If a keyword is unknown or its value is wrong. The message is one line.
     """
     from pydantic import ValidationError
 

@@ -29,13 +29,7 @@ from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
 from recollect.edits import changes
-from recollect.edits.changes import (
-    INSTANCES,
-    LABELS,
-    UIDS,
-    Encode,
-    checked,
-)
+from recollect.edits.changes import INSTANCES, LABELS, UIDS, Encode, checked
 from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
 from recollect.store.store import Store
@@ -54,21 +48,9 @@ def open_model(
     live: Live | None = None,
     engine: EngineSettings | None = None,
 ) -> Model:
-    """Open a version of a store.
+    """Open a version of a store; `recollect.open` describes the arguments.
 
     Args:
-        store: Folder, or URL such as `s3://bucket/store`.
-        version: Version to open.
-        verify_key: PEM file with Ed25519 public keys, one of which must have signed the bundle; None accepts unsigned
-            bundles.
-        bundle_cache: Folder for bundles of a store at a URL, and for private copies with `verify_key`; None means
-            ~/.cache/recollect.
-        threads: Number of threads for each call of `predict`; 0 means one thread for each core.
-        device: Device for encoding and searching.
-        live: The live entries of the store. `read`: the model has them, and its own changes stay in this process.
-            `write`: its changes are written to the log of the store, so that they last, and all replicas get them.
-            `off`: the model has the memory of the bundle alone. None means `read`, or `off` with `verify_key`, because
-            no signature covers live entries.
         engine: The connection to Milvus, for a version whose keys are there; None means that of the environment
             variables.
 
@@ -77,8 +59,7 @@ def open_model(
         BundleError: If the bundle is damaged, or is not signed by a key in `verify_key`.
         MemoryLogError: If the log of the store is damaged.
         KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
-        SettingsError: If `threads` is negative, `device` or `live` is unknown, or the keys are in Milvus, and its
-            address is not given.
+        SettingsError: If an argument has a wrong value, or the keys are in Milvus, and its address is not given.
         EngineError: If the keys are in Milvus, and it does not answer.
     """
     if threads < 0:
@@ -107,9 +88,6 @@ class Model:
     `add`, `remove`, `learn` and `forget` change the memory of this model. Each of them returns after the change is
     complete: `predict` then uses it. Without `live="write"`, the store does not change, and other processes do not see
     the change.
-
-    Attributes:
-        predictor: Encoder, indexes and labels of the version.
     """
 
     def __init__(self, predictor: LivePredictor) -> None:
@@ -150,21 +128,13 @@ class Model:
         return [answer.labels for answer in self.answer(query, **options)]
 
     def answer(self, queries: Sequence[str], **options: Any) -> list[Answer]:
-        """Answer several texts like `predict`; each `Answer` also has `truncated` and `exhausted`.
-
-        Raises:
-            QueryError: As `predict`.
-        """
+        """Answer several texts like `predict`; each `Answer` also has `truncated` and `exhausted`."""
         chosen = self.resolve(**options)
         texts = [check_query(query) for query in queries]
         return self.predictor.predict(texts, chosen).answers if texts else []
 
     def resolve(self, **options: Any) -> AnswerOptions:
-        """Check the options of `predict`, and complete them with the defaults of the version.
-
-        Raises:
-            QueryError: If an option is unknown, out of range, or needs probabilities that the version does not give.
-        """
+        """Check the options of `predict`, and complete them with the defaults of the version."""
         return checked_options(self.manifest, **_check_options(options))
 
     @property
@@ -178,7 +148,7 @@ class Model:
         labels: Iterable[Mapping[str, Any]] = (),
         create_labels: bool = False,
     ) -> int:
-        """Insert labels and instances; replace those whose uid is in the memory.
+        """Insert or replace labels and instances, by their uids, and return the number of the last change.
 
         Args:
             instances: Instances with `uid`, `text`, `labels` (uids), and optionally the other fields of
@@ -186,9 +156,6 @@ class Model:
             labels: Labels with `uid` and `text`.
             create_labels: Whether to create the labels of instances that neither the memory nor `labels` has. The text
                 of such a label is its uid.
-
-        Returns:
-            The number of the last change.
 
         Raises:
             ChangeError: If a field is missing, unknown or wrong, a uid occurs twice, or a label is unknown. Nothing is
@@ -202,10 +169,9 @@ class Model:
         return self.predictor.change(make).sequence
 
     def remove(self, instances: Iterable[str] = (), labels: Iterable[str] = ()) -> int:
-        """Remove instances and labels, by their uids. An instance without another label is removed with its label.
+        """Remove instances and labels by their uids, and return the number of the last change.
 
-        Returns:
-            The number of the last change.
+        An instance without another label is removed with its label.
 
         Raises:
             ChangeError: If a uid occurs twice. Nothing is changed.
@@ -221,9 +187,7 @@ class Model:
         similar queries, and the score 0 for the same query.
 
         Args:
-            query: The query.
             label: Uid of the label.
-            relevant: Whether the label fits.
 
         Returns:
             The id for `forget`.
@@ -242,13 +206,7 @@ class Model:
         return uid
 
     def forget(self, uid: str) -> int:
-        """Undo what `learn` did.
-
-        Args:
-            uid: The id that `learn` returned.
-
-        Returns:
-            The number of the last change.
+        """Undo what `learn` did, by the id that it returned; return the number of the last change.
 
         Raises:
             UnknownUidError: If there is no such feedback, or it was undone before.

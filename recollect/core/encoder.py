@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from jaxtyping import Float, Int
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
@@ -51,9 +51,7 @@ class Side:
     """Tokenises the texts of one side: queries and instances, or labels.
 
     Attributes:
-        tokenizer: The tokenizer, which truncates texts.
         words: The words that need no tokenizer; None if only the tokenizer can tokenise a text.
-        prompt: Text before each text.
     """
 
     tokenizer: Tokenizer
@@ -63,10 +61,11 @@ class Side:
     def tokenise(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
         """The ids of each text, and whether it was truncated."""
         texts = [self.prompt + text for text in texts]
-        found = [self.words and self.words.encode(text) for text in texts]
-        others = [text for text, each in zip(texts, found, strict=True) if each is None]
-        encodings: Iterator[Encoding] = iter(self.tokenizer.encode_batch_fast(others) if others else [])
-        return [each or _ids(next(encodings)) for each in found]
+        known = [self.words and self.words.encode(text) for text in texts]
+        unknown = [text for text, ids in zip(texts, known, strict=True) if ids is None]
+        encodings = self.tokenizer.encode_batch_fast(unknown) if unknown else []
+        others = ((encoding.ids, bool(encoding.overflowing)) for encoding in encodings)
+        return [ids or next(others) for ids in known]
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,6 @@ class QueryEncoder:
     """Encodes texts as unit vectors.
 
     Args:
-        tokenizer: The tokenizer.
-        words: The words that need no tokenizer; None if only the tokenizer can tokenise a text.
-        session: The ONNX graph.
-        info: The encoder's entry in the manifest.
-        device: Device that was requested.
         parallel: Number of batches that are computed at the same time, each on the threads of the session. For many
             short texts, this is faster than more threads of the session.
 
@@ -114,11 +108,7 @@ class QueryEncoder:
 
     @classmethod
     def of(cls, bundle: Bundle, threads: int, device: Device = "cpu", parallel: int = 1) -> QueryEncoder:
-        """Open the encoder of a bundle. Versions with an equal encoder share it.
-
-        Raises:
-            BundleError: If the tokenizer or the graph does not open.
-        """
+        """Open the encoder of a bundle. Versions with an equal encoder share it."""
         info, components = bundle.manifest.encoder, bundle.components
         tokenizer = components.open(open_tokenizer, TOKENIZER, info.max_length)
         words = components.open(_open_words, TOKENIZER, tokenizer, info.max_length)
@@ -201,7 +191,6 @@ class WordPieces:
 
     Args:
         tokenizer: A tokenizer for which `treats_words_alone` is true. It is used for unknown words.
-        max_length: Number of tokens after which texts are truncated.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
@@ -248,11 +237,6 @@ def treats_words_alone(tokenizer: Tokenizer) -> bool:
     )
 
 
-def _ids(encoding: Encoding) -> tuple[list[int], bool]:
-    """The ids of a text, and whether it was truncated."""
-    return encoding.ids, bool(encoding.overflowing)
-
-
 def _open_words(_: Path, tokenizer: Tokenizer, max_length: int) -> WordPieces | None:
     """The known words as a component, so that a version with another graph and an equal tokenizer shares them."""
     return WordPieces(tokenizer, max_length) if treats_words_alone(tokenizer) else None
@@ -272,24 +256,15 @@ def _join(
 
 
 def open_session(path: Path, precision: Precision, threads: int, device: Device) -> onnxruntime.InferenceSession:
-    """Open an ONNX graph on a device. The session never reads the file again.
-
-    Raises:
-        BundleError: If the file is not an ONNX graph.
-    """
+    """Open an ONNX graph on a device. The session never reads the file again."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads sleep
     options.log_severity_level = 3
-    providers = _providers(device, precision)
+    wanted = [_CPU] if device == "cpu" or precision == "int8" else [_CUDA, _CPU]
+    providers = [provider for provider in wanted if provider in onnxruntime.get_available_providers()]
     if _CUDA in providers:
         onnxruntime.preload_dlls()  # CUDA and cuDNN from the packages that pip installed
     with opening(path):
         return onnxruntime.InferenceSession(str(path), options, providers=providers)
-
-
-def _providers(device: Device, precision: Precision) -> list[str]:
-    """The ONNX Runtime providers to use: the GPU if it is requested and supported, then the CPU."""
-    wanted = [_CPU] if device == "cpu" or precision == "int8" else [_CUDA, _CPU]
-    return [provider for provider in wanted if provider in onnxruntime.get_available_providers()]

@@ -215,11 +215,7 @@ class RateLimitError(ServiceError):
 
 @contextlib.contextmanager
 def opening(path: Path) -> Iterator[Path]:
-    """Convert every error of a library that opens a file into a BundleError that names the file.
-
-    Raises:
-        BundleError: Instead of the library's error.
-    """
+    """Convert every error of a library that opens a file into a BundleError that names the file."""
     try:
         yield path
     except MemoryError:  # too little memory is not an error of the file

@@ -38,11 +38,6 @@ def write_golden(folder: Path, queries: list[GoldenQuery]) -> None:
 
 
 def read_golden(path: Path) -> list[GoldenQuery]:
-    """Read the golden queries of a bundle from the file `golden.json`.
-
-    Raises:
-        BundleError: If the file does not contain golden queries.
-    """
     try:
         return _QUERIES.validate_json(path.read_bytes())
     except ValidationError as error:
@@ -57,7 +52,6 @@ def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) 
     """Answer the golden queries of a bundle, and return the fraction of golden labels that the answers contain.
 
     Args:
-        predictor: The open bundle.
         pause: Called after each golden query, so that a caller can slow the work down.
 
     Raises:
@@ -66,10 +60,10 @@ def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) 
     """
     bundle, checks = predictor.bundle, predictor.manifest.checks
     share = agreement(predictor, bundle.components.open(read_golden, GOLDEN), pause)
-    least = {each.name: each.least for each in checks}.get(GOLDEN_CHECK) or 0.0
-    if share < least:
+    minimum = {check.name: check.least for check in checks}.get(GOLDEN_CHECK) or 0.0
+    if share < minimum:
         raise WrongAnswersError(
-            f"{bundle.folder / GOLDEN}: expected at least {least:.1%} of its labels among the answers, "
+            f"{bundle.folder / GOLDEN}: expected at least {minimum:.1%} of its labels among the answers, "
             f"found {share:.1%}; build the bundle again"
         )
     return share
@@ -81,12 +75,11 @@ def agreement(predictor: Predictor, golden: list[GoldenQuery], pause: Callable[[
     The memory of the bundle answers, because live entries may remove or change golden labels.
     """
     answered = 0
-    for each in golden:
-        options = resolve_options(predictor.defaults, top_k=len(each.labels))
-        (answer,) = predictor.answer(
-            predictor.encoder.encode_known(each.query), options, memory=predictor.bundle_memory
-        )
-        answered += len({*each.labels} & {label.uid for label in answer.labels})
+    for query in golden:
+        options = resolve_options(predictor.defaults, top_k=len(query.labels))
+        vector = predictor.encoder.encode_known(query.query)
+        (answer,) = predictor.answer(vector, options, memory=predictor.bundle_memory)
+        answered += len({*query.labels} & {label.uid for label in answer.labels})
         if pause is not None:
             pause()
-    return answered / sum(len(each.labels) for each in golden) if golden else 1.0
+    return answered / sum(len(query.labels) for query in golden) if golden else 1.0

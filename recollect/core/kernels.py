@@ -78,12 +78,8 @@ def merge(
     """Merge two lists of keys in order of falling similarity into the best keys of both; -1 is a missing key.
 
     Args:
-        similarities: The similarities of the first list.
-        keys: Its keys. At equal similarity, they come before those of the second list.
-        other_similarities: The similarities of the second list.
-        other_keys: Its keys.
+        keys: The keys of the first list. At equal similarity, they come before those of the second list.
         shift: This number is added to the keys of the second list.
-        most: Maximum number of keys.
     """
     most = min(most, keys.shape[1] + other_keys.shape[1])
     merged = np.empty((keys.shape[0], most), dtype=np.float32)
@@ -156,11 +152,9 @@ def weigh_keys(
     A key with count n weighs as much as n equal keys.
 
     Args:
-        similarities: The similarities of the keys that vectors found.
-        near: These keys; -1 for a missing key.
+        near: The keys that vectors found; -1 for a missing key.
         temperature: Tau of their softmax (RAE-XMC, Eq. 5).
-        word_similarities: The similarities of the keys that words found.
-        shared: These keys.
+        shared: The keys that words found.
         word_weight: The sum of their weights, for a query that has some of them.
         mapped: Number of instances without a count.
         live_log_counts: The logarithms of the counts of the instances after them; empty if every count is 1.
@@ -261,8 +255,6 @@ def sum_votes(
 
     Args:
         keys: The keys of each query; -1 for a missing key.
-        weights: Their weights.
-        lambda_: Weight of instances against labels.
         values: `Values.arrays`.
         admits: Whether each label is summed; empty means that all labels are.
 
@@ -446,12 +438,8 @@ def near_codes(
     Args:
         vectors: Codes, scales and errors: row i is the vector `scales[i] * codes[i]`, at a distance of at most
             `errors[i]` from the true one.
-        removed: Whether each row was removed.
         query: The query is about `query_scale * query`; at most 12 bits, so that sums have at most 32.
-        query_scale: See `query`.
-        query_length: The length of the query.
         query_error: The distance of the query to `query_scale * query`, times the length of the longest possible code.
-        minimum: The minimum similarity.
     """
     codes, scales, errors = vectors
     rows, found = np.empty(len(codes), dtype=np.int64), 0
@@ -514,7 +502,6 @@ def count_terms(
 
     Args:
         offsets: Text i has the words `offsets[i]` to `offsets[i + 1]`.
-        words: The hashes of the words.
 
     Returns:
         New offsets, the terms, and their numbers.
@@ -547,13 +534,7 @@ def find_postings(
     offsets: Int[np.ndarray, " offset"],
     parts: Int[np.ndarray, " part_offset"],
 ) -> tuple[Int[np.ndarray, "part term 2"], Int[np.ndarray, " term"]]:
-    """Find the postings of some terms.
-
-    Args:
-        terms: The terms.
-        known: `Postings.terms`.
-        offsets: `Postings.offsets`.
-        parts: `Postings.parts`.
+    """Find the postings of some terms; the other arguments are those of `Postings`, with `known` for its terms.
 
     Returns:
         For each part and each term, the first posting and the one after the last; and the number of each term's
@@ -587,12 +568,8 @@ def map_frequent(
 ) -> tuple[Int[np.ndarray, " frequent"], UInt64[np.ndarray, "frequent word"]]:
     """Map the postings of the frequent terms, which have most of the postings that a query finds.
 
-    A map gives the posting of any text in a few steps. It takes two bits for each text of the index.
-
-    Args:
-        offsets: `Postings.offsets`.
-        rows: `Postings.rows`.
-        texts: Number of texts.
+    A map gives the posting of any text in a few steps. It takes two bits for each text of the index. `offsets` and
+    `rows` are those of `Postings`.
 
     Returns:
         The first posting of each frequent term, and its map: a word for each 32 texts. The low half of a word has a bit
@@ -1064,7 +1041,6 @@ def sum_trees(
         threshold: A row whose feature is at most this threshold goes to the left.
         missing_left: Whether a row without this feature goes to the left.
         kept: The leaves of the tree that a row can reach if it goes to the right, as bits.
-        first_leaves: The first leaf of each tree.
         leaves: The values of the leaves; each column is summed apart.
     """
     sums, every = np.zeros((len(leaves), len(rows))), ~np.uint64(0)
@@ -1113,12 +1089,8 @@ def order_labels(
 
     Args:
         offsets: Query i has the scored labels `offsets[i]` to `offsets[i + 1]`.
-        labels: These labels.
-        scores: Their scores.
         candidate_offsets: Query i has the candidates `candidate_offsets[i]` to `candidate_offsets[i + 1]`.
         candidates: The ranker's candidates.
-        logits: Their logits.
-        most: Maximum number of labels of a query.
 
     Returns:
         New offsets, the labels, their scores and their logits.

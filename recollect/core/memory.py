@@ -36,12 +36,8 @@ class Memory:
     """Everything that an answer reads, except the encoder and the options.
 
     Attributes:
-        manifest: The manifest of the bundle.
-        snapshot: The instances, the labels and the corrections.
-        searcher: Finds the nearest keys.
         words: Finds keys by words; None without a lexical index.
         ranker: Orders labels; None if the bundle has none.
-        admitted: Finds the keys that vote for the labels that a filter admits.
         digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
 
@@ -63,7 +59,7 @@ class Memory:
             _live_keys(searcher.instances, instances), _live_keys(searcher.labels, labels.rows, labels.row_of)
         )
         if ranker is not None and snapshot.names is not None:
-            ranker = ranker.with_memory(LabelFacts(labels.counts, snapshot.names), values)
+            ranker = Ranker(ranker.model, LabelFacts(labels.counts, snapshot.names), values)
         return cls(
             manifest=manifest,
             snapshot=snapshot,
@@ -101,20 +97,7 @@ class Memory:
 
 
 class LiveMemory:
-    """Applies the entries of a log to the memory of a bundle, in one thread at a time.
-
-    Args:
-        bundle: The bundle.
-        device: Device that searches.
-        engine: The connection to the engine of the keys, as for `Searcher.open`.
-
-    Attributes:
-        searcher: Finds the nearest keys of the bundle.
-
-    Raises:
-        BundleError: If a file or a collection does not open, or does not fit to the manifest.
-        EngineError, SettingsError: If the keys are in an engine, and it does not answer or is not given.
-    """
+    """Applies the entries of a log to the memory of a bundle, in one thread at a time."""
 
     def __init__(self, bundle: Bundle, device: Device, engine: EngineSettings | None = None) -> None:
         manifest, components = bundle.manifest, bundle.components
@@ -131,7 +114,6 @@ class LiveMemory:
         """Apply entries in order, and return the memory after them.
 
         Args:
-            entries: The entries.
             digest: Digest of the log up to the last entry; None if it is the one before.
         """
         snapshot = self._builder.apply(entries)

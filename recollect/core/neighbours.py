@@ -66,13 +66,7 @@ class Found:
         return Found(self.instances[queries], self.labels[queries], by_words)
 
     def nearest(self, top_b: int, lambda_: float, instances: int) -> Neighbours:
-        """The keys that vote by their vectors: the top-b keys of both kinds, or the admitted ones.
-
-        Args:
-            top_b: Number of keys.
-            lambda_: Weight of instances against labels; at 1 only instances vote, at 0 only labels.
-            instances: Number of instances in the memory.
-        """
+        """The keys that vote by their vectors: the top-b keys (see `join_parts`), or the admitted ones."""
         if self.admitted is not None:
             return self.admitted
         return join_parts(self.instances.first(top_b), self.labels.first(top_b), instances, top_b, lambda_)
@@ -84,20 +78,17 @@ class Found:
         return join_parts(*self.by_words, instances, self.by_words[0].keys.shape[1], lambda_)
 
 
-def join_parts(found: Neighbours, labels: Neighbours, instances: int, top_b: int, lambda_: float) -> Neighbours:
-    """The top-b keys of the kinds of keys that lambda gives weight to (RAE-XMC, Eq. 5 and 8).
+def join_parts(
+    instance_keys: Neighbours, label_keys: Neighbours, instances: int, top_b: int, lambda_: float
+) -> Neighbours:
+    """The top-b keys of the kinds that lambda gives weight to (RAE-XMC, Eq. 5 and 8).
 
-    Args:
-        found: The top-b instance keys.
-        labels: The top-b label keys, by the positions of the labels.
-        instances: Number of instance keys; label keys are numbered after them.
-        top_b: Number of keys to keep of both kinds together.
-        lambda_: Weight of instances against labels; at 1 only instance keys are kept, at 0 only label keys.
+    At lambda 1 only instance keys are kept, at 0 only label keys. Label keys are positions of labels; in the result,
+    they are numbered after the instances.
     """
     if lambda_ == 1:
-        return found
-    nothing = Neighbours(found.similarities[:, :0], found.keys[:, :0])
-    return merge(found if lambda_ > 0 else nothing, labels, top_b, shift=instances)
+        return instance_keys
+    return merge(instance_keys if lambda_ > 0 else instance_keys.first(0), label_keys, top_b, shift=instances)
 
 
 def merge(first: Neighbours, second: Neighbours, top_b: int, shift: int = 0) -> Neighbours:

@@ -43,8 +43,6 @@ MAX_TOP_K = 1_000
 _MAX_EXPLAINED_KEYS = 2_000
 # Maximum number of labels that an assignment considers. The others have probabilities near 0.
 MOST_ASSIGNED = 100
-
-
 # Longest integer that is a uid, in bits: about 1,000 digits. Longer ones take too long to convert.
 _MOST_UID_BITS = 3_320
 
@@ -65,9 +63,7 @@ UidText = Annotated[str, BeforeValidator(integer_as_uid, json_schema_input_type=
 _WORDS = {"minLength": 1, "pattern": r"[^\s\x00-\x1f\x7f-\xa0]"}
 
 Query = Annotated[
-    str,
-    AfterValidator(require_words),
-    Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS),
+    str, AfterValidator(require_words), Field(examples=["turn an object into a JSON string"], json_schema_extra=_WORDS)
 ]
 _QUERY = TypeAdapter(Query)
 
@@ -261,11 +257,7 @@ def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
 
 
 def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
-    """Complete the options that a caller chose, and refuse those that need probabilities that the version lacks.
-
-    Raises:
-        QueryError: With the name of the option.
-    """
+    """Complete the options that a caller chose, and refuse those that need probabilities that the version lacks."""
     defaults = manifest.defaults
     options = resolve_options(defaults, **chosen)
     name = options.needs_probabilities
@@ -290,11 +282,7 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
 
 
 def require_explainable(options: AnswerOptions, queries: int) -> None:
-    """Refuse to explain too many keys in one request.
-
-    Raises:
-        QueryError: With the limit.
-    """
+    """Refuse to explain too many keys in one request."""
     if options.explain and queries * options.top_b > _MAX_EXPLAINED_KEYS:
         raise QueryError(
             f"explain: expected at most {_MAX_EXPLAINED_KEYS:,} keys to explain, found {queries:,} x top_b "
@@ -311,7 +299,6 @@ def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
 
     Args:
         sizes: Number of bytes of each query (UTF-8).
-        options: Options of the answers.
     """
     texts = sum(-(-size // BYTES_PER_UNIT) for size in sizes)
     keys = options.top_b * (2 if options.explain else 1)

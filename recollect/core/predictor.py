@@ -1,7 +1,4 @@
-"""The predictor answers queries with one open bundle.
-
-The service, the command line and the evaluation use the predictor.
-"""
+"""The predictor answers queries with one open bundle, for the service, the command line and the evaluation."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ class Predictor:
     Attributes:
         memory: The memory that answers; `apply` replaces it.
         bundle_memory: The memory of the bundle, without live entries.
-        label_search: Finds labels by their texts and uids.
         usual_options: Options of a caller that chose none.
         milliseconds: CPU time to search and rank one query, when the bundle was opened; infinite before `warm_up`.
         block_keys: Number of keys whose votes are in memory at the same time; this limits the memory for a large batch,
@@ -173,7 +169,6 @@ class Predictor:
                 pause()
 
     def encode(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Float[np.ndarray, "text dim"]:
-        """Encode queries or instances, then labels, as unit vectors."""
         return self.encoder.encode_texts(queries, labels)
 
     def answer(
@@ -197,9 +192,7 @@ class Predictor:
         return self.predict_together([(queries, options)])[0]
 
     def predict_together(
-        self,
-        requests: Sequence[tuple[Sequence[str], AnswerOptions]],
-        checkpoint: Callable[[], None] = lambda: None,
+        self, requests: Sequence[tuple[Sequence[str], AnswerOptions]], checkpoint: Callable[[], None] = lambda: None
     ) -> list[Answers]:
         """Answer several requests together, each with its own options.
 
@@ -207,7 +200,6 @@ class Predictor:
         gets the times of the whole call, because it waits until all requests are answered.
 
         Args:
-            requests: The queries and the options of each request.
             checkpoint: Called between the blocks of the computation; an error that it raises stops the computation.
         """
         watch = Stopwatch()

@@ -61,9 +61,6 @@ class RankedLabels:
     Attributes:
         ranking: The labels, best first: as many as the options need.
         probabilities: The probability of each of them; None if the bundle has none for these options.
-        memory: The memory that ranked them.
-        lambda_: Weight of instances against labels.
-        weighted: The keys that voted.
         corrections: The corrections that lowered scores, by their query and label, and their shares; each is negative.
         candidates: The ranker's candidates; None if the ranker did not order the labels.
     """
@@ -113,14 +110,7 @@ class RankedLabels:
 
 
 def search(memory: Memory, queries: Queries, options: AnswerOptions, watch: Stopwatch) -> Found:
-    """Find the keys that can vote: the nearest keys, and the keys that share words with a query.
-
-    Args:
-        memory: The memory that answers.
-        queries: The queries.
-        options: Their options.
-        watch: Measures the stages.
-    """
+    """Find the keys that can vote: the nearest keys, and the keys that share words with a query."""
     by_words = None
     if memory.words is not None and queries.words is not None:
         by_words = memory.words.search(queries.words)
@@ -144,14 +134,8 @@ def rank(
     """Rank the labels of queries that have equal options.
 
     Args:
-        memory: The memory that answers.
-        queries: The queries.
-        found: The keys that the searches found.
-        options: The options of the queries.
-        watch: Measures the stages.
         label_filter: Admits labels; None admits all. With a filter, there is only one query.
         keeps: Chooses the rows of the whole ranking that remain; None: the first rows, as many as the options need.
-        separate: As in `Voting`.
     """
     values, how = memory.values, options.voting._replace(separate=separate)
     admits = None if label_filter is None else label_filter.admits
@@ -192,12 +176,9 @@ def _uses_ranker(memory: Memory, queries: Queries, options: AnswerOptions) -> bo
 
 
 def _correct(scores: ScoredLabels, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:
-    """Lower the scores of the labels that have corrections.
+    """Lower the scores of the labels that have corrections; return the correction and its share by query and label.
 
     A correction is one more vote with a negative share, so that the shares still add up to the score.
-
-    Returns:
-        The correction that counts for a query and a label, and its share.
     """
     place = corrected.place
     if not len(place):
@@ -214,9 +195,6 @@ def _probabilities(
     """The probability of each ranked label; None if the bundle has no probabilities for these options.
 
     Args:
-        manifest: The manifest of the bundle, with the calibration.
-        ranking: The ranked labels.
-        options: Options of the queries.
         is_complete: Whether the first label of a query is the best one of all labels.
     """
     info = manifest.probabilities

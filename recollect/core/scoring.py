@@ -52,7 +52,6 @@ class WeightedKeys:
     """The keys that vote for each query, and their weights; a missing key is -1.
 
     Attributes:
-        keys: The keys.
         weights: Their weights; those of a query sum to 1.
         by_words: Number of last columns whose keys were found by words, not by their vectors.
     """
@@ -109,14 +108,7 @@ class Votes(NamedTuple):
 
 
 def vote(found: Found, how: Voting, values: Values, admits: Bool[np.ndarray, " label"] | None = None) -> Votes:
-    """Let the found keys vote for their labels (RAE-XMC, Eq. 5 and 7).
-
-    Args:
-        found: The keys.
-        how: How they vote.
-        values: The labels of the instances.
-        admits: Whether a label may get votes; None admits all labels.
-    """
+    """Let the found keys vote for their labels, or for the admitted ones (RAE-XMC, Eq. 5 and 7)."""
     keys = weigh(found, how, values)
     return Votes(keys, score_labels(keys, how.lambda_, values, admits))
 
@@ -151,10 +143,7 @@ def weigh_keys(
     A key with count n weighs as much as n equal keys.
 
     Args:
-        nearest: The keys that are nearest by their vectors.
-        temperature: Tau of their softmax.
         values: The counts of the keys; None: every count is 1.
-        by_words: The keys that were found by words.
         word_weight: The sum of their weights, for a query that has some of them.
 
     Raises:
@@ -171,16 +160,6 @@ def weigh_keys(
 def score_labels(
     weighted: WeightedKeys, lambda_: float, values: Values, admits: Bool[np.ndarray, " label"] | None = None
 ) -> ScoredLabels:
-    """Sum the votes for each label, in no particular order (RAE-XMC, Eq. 7).
-
-    An instance gives lambda times its weight to each of its labels, a label key 1 - lambda times its weight to its
-    label.
-
-    Args:
-        weighted: The keys that vote.
-        lambda_: Weight of instances against labels.
-        values: The labels of the instances.
-        admits: Whether a label may get votes; None admits all labels.
-    """
+    """Sum the votes for each label, or each admitted one, in no particular order (RAE-XMC, Eq. 7)."""
     admitted = _ALL_LABELS if admits is None else admits
     return ScoredLabels(*kernels.sum_votes(weighted.keys, weighted.weights, lambda_, values.arrays, admitted))

@@ -51,9 +51,6 @@ def require_strong(secret: str, expected: str) -> None:
     Args:
         secret: The secret. No error message contains the secret.
         expected: The beginning of the error message.
-
-    Raises:
-        SettingsError: If the secret is too short or not ASCII.
     """
     if len(secret) < _MIN_SECRET_CHARACTERS:
         raise SettingsError(
@@ -82,7 +79,6 @@ class ReadIf(NamedTuple):
     """Flags that have an effect only under a condition. Without it, a flag that the user gives is refused.
 
     Attributes:
-        flags: Names of the fields.
         expected: What fulfils the condition.
         found: Returns what the settings have instead; None if they fulfil the condition.
     """
@@ -95,10 +91,8 @@ class ReadIf(NamedTuple):
 class Settings(BaseSettings):
     """Base of all settings. The setting `x_y` is flag `--x-y` and environment variable `RECOLLECT_X_Y`.
 
-    An empty variable means the default, except for keys and certificates: without them, the service could be open.
-
-    Raises:
-        SettingsError: If the variable of a key or a certificate is empty.
+    An empty variable means the default, but for a key or a certificate it is a SettingsError: without it, the service
+    could be open.
     """
 
     model_config = SettingsConfigDict(
@@ -156,11 +150,7 @@ class Settings(BaseSettings):
 
 
 def refuse_unread(settings: _Settings) -> _Settings:
-    """Refuse given flags that have no effect: a validator of settings with `read_if`.
-
-    Raises:
-        SettingsError: With the first of these flags.
-    """
+    """Refuse given flags that have no effect: a validator of settings with `read_if`."""
     for message in settings.unread_flags():
         raise SettingsError(message)
     return settings

@@ -31,11 +31,7 @@ def read_lines(
 
 
 def read_stream(
-    file: io.FileIO,
-    name: str,
-    is_gzip: bool,
-    error: type[RecollectError] = InputError,
-    keep_ends: bool = False,
+    file: io.FileIO, name: str, is_gzip: bool, error: type[RecollectError] = InputError, keep_ends: bool = False
 ) -> Iterator[str | None]:
     r"""Yield the lines of an open file, and None after each read, because the next read of a pipe can wait.
 
@@ -43,10 +39,7 @@ def read_stream(
     beginning are removed.
 
     Args:
-        file: The file.
         name: Its name in messages.
-        is_gzip: Whether it is a gzip file.
-        error: Class of the errors.
         keep_ends: Whether to keep the ends of lines, and all byte order marks but that of the file: they can be part of
             a quoted value of CSV.
 
@@ -84,11 +77,7 @@ def read_stream(
 
 
 def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each line number of a file, from 1, with the JSON object of the line. Blank lines are skipped.
-
-    Raises:
-        RecollectError: If the file cannot be read, or a line is not a JSON object.
-    """
+    """Yield each line number of a file, from 1, with the JSON object of the line. Blank lines are skipped."""
     try:
         for number, line in read_lines(path, error):
             if not is_blank(line):
@@ -100,11 +89,7 @@ def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterat
 
 
 def parse_object(line: str) -> dict[str, Any]:
-    """The JSON object of a line.
-
-    Raises:
-        ValueError: If the line is something else.
-    """
+    """The JSON object of a line; anything else is a ValueError."""
     try:
         found, problem = json.loads(line), ""
     except (ValueError, RecursionError) as broken:
@@ -121,8 +106,6 @@ def read_csv(
 
     Args:
         lines: The lines, with their ends.
-        name: Name of the file in messages.
-        error: Class of the errors.
 
     Raises:
         RecollectError: If the header has no columns, or equal ones; later, if a row is no CSV, or has another number of

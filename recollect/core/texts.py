@@ -36,11 +36,7 @@ def is_blank(text: str) -> bool:
 
 
 def require_words(text: str, kind: str = "query") -> str:
-    """Refuse a text that is not valid Unicode, or has no visible character.
-
-    Raises:
-        ValueError: With the kind of the text.
-    """
+    """Refuse with a ValueError a text that is not valid Unicode, or has no visible character."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -13,11 +13,7 @@ _RARE_WORDS = " ".join(["xq" * 200, *map(chr, range(33, 127)), *"éЖب中ꙮ★
 
 
 def open_tokenizer(path: Path, max_length: int) -> Tokenizer:
-    """Open a tokenizer that truncates texts after `max_length` tokens.
-
-    Raises:
-        BundleError: If the file is not a tokenizer, or the tokenizer cannot read every text.
-    """
+    """Open a tokenizer that truncates texts after `max_length` tokens."""
     with opening(path):
         tokenizer = Tokenizer.from_file(str(path))
     check_reads_every_text(tokenizer, str(path), BundleError)
@@ -27,16 +23,7 @@ def open_tokenizer(path: Path, max_length: int) -> Tokenizer:
 
 
 def check_reads_every_text(tokenizer: Tokenizer, where: str, error: type[RecollectError]) -> None:
-    """Check that a tokenizer has its token for unknown words, if it needs one.
-
-    Args:
-        tokenizer: The tokenizer.
-        where: First words of an error message.
-        error: Class of the error.
-
-    Raises:
-        RecollectError: If the tokenizer fails for some texts.
-    """
+    """Check that a tokenizer has its token for unknown words, if it needs one."""
     try:
         tokenizer.encode(_RARE_WORDS)
     except Exception as failure:  # tokenizers raises plain Exception

@@ -48,17 +48,12 @@ class ActivationRecord(BaseModel):
     """The content of one file: the versions that replicas must open, and who activated them.
 
     Attributes:
-        format_version: Format of the record.
         generation: Number of activations and rollbacks of the store so far; the number in the file's name.
-        version: The version that replicas must serve.
         candidate: The version that replicas must open beside it, or None.
         replaced: The version that was current before this record; None if there was none.
         previous: Versions to which rollbacks return, oldest first.
-        action: The action that created the record.
-        at: The time of the action.
         by: The user who started the action, as user@host, or the name of an API key.
         host: The machine on which the action ran.
-        why: The reason that the user gave.
         token: Random digits, so that two writers never write the same content.
     """
 
@@ -84,11 +79,7 @@ class ActivationRecord(BaseModel):
 
 
 class Activations:
-    """The activations of one store. Several threads may use one object.
-
-    Args:
-        files: The files of the store.
-    """
+    """The activations of one store. Several threads may use one object."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
@@ -119,11 +110,7 @@ class Activations:
             return record
 
     def all(self) -> list[ActivationRecord]:
-        """All records, oldest first.
-
-        Raises:
-            StoreError: As in `current`.
-        """
+        """All records, oldest first."""
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             records = list(pool.map(self._read, range(1, self._highest() + 1)))
         return [record for record in records if record is not None]
@@ -142,7 +129,6 @@ class Activations:
 
         Raises:
             ActivationConflictError: If another process was faster; the message says who did what.
-            StoreError: If the file cannot be written.
         """
         record = ActivationRecord(
             generation=before.generation + 1 if before else 1,
@@ -167,11 +153,7 @@ class Activations:
         )
 
     def _highest(self) -> int:
-        """The highest number; 0 if there is none.
-
-        Raises:
-            StoreError: If a lower number is missing.
-        """
+        """The highest number; 0 if there is none. A gap in the numbers is a StoreError."""
         if not self._files.can_list:
             return self._highest_by_probing()
         names = (_NAME.fullmatch(name) for name in self._files.names(_FOLDER))

@@ -40,11 +40,7 @@ _LOCK_POLL_SECONDS = 0.1
 
 
 def default_cache() -> Path:
-    """The folder `recollect` in the user's cache folder.
-
-    Raises:
-        StoreError: If the user has no home folder.
-    """
+    """The folder `recollect` in the user's cache folder."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (configured if configured.is_absolute() else Path.home() / ".cache") / "recollect"
@@ -57,12 +53,7 @@ def default_cache() -> Path:
 class BundleCache:
     """The copies of the bundles of one store. `prepare` creates the folders when they are first needed.
 
-    Attributes:
-        root: The folder of this store in the cache.
-        bundles: The folder of its copies.
-
     Args:
-        store: The store.
         location: The location of the store, which names its folder in the cache.
         cache: The cache of all stores; None means the user's cache folder.
     """
@@ -74,11 +65,7 @@ class BundleCache:
         self.bundles = self.root / "bundles"
 
     def prepare(self) -> None:
-        """Create the folders.
-
-        Raises:
-            StoreError: If the folders cannot be created, or another user could change a checked file in them.
-        """
+        """Create the folders, and check that no other user can change a file in them."""
         for folder in (self._cache, self.root, self.bundles):
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,10 +85,7 @@ class BundleCache:
     def open(self, version: str, pause: Callable[[], None] | None, share_with: Sequence[Bundle]) -> Bundle:
         """Copy a published version if it is not cached, check the files of the copy, then map them.
 
-        If the cached copy is damaged, the version is copied again, once.
-
-        Raises:
-            StoreError, BundleError: As in `Store.open`. Error messages name the files of the store.
+        If the cached copy is damaged, the version is copied again, once. Error messages name the files of the store.
         """
         folder, copied = self.bundles / version, False
         while True:

@@ -59,11 +59,7 @@ _CONTAINER_SCHEMES = ("abfs", "abfss")
 
 
 def without_credentials(url: str) -> str:
-    """The URL as error messages show it: without user, password and query.
-
-    Raises:
-        StoreError: If it is not clear which part of the URL is the password.
-    """
+    """The URL as error messages show it: without user, password and query."""
     parts = _parse(url)
     container = parts["user"] if parts["scheme"] in _CONTAINER_SCHEMES and ":" not in (parts["user"] or "") else None
     before = f"{container}@" if container else ""
@@ -84,11 +80,7 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
     """Create a client for the folder at a URL. The client connects when it is first used.
 
     Args:
-        url: The URL.
         read_timeout: Maximum time of a wait for an answer, or for the next bytes of an answer.
-
-    Raises:
-        StoreError: If the URL is malformed, its scheme is unknown, a package is missing, or there are no credentials.
     """
     name, scheme = without_credentials(url), require_scheme(url)
     try:
@@ -115,11 +107,7 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
 
 
 def require_scheme(url: str) -> str:
-    """The scheme of a URL.
-
-    Raises:
-        StoreError: If the URL is malformed, or has an unknown scheme or a query.
-    """
+    """The scheme of a URL. An unknown scheme and a URL with a query are refused."""
     parts = _parse(url)
     if parts["scheme"] not in _CLASSES:
         known = ", ".join(f"{each}://" for each in _CLASSES)

@@ -41,7 +41,7 @@ class FolderStatus(NamedTuple):
 class FolderFiles:
     """The files of a store in a folder, which can be on NFS: it needs hard links. Several threads may use one object.
 
-    `ObjectFolder` has the same methods.
+    `ObjectFolder` has the same methods. A method raises a StoreError if the store cannot be read or written.
 
     Attributes:
         name: The store's name in error messages.
@@ -57,16 +57,12 @@ class FolderFiles:
     def create(self, name: str, content: bytes) -> bool:
         """Write a file if no file has this name; return whether it was written.
 
-        The file is complete and durable when this method returns, and no reader sees a part of it.
+        The file is complete and durable when this method returns, and no reader sees a part of it. After a StoreError,
+        the file may exist or not.
 
         Args:
-            name: The name, such as `activations/00000042.json`. Missing folders are created.
             content: The content. It must differ from the content that any other writer could write under this name,
                 for example by a random token: a writer that got no answer compares it with the stored file.
-
-        Raises:
-            StoreError: If the file cannot be written, or the server has no conditional writes. After an error, the file
-                may exist or not.
         """
         path = self._root / name
         with file_errors(path, "written"), temporary_path(path) as temporary:
@@ -79,11 +75,7 @@ class FolderFiles:
         return is_new
 
     def read(self, name: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
-        """The content of a file; None if the file does not exist.
-
-        Raises:
-            StoreError: If the file cannot be read or is larger than `max_bytes`.
-        """
+        """The content of a file; None if the file does not exist."""
         path = self._root / name
         try:
             with (
@@ -102,9 +94,6 @@ class FolderFiles:
         """The sorted names in a folder that come after the name `after`; an empty list if there is no such folder.
 
         Names that begin with a dot are left out: such files are being written.
-
-        Raises:
-            StoreError: If the folder cannot be listed.
         """
         path = self._root / folder
         try:
@@ -115,29 +104,16 @@ class FolderFiles:
         return sorted(name for name in found if name > after and not name.startswith("."))
 
     def delete(self, *names: str) -> None:
-        """Delete files; a file that does not exist is not an error.
-
-        Raises:
-            StoreError: If a file cannot be deleted.
-        """
+        """Delete files; a file that does not exist is not an error."""
         for name in names:
             with file_errors(self._root / name, "deleted"), contextlib.suppress(FileNotFoundError):
                 (self._root / name).unlink()
 
     def has(self, name: str) -> bool:
-        """Whether a file exists.
-
-        Raises:
-            StoreError: If the server does not answer the question.
-        """
         return (self._root / name).is_file()
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """The content of a file of any size, in pieces of a few megabytes.
-
-        Raises:
-            StoreError: If the file does not exist or cannot be read to its end.
-        """
+        """The content of a file of any size, in pieces of a few megabytes. The file must exist."""
         with _open_existing(self._root / name) as descriptor:
             while piece := os.read(descriptor, _PIECE_BYTES):
                 yield piece
@@ -146,11 +122,7 @@ class FolderFiles:
         """Let an empty file on this machine share the disk blocks of a file; return False if this is not possible.
 
         Args:
-            name: The file.
             target: File descriptor of the empty file, open for writing.
-
-        Raises:
-            StoreError: As in `pieces`.
         """
         with _open_existing(self._root / name) as descriptor:
             try:
@@ -160,11 +132,7 @@ class FolderFiles:
             return True
 
     def require_writable(self) -> None:
-        """Check that files can be created.
-
-        Raises:
-            StoreError: If they cannot.
-        """
+        """Check that files can be created."""
         path = self._root / "check"
         with file_errors(self._root, "written"), temporary_path(path) as temporary:
             temporary.touch()
@@ -173,12 +141,7 @@ class FolderFiles:
         """Write a file of any size, or replace it. It appears complete or not at all.
 
         Args:
-            local: The file.
-            name: Its name in the store.
             keep: Whether the local file stays. Otherwise it can be moved, which needs no second disk space.
-
-        Raises:
-            StoreError: If the file cannot be written.
         """
         path = self._root / name
         with file_errors(path, "written"), temporary_path(path) as temporary:
@@ -191,11 +154,7 @@ class FolderFiles:
             flush(path.parent)
 
     def status(self, folder: str) -> FolderStatus:
-        """The size of the files in a folder, and the time of the last write to it.
-
-        Raises:
-            StoreError: If the folder cannot be read.
-        """
+        """The size of the files in a folder, and the time of the last write to it."""
         path = self._root / folder
         try:
             with file_errors(path, "listed"):
@@ -204,11 +163,7 @@ class FolderFiles:
             return FolderStatus(0, datetime.fromtimestamp(0, UTC))
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder and its files, as far as it exists.
-
-        Raises:
-            StoreError: If a file cannot be deleted.
-        """
+        """Delete a folder and its files, as far as it exists."""
         path = self._root / folder
         with file_errors(path, "deleted"), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
@@ -269,11 +224,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[int]:
-    """Open a file for reading. Another program may have put a link or a pipe there: follow no link, wait for no pipe.
-
-    Raises:
-        StoreError: If it is not a regular file.
-    """
+    """Open a file for reading. Another program may have put a link or a pipe there, which is refused."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -315,7 +266,6 @@ def file_errors(path: Path, verb: str) -> Iterator[None]:
     """Convert OSError to StoreError, but not FileNotFoundError while reading.
 
     Args:
-        path: The file or folder that the message names.
         verb: What is done with it: written, read, listed or deleted.
     """
     try:

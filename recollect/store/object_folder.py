@@ -50,9 +50,6 @@ class ObjectFolder:
     Attributes:
         name: The URL without credentials.
         can_list: Whether `names` works; False for a web server, which lists folders only with WebDAV.
-
-    Raises:
-        StoreError: If the URL's scheme is unknown.
     """
 
     _first_process: ClassVar[int | None] = None
@@ -97,11 +94,7 @@ class ObjectFolder:
         return self.size_bytes(name) is not None
 
     def size_bytes(self, name: str) -> int | None:
-        """Size of a file; None if the file does not exist.
-
-        Raises:
-            StoreError: As in `has`.
-        """
+        """Size of a file; None if the file does not exist."""
         with contextlib.suppress(FileNotFoundError), self._errors(name):
             return self._connect(_READ_TIMEOUT).head(name)["size"]
         return None

@@ -50,13 +50,12 @@ class Store:
     bundle must be signed by one of the matching private keys, and is opened from the cache, too: a copy there cannot
     change after its check. Otherwise a bundle in a folder is opened in place.
 
+    A method raises a StoreError if the store or a version in it is missing, or the store cannot be read or written. It
+    raises a BundleError if the manifest of a version is damaged, not signed, or that of another version.
+
     Attributes:
-        name: The store's name in error messages.
-        is_local: Whether the store is in a folder. Otherwise each reading is a request to a server.
-        files: The files of the store.
         root: The folder on this machine: the store's folder, or its folder in the bundle cache.
         bundles: The folder inside `root` that contains one folder for each version.
-        verify_keys: The public keys; None if bundles need no signature.
 
     Args:
         location: The folder, or a URL such as `s3://bucket/store`. The URL `file:///folder` means a folder.
@@ -88,53 +87,29 @@ class Store:
         self.bundles = self.root / "bundles"
 
     def require(self) -> None:
-        """Check that the store exists.
-
-        Raises:
-            StoreError: If it does not, or cannot be read.
-        """
+        """Check that the store exists."""
         if not (self.files.names("") if self.files.can_list else self.activation()):
             raise StoreError(f"{self.name}: expected a bundle store, found none; run `recollect build`")
 
     def versions(self) -> list[str]:
-        """All published versions, oldest first.
-
-        Raises:
-            StoreError: If the store cannot be listed.
-        """
+        """All published versions, oldest first."""
         return [name for name in self.files.names("bundles") if is_version(name) and self._is_published(name)]
 
     def activation(self) -> ActivationRecord | None:
-        """The current activation record; None if no version is current.
-
-        Raises:
-            StoreError: If the record is damaged, a record is missing, or the store cannot be read.
-        """
+        """The current activation record; None if no version is current. A damaged or missing record is a StoreError."""
         return self._activations.current()
 
     def current(self) -> str | None:
-        """The version that replicas must serve; None if no version is current.
-
-        Raises:
-            StoreError: As in `activation`.
-        """
+        """The version that replicas must serve; None if no version is current."""
         record = self.activation()
         return record.version if record else None
 
     def log(self) -> list[ActivationRecord]:
-        """All activations and rollbacks, oldest first.
-
-        Raises:
-            StoreError: As in `activation`.
-        """
+        """All activations and rollbacks, oldest first."""
         return self._activations.all()
 
     def require_current(self) -> str:
-        """The version that replicas serve.
-
-        Raises:
-            StoreError: If the store does not exist or no version is current.
-        """
+        """The version that replicas serve. Without one, this is a StoreError."""
         current = self.current()
         if current is None:
             self.require()
@@ -144,20 +119,11 @@ class Store:
         return current
 
     def resolve(self, version: str) -> str:
-        """Return `version`; for the word `current`, return the name of the current version.
-
-        Raises:
-            StoreError: If `version` is `current` and no version is current.
-        """
+        """Return `version`; for the word `current`, return the name of the current version."""
         return self.require_current() if version == "current" else version
 
     def signed_manifest(self, version: str) -> SignedManifest:
-        """The manifest of a published version, with its bytes.
-
-        Raises:
-            StoreError: If the version is not published.
-            BundleError: If the manifest is broken, is not signed, or belongs to another version.
-        """
+        """The manifest of a published version, with its bytes."""
         folder = f"bundles/{check_version(version)}"
         content = self.files.read(f"{folder}/{MANIFEST}")
         if content is None:
@@ -168,24 +134,14 @@ class Store:
         return signed
 
     def manifest(self, version: str) -> Manifest:
-        """The manifest of a published version.
-
-        Raises:
-            StoreError, BundleError: As in `signed_manifest`.
-        """
         return self.signed_manifest(version).manifest
 
     def open(self, version: str, pause: Callable[[], None] | None = None, share_with: Sequence[Bundle] = ()) -> Bundle:
         """Check the files of a published version, then map them into memory.
 
         Args:
-            version: Name of the version.
             pause: Called between the steps, so that a caller can slow them down, or end them with an error.
             share_with: Other open bundles of this store; see `open_bundle`.
-
-        Raises:
-            StoreError: If the version is not published, or cannot be copied to the cache.
-            BundleError: If a file differs from the published file, is not signed, or belongs to another version.
         """
         manifest = self.manifest(version)
         if self._cache is None:
@@ -220,24 +176,17 @@ class Store:
         why: str = "",
         expected_generation: int | None = None,
     ) -> ActivationRecord:
-        """Make a version current, or the candidate, which replicas open beside the current version.
+        """Make a version current, or the candidate, which replicas open beside it; return the new record.
 
         It replaces another candidate. An activation of the version that is already current also gets a new generation:
         replicas that refused the version then try it again at once.
 
         Args:
-            version: The version.
-            candidate: Whether the version becomes the candidate.
             by: The user who activates the version; None means the user of this process.
             why: The reason, for the log.
             expected_generation: Generation that the store must have before the activation; None accepts any.
 
-        Returns:
-            The new activation record.
-
         Raises:
-            StoreError: If the version is not published, or was removed at the same time.
-            BundleError: If the manifest of the version is broken.
             ActivationConflictError: If the store has another generation than expected, or another process changes the
                 current version at the same time.
             ActivationRefusedError: If the candidate is already current, or no version is current.
@@ -270,7 +219,6 @@ class Store:
 
         Raises:
             ActivationRefusedError: If there is neither a candidate nor a previous version.
-            BundleError: If the manifest of the previous version is broken.
             ActivationConflictError: If another process changes the current version at the same time.
         """
         self.require()
@@ -288,11 +236,7 @@ class Store:
         return self._not_removed(before, record)
 
     def desired(self) -> set[str]:
-        """The current version, the candidate, and the version that a rollback makes current.
-
-        Raises:
-            StoreError: As in `activation`.
-        """
+        """The current version, the candidate, and the version that a rollback makes current."""
         record = self.activation()
         if record is None:
             return set()
@@ -310,8 +254,7 @@ class Store:
     def incoming(self) -> Iterator[Path]:
         """A temporary folder for writing a bundle, on the disk of `bundles`. It is removed afterwards.
 
-        Raises:
-            StoreError: If the store cannot be written to. Building a bundle takes long, so this is found out first.
+        Building a bundle takes long, so a store that cannot be written to is found out first.
         """
         self.files.require_writable()
         self.bundles.mkdir(exist_ok=True)
@@ -325,19 +268,13 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, folder: Path, version: str, keep: bool = False) -> None:
-        """Publish a bundle. Its manifest appears last.
+        """Publish a bundle. Its manifest appears last. A version is published once, because it never changes.
 
         Files that an interrupted publication has written are not written again.
 
         Args:
             folder: The folder of the bundle: that of `incoming`, or another one.
-            version: The version.
             keep: Whether the files of the folder stay. Then every copy is read back and compared with the manifest.
-
-        Raises:
-            StoreError: If the version is malformed or already published: a published bundle never changes. If the store
-                cannot be written to.
-            BundleError: If the manifest is broken, or a copied file differs from the manifest.
         """
         target = f"bundles/{check_version(version)}"
         content, _, manifest = read_signed_manifest(folder)
@@ -363,12 +300,8 @@ class Store:
         """Copy a published version to another store; return False if the target already contains the same bundle.
 
         Every file is verified in both stores. The version appears in the target after all files are complete. A copy
-        that was interrupted leaves no version, and can be started again.
-
-        Raises:
-            StoreError: If this store does not contain the version, its keys are in an engine, the target contains
-                another bundle with this name, or a store cannot be used.
-            BundleError: If a file differs from the manifest, or a bundle is not signed as the stores require.
+        that was interrupted leaves no version, and can be started again. A version with its keys in
+        an engine is refused, and so is another bundle with this name in the target.
         """
         bundle = self.open(version)
         if bundle.manifest.engine is not None:
@@ -410,12 +343,9 @@ class Store:
         meanwhile.
 
         Args:
-            keep: Number of the newest versions that are kept in any case.
             in_use: Function that returns the versions that replicas have open.
-            dry_run: Remove nothing; yield the versions that would be removed.
 
         Raises:
-            StoreError: If the store cannot be read or written.
             RedisError: If `in_use` cannot read the reports of the replicas.
         """
         self.require()
@@ -440,7 +370,6 @@ class Store:
         """Remove a published version if it is unused; return whether it was removed.
 
         Args:
-            version: The version.
             is_unused: Function that decides. It is called again after the version was withdrawn.
         """
         folder = f"bundles/{check_version(version)}"
@@ -469,11 +398,7 @@ class Store:
         remove_abandoned_files(self.root)
 
     def _not_removed(self, before: ActivationRecord | None, record: ActivationRecord) -> ActivationRecord:
-        """Return a new record. If its new version was removed meanwhile, return to the record before it.
-
-        Raises:
-            StoreError: If the version was removed.
-        """
+        """Return a new record. If its new version was removed meanwhile, return to the record before it."""
         added = record.to_open - (before.to_open if before else set())
         removed = [version for version in added if not self._is_published(version)]
         if not removed:

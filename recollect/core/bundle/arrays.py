@@ -1,7 +1,8 @@
 """Mapped arrays: an .npy file is mapped into memory instead of parsed, and its type, length and content are checked.
 
 A checksum detects a file that was altered after publishing. A bundle that was forged before publishing has correct
-checksums. Opening a bundle therefore also checks that each offset and each position points into its array.
+checksums. Opening a bundle therefore also checks that each offset and each position points into its array. A wrong
+file is a BundleError.
 """
 
 from __future__ import annotations
@@ -15,11 +16,7 @@ from recollect.core.errors import BundleError, opening
 
 
 def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
-    """Map an array with one dimension and `length` elements; with `length` None, any number of elements.
-
-    Raises:
-        BundleError: If the file is not an .npy file, contains Python objects, or has another type or shape.
-    """
+    """Map an array with one dimension and `length` elements; with `length` None, any number of elements."""
     with opening(path):  # `np.load` would also accept archives and pickled objects
         mapped: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     if mapped.dtype != dtype or mapped.ndim != 1 or length not in (None, len(mapped)):
@@ -31,11 +28,7 @@ def map_array(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
 
 
 def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
-    """Map a file of `rows` + 1 offsets into memory: the start of each row in an array of `end` elements, then `end`.
-
-    Raises:
-        BundleError: If the offsets do not increase from 0 to `end`.
-    """
+    """Map a file of `rows` + 1 offsets into memory: the start of each row in an array of `end` elements, then `end`."""
     offsets = map_array(path, "int64", rows + 1)
     if offsets[0] != 0 or offsets[-1] != end:
         raise BundleError(
@@ -53,11 +46,7 @@ def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
 
 
 def map_positions(path: Path, length: int, below: int) -> Int[np.ndarray, " position"]:
-    """Map an array of row numbers that point into a table of `below` rows.
-
-    Raises:
-        BundleError: If a row number is negative or not less than `below`.
-    """
+    """Map an array of row numbers that point into a table of `below` rows."""
     positions = map_array(path, "int32", length)
     unsigned = positions.view(np.uint32)  # a negative number becomes a huge one: one pass finds both
     if unsigned.max(initial=0) >= below:

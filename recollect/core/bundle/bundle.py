@@ -38,8 +38,6 @@ class InstanceTable:
     Attributes:
         values: The labels that each instance votes for.
         voters: The instances that vote for each label.
-        uids: Uids of the instances.
-        texts: Their texts.
     """
 
     values: Matrix
@@ -90,11 +88,7 @@ class Bundle:
     labels: LabelTable
 
     def require_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        """Check the shape of a component.
-
-        Raises:
-            BundleError: If it is not the one that the manifest states.
-        """
+        """Check that a component has the shape that the manifest states."""
         if found != expected:
             raise BundleError(
                 f"{self.folder / name}: the manifest states the shape {expected}, found {found}; "
@@ -111,7 +105,6 @@ def open_bundle(
     """Check the integrity of a bundle, then map its files.
 
     Args:
-        folder: Folder of the bundle.
         verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
         pause: Called between the steps, so that a caller can slow them down; None runs them at full speed.
         share_with: Other open bundles. Files that equal one of their files are neither hashed nor mapped again.
@@ -161,11 +154,7 @@ def _open_table(components: Components, name: str, rows: int) -> StringTable:
 
 
 def _check_voters(bundle: Bundle) -> None:
-    """Check the offsets of the voters of each label; voters are the instances that vote for the label.
-
-    Raises:
-        BundleError: If a label's number of voters is not its number of training instances.
-    """
+    """Check that each label has as many voters, the instances that vote for it, as training instances."""
     offsets, counts = bundle.instances.voters.indptr, bundle.labels.counts
     wrong = np.diff(offsets) != counts
     if wrong.any():

@@ -33,14 +33,8 @@ class Components:
     """Opens the files of one bundle. A file is opened only after its checksum was verified.
 
     Args:
-        folder: Folder of the bundle.
         manifest: Manifest of the bundle; its signature is verified if a signature is required.
-        share_with: Components of other open bundles.
         pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
-
-    Raises:
-        BundleError: If a file is missing, unexpected, a link, or has another size. If a file that no other bundle has
-            open has another content.
     """
 
     def __init__(
@@ -59,16 +53,17 @@ class Components:
         check_contents(folder, manifest, self._verified, pause)
 
     def open(self, function: Callable[[Path, *Arguments], Component], name: str, *arguments: *Arguments) -> Component:
-        """Open a file with `function(path, *arguments)`, or share the equal component of another bundle.
-
-        Raises:
-            BundleError: If the file has another content than the published file, or the function refuses it.
-        """
+        """Open a file with `function(path, *arguments)`, or share the equal component of another bundle."""
         key = (function, self._manifest.files[name], arguments)
         if key in self._shareable:
             component: Component = self._shareable[key]
         else:
-            component = self._open_file(function, name, *arguments)
+            if name not in self._verified:  # another bundle has opened an equal file, but with other arguments
+                check_contents(self._folder, self._manifest, {name}, self._pause)
+                self._verified.add(name)
+            component = function(self._folder / name, *arguments)
+            if self._pause is not None:
+                self._pause()
         self._open[key] = component
         return component
 
@@ -86,14 +81,3 @@ class Components:
         while self._open:
             self._open.popitem()
             time.sleep(_CLOSE_REST_SECONDS)
-
-    def _open_file(
-        self, function: Callable[[Path, *Arguments], Component], name: str, *arguments: *Arguments
-    ) -> Component:
-        if name not in self._verified:  # another bundle has opened an equal file, but with other arguments
-            check_contents(self._folder, self._manifest, {name}, self._pause)
-            self._verified.add(name)
-        component = function(self._folder / name, *arguments)
-        if self._pause is not None:
-            self._pause()
-        return component

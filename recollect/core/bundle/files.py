@@ -58,18 +58,13 @@ def expected_files(present: Collection[str], with_engine: bool = False) -> froze
 
     Args:
         present: Names of the files of a bundle, or of a folder with other files too.
-        with_engine: Whether the keys of the bundle are in an engine.
     """
     required = BUNDLE_FILES - INDEX_FILES if with_engine else BUNDLE_FILES
     return required.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
 
 
 def require_file(path: Path) -> None:
-    """Refuse a path that is not a regular file. A symbolic link is refused too.
-
-    Raises:
-        BundleError: If the file is missing, or is a link, a folder or a device.
-    """
+    """Refuse a path that is not a regular file. A symbolic link is refused too."""
     try:
         mode = path.lstat().st_mode
     except OSError as error:
@@ -82,11 +77,7 @@ def require_file(path: Path) -> None:
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """Read a small file of a bundle.
-
-    Raises:
-        BundleError: If the file is missing, is not a regular file, or has more than `max_bytes` bytes.
-    """
+    """Read a file of a bundle that may have at most `max_bytes` bytes."""
     require_file(path)
     with opening(path), path.open("rb") as file:
         content = file.read(max_bytes + 1)

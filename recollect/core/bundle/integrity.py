@@ -40,11 +40,7 @@ def read_signed_manifest(folder: Path, verify_keys: VerifyKeys | None = None) ->
     The file is read once, so the parsed bytes are the verified bytes.
 
     Args:
-        folder: Folder of the bundle.
         verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
-
-    Raises:
-        BundleError: If the manifest is missing, is not signed by one of the keys, or is not valid.
     """
     content, signature = read_small(folder / MANIFEST, _MAX_MANIFEST_BYTES), None
     if verify_keys is not None and os.path.lexists(folder / SIGNATURE):
@@ -55,11 +51,7 @@ def read_signed_manifest(folder: Path, verify_keys: VerifyKeys | None = None) ->
 def check_manifest(
     content: bytes, signature: bytes | None, verify_keys: VerifyKeys | None, folder: str
 ) -> SignedManifest:
-    """Verify the signature of a manifest, then parse it; `folder` names the bundle in error messages.
-
-    Raises:
-        BundleError: If it is not signed by one of the keys, or is not valid.
-    """
+    """Verify the signature of a manifest, then parse it; `folder` names the bundle in error messages."""
     if verify_keys is not None:
         verify_keys.check(folder, content, signature)
     return SignedManifest(content, signature, parse_manifest(content, folder))
@@ -74,10 +66,8 @@ def describe_files(
     """The SHA-256 and size of files of a bundle.
 
     Args:
-        folder: Folder of the bundle.
         pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
         names: Names of the files; None means all files of the bundle.
-        with_engine: Whether the keys of the bundle are in an engine.
     """
     if names is None:
         names = expected_files(os.listdir(folder), with_engine)
@@ -100,11 +90,7 @@ def describe_files(
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Compare the names and sizes of the files of a bundle with its manifest, without reading the files.
-
-    Raises:
-        BundleError: If a file is missing, unexpected, a link, or has another size.
-    """
+    """Compare the names and sizes of the files of a bundle with its manifest, without reading the files."""
     for name in sorted({*manifest.files, *os.listdir(folder)}):
         if name not in {*manifest.files, MANIFEST, SIGNATURE}:
             raise BundleError(f"{folder / name}: expected only the files of a bundle, found this file; move it away")
@@ -119,17 +105,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 def check_contents(
     folder: Path, manifest: Manifest, names: Collection[str], pause: Callable[[], None] | None = None
 ) -> None:
-    """Compare the checksums of files of a bundle with its manifest.
-
-    Args:
-        folder: Folder of the bundle.
-        manifest: Manifest of the bundle.
-        names: Names of the files.
-        pause: As in `describe_files`.
-
-    Raises:
-        BundleError: If a file has another content.
-    """
+    """Compare the checksums of files of a bundle with its manifest."""
     for name, found in describe_files(folder, pause, names).items():
         if found != (expected := manifest.files[name]):
             raise BundleError(

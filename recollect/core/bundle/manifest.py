@@ -277,13 +277,7 @@ def is_version(name: str) -> bool:
 
 
 def check_version(version: str) -> str:
-    """Return `version` if it is a valid name: only letters, digits, `_` and `-`.
-
-    So a valid name cannot be a path out of the store.
-
-    Raises:
-        UnknownVersionError: If the name is not valid.
-    """
+    """Return `version` if it has only letters, digits, `_` and `-`, so that it cannot be a path out of the store."""
     if not is_version(version):
         raise UnknownVersionError(
             f"version {version[:80]!r}: expected letters, digits, '_' and '-', as `recollect versions` lists them"
@@ -292,16 +286,7 @@ def check_version(version: str) -> str:
 
 
 def parse_manifest(content: bytes, folder: str) -> Manifest:
-    """Parse and check the content of a manifest.
-
-    Args:
-        content: The bytes of `manifest.json`.
-        folder: Name of the bundle's folder, for error messages.
-
-    Raises:
-        BundleError: If the content is not a manifest, has an unknown format, or does not name exactly the files of a
-            bundle.
-    """
+    """Parse and check the content of `manifest.json`; `folder` names the bundle in error messages."""
     path = f"{folder}/{MANIFEST}"
     try:
         parsed = from_json(content)

@@ -32,7 +32,6 @@ class VerifyKeys:
     """Ed25519 public keys. A signature by any one of them is accepted, so that a key can be replaced by another one.
 
     Args:
-        keys: The public keys.
         name: Name of the keys in error messages, such as their file.
     """
 
@@ -43,12 +42,8 @@ class VerifyKeys:
         """Check that the signature of a bundle is a signature of its manifest by one of these keys.
 
         Args:
-            folder: Name of the bundle's folder, for error messages.
             manifest: Content of `manifest.json`, not parsed yet: unsigned content is not trusted.
             signature: Content of `manifest.sig`; None if there is no such file.
-
-        Raises:
-            BundleError: If the signature is missing, or is not a signature of this content by one of these keys.
         """
         if signature is None:
             raise BundleError(
@@ -71,11 +66,7 @@ class VerifyKeys:
 
 
 def read_verify_keys(path: Path) -> VerifyKeys:
-    """Read one or several Ed25519 public keys in PEM, the format that `openssl pkey -pubout` writes.
-
-    Raises:
-        KeyFileError: If the file contains no such key, or contains another PEM block.
-    """
+    """Read one or several Ed25519 public keys in PEM, the format that `openssl pkey -pubout` writes."""
     make = "write it with `openssl pkey -in PRIVATE -pubout -out PUBLIC`"
     keys = read_keys(path, "PUBLIC KEY", load_pem_public_key, Ed25519PublicKey, make)  # type: ignore[type-abstract]
     return VerifyKeys(keys, str(path))
@@ -87,10 +78,7 @@ def read_keys(path: Path, label: str, load: Callable[[bytes], object], kind: typ
     Error messages name only the kind of the content, never the content itself: the file may contain a private key.
 
     Args:
-        path: Path of the PEM file.
         label: Label that every BEGIN line of the file must have.
-        load: Function that parses one key.
-        kind: Type that each parsed key must have.
         make: Last part of the error message: how to create such a file.
 
     Raises:
@@ -127,11 +115,7 @@ def read_keys(path: Path, label: str, load: Callable[[bytes], object], kind: typ
 
 
 class SigningKey:
-    """An Ed25519 private key. Only commands that publish a bundle read one; a serving process never does.
-
-    Attributes:
-        verify_keys: The matching public key.
-    """
+    """An Ed25519 private key. Only commands that publish a bundle read one; a serving process never does."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -142,11 +126,7 @@ class SigningKey:
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Read an Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it.
-
-    Raises:
-        KeyFileError: If the file does not contain exactly one such key.
-    """
+    """Read an Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it."""
     make = "write it, without a passphrase, with `openssl genpkey -algorithm ed25519 -out PRIVATE`"
     load = partial(load_pem_private_key, password=None)
     keys = read_keys(path, "PRIVATE KEY", load, Ed25519PrivateKey, make)  # type: ignore[type-abstract]
@@ -156,10 +136,9 @@ def read_signing_key(path: Path) -> SigningKey:
 
 
 def sign_manifest(folder: Path, key: SigningKey) -> VerifyKeys:
-    """Sign the manifest of a bundle. The manifest has the checksums of all other files, so they are signed too.
+    """Sign the manifest of a bundle, and return the public key that verifies the signature.
 
-    Returns:
-        The public key with which the signature can be verified.
+    The manifest has the checksums of all other files, so they are signed too.
     """
     (folder / SIGNATURE).write_bytes(key.sign((folder / MANIFEST).read_bytes()))
     return key.verify_keys

@@ -24,12 +24,7 @@ _SORTED_TOGETHER = 4_096
 
 
 class StringTable:
-    """A read-only sequence of strings over mapped arrays.
-
-    Attributes:
-        utf8: The joined UTF-8 of all strings.
-        offsets: The start of each string in it, then its end.
-    """
+    """A read-only sequence of strings over mapped arrays."""
 
     def __init__(self, utf8: UInt8[np.ndarray, " byte"], offsets: Int[np.ndarray, " offset"]) -> None:
         self.utf8, self.offsets = utf8, offsets
@@ -37,11 +32,7 @@ class StringTable:
 
     @classmethod
     def open(cls, folder: Path, name: str, rows: int) -> StringTable:
-        """Map a table of `rows` strings.
-
-        Raises:
-            BundleError: If the files are missing or are not such a table.
-        """
+        """Map a table of `rows` strings."""
         utf8_file, offsets_file = table_files(name)
         utf8 = map_array(folder / utf8_file, "uint8")
         return cls(utf8, map_offsets(folder / offsets_file, rows, len(utf8)))

@@ -8,13 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-
 # Rows of different lengths in two parts, those of a bundle and live ones: the offsets and the items of each part.
 Rows = tuple[
-    Int[np.ndarray, " offset"],
-    Int[np.ndarray, " item"],
-    Int[np.ndarray, " live_offset"],
-    Int[np.ndarray, " live_item"],
+    Int[np.ndarray, " offset"], Int[np.ndarray, " item"], Int[np.ndarray, " live_offset"], Int[np.ndarray, " live_item"]
 ]
 # The labels of the instances, whether each label was removed, and the number of labels.
 ValueArrays = tuple[Rows, Bool[np.ndarray, " label"], int]
@@ -29,11 +25,9 @@ class Matrix:
 
     @classmethod
     def empty(cls, dtype: type) -> Matrix:
-        """A matrix without rows."""
         return cls(np.zeros(1, dtype=np.int64), np.empty(0, dtype=dtype))
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.indptr) - 1
 
     @property
@@ -46,7 +40,6 @@ class Matrix:
         """The items of some rows: each row's place in `rows`, in rising order, and the item.
 
         Args:
-            rows: The rows.
             live: Rows that are numbered after those of this matrix.
         """
         is_live = rows >= len(self)
@@ -86,7 +79,6 @@ class Values:
 
     @property
     def instances(self) -> int:
-        """Number of instances."""
         return len(self.bundle_values) + len(self.live)
 
     @functools.cached_property

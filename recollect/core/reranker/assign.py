@@ -14,24 +14,24 @@ from recollect.core.options import MOST_ASSIGNED
 
 
 def assigned_counts(
-    probabilities: Float[np.ndarray, " row"], rows: Int[np.ndarray, " offset"], most: int
+    probabilities: Float[np.ndarray, " row"], rows: Int[np.ndarray, " offset"], limit: int
 ) -> Int[np.ndarray, " query"]:
     """The number of labels to assign to each query.
 
     Args:
         probabilities: Probabilities of the labels of all queries; those of a query are in falling order.
         rows: Query i has the probabilities `rows[i]` to `rows[i + 1]`.
-        most: Maximum number of labels of a query.
+        limit: Maximum number of labels of a query.
     """
     counts = np.minimum(np.diff(rows), MOST_ASSIGNED)
     filled = np.arange(counts.max(initial=0)) < counts[:, None]
     table = np.zeros(filled.shape)
     table[filled] = probabilities[(rows[:-1, None] + np.arange(filled.shape[1]))[filled]]
-    return np.asarray(np.minimum(best_set_sizes(table, most), counts))
+    return np.asarray(np.minimum(best_set_sizes(table, limit), counts))
 
 
 def best_set_sizes(
-    probabilities: Float[np.ndarray, "query label"], most: int = MOST_ASSIGNED
+    probabilities: Float[np.ndarray, "query label"], limit: int = MOST_ASSIGNED
 ) -> Int[np.ndarray, " query"]:
     """The number of most probable labels with the highest expected F1.
 
@@ -40,14 +40,14 @@ def best_set_sizes(
 
     Args:
         probabilities: Probabilities of the labels of each query, highest first; 0 where a query has fewer labels.
-        most: Maximum size of a set.
+        limit: Maximum size of a set.
 
     Returns:
         Sizes of the sets; the smallest one if several are best; 0 without labels.
     """
     if probabilities.shape[1] == 0:
         return np.zeros(len(probabilities), dtype=np.int64)
-    return np.asarray(1 + expected_f1(probabilities)[:, :most].argmax(axis=1))
+    return np.asarray(1 + expected_f1(probabilities)[:, :limit].argmax(axis=1))
 
 
 def expected_f1(probabilities: Float[np.ndarray, "query label"]) -> Float[np.ndarray, "query label"]:

@@ -28,7 +28,6 @@ def calibrate_answers(
     """Convert the logits of whole answers to probabilities.
 
     Args:
-        calibration: The calibration of all labels.
         first_calibration: The calibration of the first label of each query; None: `calibration`.
         logits: The logits; those of a query are in falling order.
         offsets: Query i has the logits `offsets[i]` to `offsets[i + 1]`.

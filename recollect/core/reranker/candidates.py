@@ -69,7 +69,6 @@ class LabelFacts:
 
     Attributes:
         counts: Number of training instances of each label, as int32.
-        names: The words of each label's text.
     """
 
     counts: Int[np.ndarray, " label"]
@@ -82,7 +81,6 @@ class Candidates:
 
     Attributes:
         offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
-        label: The label of each candidate.
         features: Its features, in the order of `ALL_FEATURES`.
     """
 
@@ -106,17 +104,11 @@ def find_candidates(
     admits: Bool[np.ndarray, " label"] | None = None,
     limits: tuple[int, int] = (BY_VOTES, BY_OTHERS),
 ) -> Candidates:
-    """Choose the candidates of each query, and compute their features.
+    """Choose the candidates of each query, among the admitted labels, and compute their features.
 
     Args:
-        words: The words of the queries.
-        found: The keys that the searches found.
         voting: The keys that vote (Eq. 7), without keys by words: the first instances and the first labels of the
             searches by vectors.
-        how: How they vote.
-        values: The labels of each instance.
-        facts: Properties of the labels.
-        admits: Whether a label may be a candidate; None admits all labels.
         limits: Number of candidates by votes, and by each other measure.
     """
     queries = len(words.offsets) - 1

@@ -89,7 +89,6 @@ class RankerModel:
     """Computes logits of candidates, and the terms of these logits.
 
     Args:
-        file: The trees.
         columns: Names of the columns of the features, which contain the features of the file; None: those of the file.
     """
 
@@ -115,15 +114,7 @@ class RankerModel:
 
     @classmethod
     def open(cls, path: Path, columns: Sequence[str]) -> RankerModel:
-        """Read and check `ranker.json`.
-
-        Args:
-            path: The file.
-            columns: Names of the columns of the features.
-
-        Raises:
-            BundleError: If the file is missing or not a ranker, or needs other features.
-        """
+        """Read and check `ranker.json`."""
         try:
             file = RankerFile.model_validate_json(read_small(path, _MOST_BYTES))
         except ValidationError as error:

@@ -17,12 +17,7 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
-from recollect.core.reranker.candidates import (
-    ALL_FEATURES,
-    Candidates,
-    LabelFacts,
-    find_candidates,
-)
+from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
 from recollect.core.reranker.model import RankerModel
 from recollect.core.scoring import ScoredLabels, Voting, WeightedKeys
 from recollect.core.tables.corrections import Corrections
@@ -38,7 +33,6 @@ class RankedCandidates(Candidates):
     """The candidates of some queries, with their log-odds.
 
     Attributes:
-        logit: The log-odds of each candidate.
         corrections: The part of each logit that comes from a correction of the label; None without corrections.
     """
 
@@ -47,33 +41,19 @@ class RankedCandidates(Candidates):
 
 
 class Ranker:
-    """Orders rankings of votes by the log-odds of their labels.
-
-    Args:
-        model: The model.
-        facts: Properties of the labels.
-        values: The labels of each instance.
-    """
+    """Orders rankings of votes by the log-odds of their labels."""
 
     def __init__(self, model: RankerModel, facts: LabelFacts, values: Values) -> None:
         self.model, self.facts, self._values = model, facts, values
 
     @classmethod
     def open(cls, bundle: Bundle) -> Ranker:
-        """Open the ranker of a bundle that has one.
-
-        Raises:
-            BundleError: If a file of the ranker is damaged.
-        """
+        """Open the ranker of a bundle that has one."""
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
         values = Values(bundle.instances.values, len(bundle.labels))
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
         return cls(model, LabelFacts(bundle.labels.counts, names), values)
-
-    def with_memory(self, facts: LabelFacts, values: Values) -> Ranker:
-        """The same model for another memory."""
-        return Ranker(self.model, facts, values)
 
     def rank(
         self,
@@ -83,25 +63,17 @@ class Ranker:
         how: Voting,
         admits: Bool[np.ndarray, " label"] | None = None,
     ) -> RankedCandidates:
-        """Find the candidates of some queries and compute their log-odds.
-
-        Args:
-            words: The words of the queries.
-            found: The keys that the searches found.
-            voting: The keys that vote, without keys by words: the ranker has other features for words.
-            how: How they vote.
-            admits: Whether a label may be a candidate; None admits all labels.
-        """
+        """Find the candidates of some queries, and compute their log-odds; see `find_candidates`."""
         candidates = find_candidates(words, found, voting, how, self._values, self.facts, admits)
         logits = self.model.logits(candidates.features)
         return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
 
-    def reorder(self, scores: ScoredLabels, found: RankedCandidates, most: int | None = None) -> ScoredLabels:
-        """Put the candidates before all other labels by their logits, and take the first `most`."""
-        most = most or len(scores.label) + len(found.label)
+    def reorder(self, scores: ScoredLabels, found: RankedCandidates, limit: int | None = None) -> ScoredLabels:
+        """Put the candidates before all other labels by their logits, and take the first `limit`."""
+        limit = limit or len(scores.label) + len(found.label)
         return ScoredLabels(
             *kernels.order_labels(
-                scores.offsets, scores.label, scores.score, found.offsets, found.label, found.logit, most
+                scores.offsets, scores.label, scores.score, found.offsets, found.label, found.logit, limit
             )
         )
 

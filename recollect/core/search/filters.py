@@ -44,14 +44,11 @@ class LabelFilter:
     """Admits the labels in `allow` (all labels if it is None), except the labels in `deny`.
 
     Args:
-        allow: Label uids; None allows every label.
-        deny: Label uids.
         labels: Labels of the memory. Unknown uids are ignored, because a client's list of labels can be older than the
             version that answers.
 
     Attributes:
         admits: Whether each label is admitted; removed labels are not.
-        allows_all: Whether `allow` is None.
     """
 
     def __init__(self, allow: Iterable[str] | None, deny: Iterable[str], labels: Labels) -> None:
@@ -69,10 +66,7 @@ class LabelFilter:
 
 
 class AdmittedKeys:
-    """Finds the keys that vote for the labels that a filter admits.
-
-    A label gets a vote from its voters and from its own key.
-    """
+    """Finds the keys that vote for the labels that a filter admits."""
 
     def __init__(self, voters: Voters, searcher: Searcher) -> None:
         self._voters, self._searcher = voters, searcher
@@ -88,11 +82,7 @@ class AdmittedKeys:
         """The keys whose votes rank the admitted labels: those of a larger search, or all keys that vote for them.
 
         Args:
-            vector: The query.
-            found: The keys that the searches found for the query.
             count_labels: Counts the admitted labels that get a vote from some keys.
-            options: The options of the query.
-            label_filter: The filter.
         """
         top_b, lambda_, instances = options.top_b, options.lambda_, self._searcher.instances.keys
         nearest = found.nearest(top_b, lambda_, instances)
@@ -124,11 +114,7 @@ class AdmittedKeys:
         return int(np.count_nonzero(self._voters.counts(labels))) if lambda_ == 1 else len(labels)
 
     def _compare_all(
-        self,
-        vector: Float[np.ndarray, " dim"],
-        nearest: Neighbours,
-        labels: Int[np.ndarray, " label"],
-        lambda_: float,
+        self, vector: Float[np.ndarray, " dim"], nearest: Neighbours, labels: Int[np.ndarray, " label"], lambda_: float
     ) -> Neighbours:
         """The keys that a search found, and all keys that vote for the labels; a key in both groups counts once."""
         near = nearest.keys[0] >= 0

@@ -26,11 +26,7 @@ class NoGpuError(Exception):
 
 
 class GpuIndex:
-    """A copy of a faiss index in the memory of the first GPU.
-
-    Raises:
-        NoGpuError: If there is no GPU, faiss does not support GPUs or this index on a GPU, or the memory is too small.
-    """
+    """A copy of a faiss index in the memory of the first GPU."""
 
     def __init__(self, index: Any) -> None:
         self._resources = gpu_resources()  # not shared with other indexes, because these resources are not thread-safe
@@ -55,11 +51,7 @@ class GpuIndex:
 
 
 def gpu_resources() -> Any:
-    """GPU resources of faiss for the first GPU. These resources are not thread-safe.
-
-    Raises:
-        NoGpuError: If faiss sees no GPU.
-    """
+    """GPU resources of faiss for the first GPU. These resources are not thread-safe."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise NoGpuError("this faiss does not support GPUs; it needs recollect-xmc[gpu] in place of [cpu]")
     if faiss.get_num_gpus() == 0:

@@ -25,8 +25,6 @@ class LiveKeyIndex:
     """Searches the keys of one kind.
 
     Args:
-        bundle_keys: The index of the bundle.
-        rows: The rows of the keys.
         row_of: The row of each key; None if a key is a row.
     """
 
@@ -45,13 +43,12 @@ class LiveKeyIndex:
         )
         if not len(rows.vectors):
             return of_bundle
-        least = of_bundle.similarities[:, -1] if of_bundle.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
-        return merge(of_bundle, self._search_live(vectors, least, top_b), top_b)
+        minimum = of_bundle.similarities[:, -1] if of_bundle.keys.shape[1] == top_b else np.full(len(vectors), -np.inf)
+        return merge(of_bundle, self._search_live(vectors, minimum, top_b), top_b)
 
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:
-        """The similarities of a query to the given keys, which are present; the keys must be in rising order."""
         row = (keys if self._row_of is None else self._row_of[keys]) - self._rows.bundle_rows
         is_live, found = row >= 0, np.empty(len(keys), dtype=np.float32)
         found[~is_live] = self._bundle_keys.similarities(vector, keys[~is_live])
@@ -59,11 +56,11 @@ class LiveKeyIndex:
         return found
 
     def _search_live(
-        self, vectors: Float[np.ndarray, "query dim"], least: Float[np.ndarray, " query"], top_b: int
+        self, vectors: Float[np.ndarray, "query dim"], minimum: Float[np.ndarray, " query"], top_b: int
     ) -> Neighbours:
-        """The live keys whose similarity to a query is at least its least one, at most `top_b`."""
+        """The live keys whose similarity to a query is at least its `minimum`; at most `top_b`."""
         live, removed, found = self._rows, self._rows.removed[self._rows.bundle_rows :], []
-        for vector, bound in zip(vectors, least.tolist(), strict=True):
+        for vector, bound in zip(vectors, minimum.tolist(), strict=True):
             rows = live.codes.near(vector, bound, removed)
             similarities = np.einsum("kd,d->k", live.vectors[rows], vector)
             best = np.argsort(-similarities, kind="stable")[:top_b]
@@ -72,20 +69,12 @@ class LiveKeyIndex:
 
 
 def _search_present(
-    index: Keys,
-    removed: Bool[np.ndarray, " key"],
-    gone: int,
-    vectors: Float[np.ndarray, "query dim"],
-    top_b: int,
+    index: Keys, removed: Bool[np.ndarray, " key"], gone: int, vectors: Float[np.ndarray, "query dim"], top_b: int
 ) -> Neighbours:
     """The top-b keys that are present, of an index whose searches also find removed keys.
 
     Args:
-        index: The index.
-        removed: Whether each of its keys was removed.
         gone: Number of removed keys.
-        vectors: The queries.
-        top_b: Number of keys to find.
     """
     keys = len(removed)
     top_b = min(top_b, keys - gone)

@@ -33,15 +33,7 @@ faiss.cvar.distance_compute_blas_threshold = _MULTIPLY_FROM
 
 
 class OpenIndex:
-    """One memory-mapped faiss index, and a copy of it on the GPU if a GPU is used.
-
-    Attributes:
-        on_gpu: The copy on the GPU; None if the GPU is not used.
-        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
-
-    Raises:
-        BundleError: If the file is not a faiss index.
-    """
+    """One memory-mapped faiss index, and a copy of it on the GPU if a GPU is used."""
 
     def __init__(self, path: Path, device: Device = "cpu") -> None:
         with opening(path):
@@ -57,12 +49,7 @@ class OpenIndex:
 
 
 class KeyIndex:
-    """An open index with its search effort.
-
-    Attributes:
-        info: Its manifest entry.
-        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
-    """
+    """An open index with its search effort."""
 
     def __init__(self, opened: OpenIndex, info: IndexInfo) -> None:
         self._opened, self.info = opened, info
@@ -75,11 +62,6 @@ class KeyIndex:
         self._last_parameters: tuple[int, Any] = (0, None)  # most queries have the default b
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int) -> Neighbours:
-        """The nearest keys of each query.
-
-        Raises:
-            BundleError: If the index names a key that the bundle does not have.
-        """
         top_b = min(top_b, self.keys)
         last_top_b, parameters = self._last_parameters
         if last_top_b != top_b:
@@ -98,7 +80,6 @@ class KeyIndex:
     def similarities(
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:
-        """The similarities of a query to the given keys; the keys must be in rising order."""
         return similarities_to_keys(self.index, vector, keys)
 
     def at(self, info: IndexInfo) -> KeyIndex:
@@ -108,10 +89,7 @@ class KeyIndex:
     def _search_gpu(
         self, vectors: Float[np.ndarray, "query dim"], top_b: int, parameters: Any
     ) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]] | None:
-        """Search on the GPU.
-
-        Return None if the index is not on the GPU, the search exceeds the GPU's limits, or GPU memory is full.
-        """
+        """Search on the GPU; None if the index is not there, the search exceeds its limits, or its memory is full."""
         inner, on_gpu = getattr(parameters, "index_params", parameters), self._opened.on_gpu
         if on_gpu is None or not on_gpu.can_search(top_b, getattr(inner, "nprobe", 0)):
             return None
@@ -209,13 +187,7 @@ class Searcher:
         """Open the indexes of a bundle, or connect to the engine of its keys.
 
         Args:
-            bundle: The bundle.
-            device: Device that searches files.
             engine: The connection to an engine; None means that of the environment variables.
-
-        Raises:
-            BundleError: If an index does not open, or does not have the shape that the manifest states.
-            EngineError, SettingsError: If the engine does not answer, or is not given.
         """
         manifest = bundle.manifest
         if manifest.engine is not None:

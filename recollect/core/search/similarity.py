@@ -31,7 +31,6 @@ def similarities_to_keys(
 
     Args:
         index: Any faiss index, with its transforms and refinements.
-        vector: The query.
         keys: Rows of the index, in rising order without duplicates.
     """
     if not len(keys):

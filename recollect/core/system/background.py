@@ -16,9 +16,7 @@ class BackgroundThread:
     """Runs a step regularly, and at once after `wake`.
 
     Args:
-        name: Name of the thread.
         step: The step. If it fails with the same error several times in a row, the error is logged only once.
-        seconds: Time between two steps.
         failed: Name of the log event of an error.
         facts: Function that returns further fields of this event.
     """

@@ -45,9 +45,7 @@ def progress_bar(
     Args:
         total: Number of units of the whole task; None if it is unknown.
         unit: Name of a unit, such as `text`.
-        name: Name of the task.
         done: Number of units that an earlier run has done.
-        shown: Whether to show anything.
         counts: Whether to show the number of units and the rate, or only the percentage and the time.
     """
     from tqdm import tqdm

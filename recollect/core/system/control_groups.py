@@ -14,7 +14,6 @@ def control_groups(root: Path, controller: Literal["cpu", "memory"]) -> Iterator
 
     Args:
         root: Folder that contains `proc` and `sys`.
-        controller: Resource that the groups limit.
     """
     for line in read_lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

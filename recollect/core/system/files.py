@@ -21,12 +21,7 @@ HIDDEN = ("lost+found", "Thumbs.db", "desktop.ini")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. A file of deeply nested lists is an error as any other wrong content.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is not JSON.
-    """
+    """The content of a JSON file. Any wrong content, also deeply nested lists, is a ValueError."""
     return from_json(path.read_bytes())
 
 
@@ -53,12 +48,9 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def save_rows(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Save an array that is computed block by block, and map it.
+    """Save an array that is computed block by block, and map it; an OSError names the file.
 
     The blocks are written, not copied to a mapped file: a write to a mapped file on a full disk kills the process.
-
-    Raises:
-        OSError: If the disk is full. The error names the file.
     """
     try:
         with path.open("wb") as file:
@@ -91,18 +83,11 @@ def find_files(folder: Path, pattern: str = "*") -> list[Path]:
 
 @contextlib.contextmanager
 def filled_folder(folder: Path, error: type[Exception] = OutputError) -> Iterator[Path]:
-    """Fill a folder that is absent or empty, apart from hidden files.
+    """Fill a folder that is absent or empty, apart from hidden files. Missing folders on its path are created.
 
     Yields a temporary folder, whose content moves into the folder at the end of the context. The temporary folder is
     inside, because the folder may be a mount point or a link, or its parent may be read-only. If the context fails,
     nothing is left.
-
-    Args:
-        folder: The folder. Missing folders on the path are created.
-        error: Class of the error for a folder that has files.
-
-    Raises:
-        OSError: If the folder cannot be written.
     """
     target = Path(os.path.realpath(folder))
     found = "a file" if target.is_file() else next((f"{path.name} in it" for path in find_files(target)), None)

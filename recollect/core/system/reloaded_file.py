@@ -28,14 +28,10 @@ class ReloadedFile(Generic[_Content]):
     If the new content is not valid, the old content stays in use, and one log line states the reason.
 
     Args:
-        path: The file.
         read: Reads and checks the file; raises a ServiceError without secrets if the content is not valid.
 
     Attributes:
         content: The content that was read last. It can change at any time, so a caller reads this attribute once.
-
-    Raises:
-        ServiceError: If the content is not valid.
     """
 
     def __init__(self, path: Path, read: Callable[[Path], _Content]) -> None:

@@ -31,8 +31,6 @@ class ThreadBudget:
     """The number of workers and threads for the available cores.
 
     Attributes:
-        cores: Number of cores that this process may use.
-        workers: Number of worker processes.
         threads: Number of batches that each worker computes at the same time.
     """
 

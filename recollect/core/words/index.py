@@ -18,19 +18,12 @@ from recollect.core.words.word_index import WordIndex
 
 # Opens a file of the index: a function, the name of the file, and the function's other arguments.
 FileOpener = Callable[..., Any]
-
-
 # Number of keys that vote by words. On library titles, 50 keys were as good as 200.
 TOP_WORDS = 50
 
 
 class LexicalIndex:
-    """Finds instances and labels by their words; immutable.
-
-    Attributes:
-        instances: Index of the instance texts.
-        labels: Index of the label texts.
-    """
+    """Finds instances and labels by their words; immutable."""
 
     def __init__(self, instances: WordIndex, labels: WordIndex) -> None:
         self.instances, self.labels = instances, labels
@@ -42,16 +35,7 @@ class LexicalIndex:
 
     @classmethod
     def open(cls, folder: Path, instances: int, labels: int) -> LexicalIndex:
-        """Map the index in a folder.
-
-        Args:
-            folder: Folder that `write_lexical_index` has written to.
-            instances: Number of instances.
-            labels: Number of labels.
-
-        Raises:
-            BundleError: If a file is missing, or is not the index of so many texts.
-        """
+        """Map the index in a folder that `write_lexical_index` has written to."""
         return cls.open_with(lambda function, name, *rest: function(folder / name, *rest), instances, labels)
 
     @classmethod

@@ -40,11 +40,7 @@ class Names:
 
     @classmethod
     def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
-        """Open the files of a bundle, each with `open_file`, as `Components.open` opens files.
-
-        Raises:
-            BundleError: If a file is damaged, or does not have the names of so many labels.
-        """
+        """Open the files of a bundle, each with `open_file`, as `Components.open` opens files."""
         hashes = open_file(map_array, NAME_WORDS, "uint64")
         return cls(Matrix(open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)), hashes))
 

@@ -115,11 +115,7 @@ def write_postings(folder: Path, name: str, postings: Postings) -> None:
 
 
 def map_terms(path: Path) -> UInt64[np.ndarray, " term"]:
-    """Map the hashes of all terms.
-
-    Raises:
-        BundleError: If they do not increase.
-    """
+    """Map the hashes of all terms, which must increase."""
     terms = map_array(path, "uint64")
     wrong = terms[1:] <= terms[:-1]
     if wrong.any():
@@ -132,11 +128,7 @@ def map_terms(path: Path) -> UInt64[np.ndarray, " term"]:
 
 
 def map_weights(path: Path) -> Float16[np.ndarray, " posting"]:
-    """Map the weights of all postings.
-
-    Raises:
-        BundleError: If a weight is not in [0, 1].
-    """
+    """Map the weights of all postings, which must be in [0, 1]."""
     weights = map_array(path, "float16")
     bits = weights.view(np.uint16)
     if bits.max(initial=0) > _ONE:

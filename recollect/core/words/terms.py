@@ -64,7 +64,6 @@ class Words(NamedTuple):
 
     Attributes:
         offsets: Text i has the words `offsets[i]` to `offsets[i + 1]`.
-        hashes: The hashes of the words.
     """
 
     offsets: Int[np.ndarray, " offset"]
@@ -75,7 +74,6 @@ class Words(NamedTuple):
         """Split texts into words.
 
         Args:
-            texts: The texts.
             cached: `hash_word` with a cache. A text with a longer word than caches take does without it.
         """
         hashes: list[int] = []

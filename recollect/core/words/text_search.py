@@ -50,11 +50,7 @@ class Texts(Protocol):
 
 
 class TextSearch:
-    """Finds texts by their rows; immutable.
-
-    Args:
-        texts: The texts.
-    """
+    """Finds texts by their rows; immutable."""
 
     def __init__(self, texts: Texts) -> None:
         self._rows = 0

@@ -38,7 +38,6 @@ from recollect.core.words.postings import Postings, invert, join
 # Number of postings that choose candidates, and number of candidates for each text to find.
 _BUDGET, _CANDIDATES = 8_192, 5
 
-
 _scratch = threading.local()
 
 
@@ -65,10 +64,6 @@ class LookUp(NamedTuple):
 
 class WordIndex:
     """The word index of one kind of texts; immutable.
-
-    Args:
-        postings: Postings of the first `rows` texts.
-        rows: Number of texts.
 
     Attributes:
         present: Number of texts, without those that were removed.
@@ -116,10 +111,7 @@ class WordIndex:
 
         Args:
             offsets: Query i has the terms `offsets[i]` to `offsets[i + 1]`.
-            terms: The terms.
             impacts: The weights of the terms, before scaling.
-            found: Their postings.
-            top: Number of texts to find.
         """
         (rows, bits), (live_rows, live_bits) = self._postings.arrays, self._live[0].arrays
         keys, similarities = kernels.search_words(
@@ -137,7 +129,6 @@ class WordIndex:
         """Return an index that has these texts, too. Their rows follow the last row of this index.
 
         Args:
-            texts: The texts.
             keys: The keys of all texts that were added to the mapped ones, in order of their rows: those of earlier
                 calls, then those of this call. None means that each key is the row.
         """
@@ -154,7 +145,6 @@ class WordIndex:
         """Return an index without these texts. A row that was removed already is skipped.
 
         Args:
-            rows: Rows of the texts.
             texts: The texts of these rows, as they were added.
         """
         was_removed = np.zeros(self._rows, dtype=bool)

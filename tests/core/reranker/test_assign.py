@@ -36,7 +36,7 @@ def test_expected_f1_equals_the_sum_over_all_outcomes_and_no_set_has_a_higher_on
 def test_size_is_the_best_one_below_the_limit_and_the_number_of_labels() -> None:
     flat = np.full(150, 0.9)
     rows = np.array([0, 0, 1, 150])
-    assert assigned_counts(flat, rows, most=1_000).tolist() == [0, 1, 100]
-    assert assigned_counts(flat, rows, most=7).tolist() == [0, 1, 7]
-    assert assigned_counts(flat[:0], np.array([0, 0]), most=7).tolist() == [0]
-    assert assigned_counts(flat[:0], np.array([0]), most=7).tolist() == []
+    assert assigned_counts(flat, rows, limit=1_000).tolist() == [0, 1, 100]
+    assert assigned_counts(flat, rows, limit=7).tolist() == [0, 1, 7]
+    assert assigned_counts(flat[:0], np.array([0, 0]), limit=7).tolist() == [0]
+    assert assigned_counts(flat[:0], np.array([0]), limit=7).tolist() == []
