@@ -89,13 +89,13 @@ class LivePredictor(Predictor):
             entries()
             with self._write:
                 return Written(self.apply(number(entries(), self.memory.sequence + 1)).sequence, {})
-        if request is not None and (written := log.answered(request)) is not None:
+        if written := log.answered(request):
             return written
         try:
             entries()
         except ChangeError:
             log.catch_up()
-            if request is not None and (written := log.answered(request)) is not None:
+            if written := log.answered(request):
                 return written
             entries()
         return log.write(lambda _: entries(), request)

@@ -125,21 +125,20 @@ class MemoryWriter(Generic[_Memory]):
             self._catch_up()
             return self.memory
 
-    def answered(self, request: Request) -> Written | None:
-        """The outcome of a request that was carried out before; None if the memory knows none with its key.
+    def answered(self, request: Request | None) -> Written | None:
+        """The outcome of a request that was carried out before; None without a key that the memory knows.
 
         Raises:
             RepeatedKeyError: If another request had its key.
         """
-        found = self._answered.get(request.key)
-        if found is None:
+        if request is None or (first := self._answered.get(request.key)) is None:
             return None
-        if found.body != request.body:
+        if first.body != request.body:
             raise RepeatedKeyError(
                 "Idempotency-Key: expected the request that was sent first with this key, found another one; send a "
                 "new key with a new request"
             )
-        return Written(found.sequence, found.answer)
+        return Written(first.sequence, first.answer)
 
     def write(self, decide: Callable[[_Memory], Sequence[Entry]], request: Request | None = None) -> Written:
         """Change the memory. When this method returns, the change is durable, and `memory` has it.
@@ -219,12 +218,12 @@ class MemoryWriter(Generic[_Memory]):
         group = _Group[_Memory](self.log.sequence + 1)
         for change in changes:
             try:
-                written = None if change.request is None else self.answered(change.request)
-                entries = [] if written is not None else change.decide(self.memory)
+                written = self.answered(change.request)
+                entries = [] if written else change.decide(self.memory)
             except Exception as error:
                 group.outcomes.append((change, error))
                 continue
-            if written is not None:
+            if written:
                 group.outcomes.append((change, written))
             elif not group.add(change, entries) or group.is_full:
                 break
