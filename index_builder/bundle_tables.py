@@ -57,15 +57,11 @@ def read_field(path: Path, field: str) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                yield _check_string(json.loads(line)[field])
+                if not isinstance(text := json.loads(line)[field], str):
+                    raise TypeError(f"expected a string, found {type(text).__name__}")
+                yield text
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(
             f"{path}: expected JSON lines with the field {field!r}, found: {error!r}; "
             "encode the memory again with `recollect train --overwrite`"
         ) from None
-
-
-def _check_string(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, found {type(value).__name__}")
-    return value

@@ -66,11 +66,7 @@ class KeysToIndex(NamedTuple):
     unit: bool = True  # whether all keys must be unit vectors
 
     def select(self, rows: Int[np.ndarray, " row"]) -> Float[np.ndarray, "row dim"]:
-        """Some keys, in float32.
-
-        Raises:
-            BuildError: If a selected key is not finite or no unit vector; the message names its row.
-        """
+        """Some keys, as `select_keys` checks them."""
         return select_keys(self.keys, rows, self.first_row, self.unit)
 
     def blocks(self, rows: Int[np.ndarray, " row"] | None = None) -> Iterator[Float[np.ndarray, "block dim"]]:

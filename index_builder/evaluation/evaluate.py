@@ -75,14 +75,16 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     sweep = [dataclasses.replace(grid[0], lambda_=lambda_) for lambda_ in _LAMBDAS] if settings.report else []
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
     rows, of_sweep = measured[: len(grid)], measured[len(grid) :]
-    answering = _answering(rows, predictor)
+    # The first setting, in the order in which the bundle answers by default.
+    answers_by = dataclasses.replace(rows[0].setting, order=predictor.manifest.defaults.order)
+    answering = next((row for row in rows if row.setting == answers_by), rows[0])
     comparison = None
     if other is not None:
         other_truth = align_labels(dataset, test, other.bundle)
         (compared,) = measure(other, test, other_truth, [Setting.default(other)], settings.propensity, truth)
         comparison = Comparison(other.version, compared, differences(answering.metrics, compared.metrics))
     info = predictor.manifest.probabilities
-    judged = next((row.found.judged for row in rows if row.found.judged), None)
+    judged = next((row.predictions.judged for row in rows if row.predictions.judged), None)
     evaluation = Evaluation(
         predictor.version,
         len(test),
@@ -105,12 +107,6 @@ def _open(settings: EvaluateSettings, version: str) -> Predictor:
     return open_model(settings.store, version, *flags, live="off").predictor
 
 
-def _answering(rows: list[Measured], predictor: Predictor) -> Measured:
-    """The first setting, in the order in which the bundle answers by default."""
-    answering = dataclasses.replace(rows[0].setting, order=predictor.manifest.defaults.order)
-    return next((row for row in rows if row.setting == answering), rows[0])
-
-
 def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
     """Compare the two orders of each setting that has both."""
     by_score = {row.setting: row for row in rows}
@@ -128,8 +124,8 @@ def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     dataset = open_dataset(folder, "auto")
     test = dataset.read_split("test")
     truth = align_labels(dataset, test, predictor.bundle)
-    (found,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
-    metrics = report(found.labels, truth.relevance, truth.label_counts, truth.instances)
+    (predicted,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
+    metrics = report(predicted.labels, truth.relevance, truth.label_counts, truth.instances)
     return {name: value for name, value in metrics.items() if value is not None}
 
 

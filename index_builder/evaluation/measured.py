@@ -146,7 +146,7 @@ class Measured:
     """The predictions with one setting, and their metrics."""
 
     setting: Setting
-    found: Predictions
+    predictions: Predictions
     metrics: dict[str, Sampled]  # without undefined ones
     hidden: frozenset[str]  # the fields of the setting that do not differ between rows
 
@@ -158,16 +158,17 @@ class Measured:
     def row(self) -> dict[str, Any]:
         """The setting, each metric (None if it is undefined), and the ends of the 95% confidence intervals."""
         values = dict.fromkeys(RANKING_METRICS) | {name: metric.value for name, metric in self.metrics.items()}
-        best_k = {} if self.found.judged is None else {"best k": self.found.judged.best_k}
+        judged = self.predictions.judged
+        best_k = {} if judged is None else {"best k": judged.best_k}
         intervals = {name: list(metric.interval) for name, metric in self.metrics.items()}
         return self.fields | values | best_k | {"intervals": intervals}
 
     def deciles(self, truth: GroundTruth) -> dict[str, list[dict[str, Any]]]:
         """The metrics of each decile of label frequency, in each way to form deciles."""
-        found = self.found
+        predicted = self.predictions
         return {
-            name: by_frequency(found.labels, found.hit, truth.relevance, truth.label_counts, deciles, sources)
-            for (name, deciles), sources in zip(truth.deciles.items(), found.sources, strict=True)
+            name: by_frequency(predicted.labels, predicted.hit, truth.relevance, truth.label_counts, deciles, sources)
+            for (name, deciles), sources in zip(truth.deciles.items(), predicted.sources, strict=True)
         }
 
 

@@ -95,7 +95,7 @@ class QualityPage:
         self._by_depth(next(places))
         self._by_frequency(next(places), "Recall by label frequency, in percent", ("R@10", "R@100"))
         self._by_frequency(next(places), "Keys that vote for a true label", ("instance_keys", "label_keys"))
-        if self.answering.found.judged is not None:
+        if self.answering.predictions.judged is not None:
             self._reliability(next(places))
         for unused in places:
             unused.remove()
@@ -119,7 +119,7 @@ class QualityPage:
         if self.comparison is not None:
             versions[self.comparison.version] = self.comparison.other
         for name, measured in versions.items():
-            predictions = measured.found
+            predictions = measured.predictions
             recalls = [100 * np.mean(recall_at(predictions.hit, predictions.sizes, k)) for k in _DEPTHS_OF_RECALL]
             axes.plot(_DEPTHS_OF_RECALL, recalls, marker="o", label=name)
         axes.set(title="Recall of the first k labels, in percent", xlabel="k", xscale="log", ylim=(0, 100))
@@ -136,7 +136,7 @@ class QualityPage:
         axes.legend()
 
     def _reliability(self, axes: Axes) -> None:
-        judged = self.answering.found.judged
+        judged = self.answering.predictions.judged
         assert judged is not None
         axes.plot((0, 1), (0, 1), linestyle="--", color="grey")
         for k in DEPTHS:
@@ -148,7 +148,7 @@ class QualityPage:
 
     def _labels(self) -> Iterator[list[str]]:
         """The labels with the lowest R@10, and among equals the labels with the most texts without them."""
-        first, hit = self.answering.found.labels[:, :10], self.answering.found.hit[:, :10]
+        first, hit = self.answering.predictions.labels[:, :10], self.answering.predictions.hit[:, :10]
         pairs = self.truth.relevance.tocsc()
         totals = np.diff(pairs.indptr)
         counts = np.bincount(first[hit], minlength=self.truth.labels)
@@ -163,7 +163,7 @@ class QualityPage:
             yield [self._name(label), *numbers, self._name(instead[0][0]) if instead else "-"]
 
     def _texts(self) -> Iterator[list[str]]:
-        predictions = self.answering.found
+        predictions = self.answering.predictions
         ndcg = 100 * ndcg_at(predictions.hit, predictions.sizes, 5)
         wrong = np.flatnonzero((predictions.sizes > 0) & (ndcg < 100))
         for row in wrong[np.lexsort((-predictions.first_scores[wrong], ndcg[wrong]))][:_HARDEST].tolist():

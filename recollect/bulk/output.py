@@ -29,9 +29,7 @@ _SECONDS_BETWEEN_STATES = 1.0
 class Output:
     """Standard output, a pipe or a device, which cannot be continued. Use it as a context manager.
 
-    Attributes:
-        rows: Number of rows that are written.
-        sequence: Number of the last live entry with which all rows are answered.
+    `rows` are written so far, and all of them are answered with the live entries up to `sequence`.
     """
 
     def __init__(self, path: Path | None, sequence: int) -> None:

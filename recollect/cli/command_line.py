@@ -192,5 +192,4 @@ def _overview() -> str:
 
 
 def _write(stream: typing.TextIO, message: str) -> None:
-    """Print a message of one or several lines."""
     print("\n".join(map(printable, message.split("\n"))), file=stream)  # noqa: T201

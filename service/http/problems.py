@@ -105,7 +105,7 @@ def expected_problem(scope: Scope, error: Exception) -> Response:
         open_versions = error.open_versions if isinstance(error, VersionNotOpenError) else None
         return problem_response(error.status, str(error), error.code, headers=headers, open_versions=open_versions)
     if isinstance(error, RequestValidationError):
-        errors = [_field_problem(each) for each in error.errors()[:_MAX_ERRORS]]
+        errors = [_field_problem(problem) for problem in error.errors()[:_MAX_ERRORS]]
         return problem_response(422, f"{errors[0]['field']}: {errors[0]['message']}", errors=errors)
     if isinstance(error, HTTPException):
         if error.status_code == 400:  # the body is not UTF-8, or is nested too deep

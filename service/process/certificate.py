@@ -26,7 +26,8 @@ def watching_certificate(path: Path, metrics: Metrics) -> Iterator[None]:
     The file is read once, because the service reads it only at the start.
     """
     try:
-        end = min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(path.read_bytes()))
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
+        end = min(certificate.not_valid_after_utc for certificate in certificates)
     except (OSError, ValueError) as error:  # OpenSSL has accepted the file
         log.warning("certificate_end_unknown", path=str(path), why=str(error))
         yield

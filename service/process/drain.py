@@ -45,10 +45,11 @@ def exiting_on_stop_signals(importing: bool = False) -> Iterator[None]:
     While the process only imports modules, it ends without an exception, because an import of a C library can turn the
     exception into another one.
     """
-    before = [signal.signal(number, _exit_while_importing if importing else _exit) for number in _STOP_SIGNALS]
+    handler = (lambda *_: os._exit(0)) if importing else _exit
+    before = [signal.signal(number, handler) for number in _STOP_SIGNALS]
     yield
-    for number, handler in zip(_STOP_SIGNALS, before, strict=True):  # not after an error, with which the process ends
-        signal.signal(number, handler)
+    for number, previous in zip(_STOP_SIGNALS, before, strict=True):  # not after an error, with which the process ends
+        signal.signal(number, previous)
 
 
 def ignore_other_signals() -> None:
@@ -67,10 +68,6 @@ def exit_at_once() -> None:
 def _exit(*_: object) -> None:
     _ignore_stop_signals()  # a second signal must not change the exit status
     sys.exit(0)
-
-
-def _exit_while_importing(*_: object) -> None:
-    os._exit(0)
 
 
 def _ignore_stop_signals() -> None:

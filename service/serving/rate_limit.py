@@ -53,14 +53,7 @@ class Quota:
 
 
 class RateLimits:
-    """Counts the cost of the requests of each API key.
-
-    Args:
-        max_batch: Maximum number of queries in a batch; so many normal queries may always arrive at once.
-        max_cost: Cost of the most expensive request.
-        workers: Number of worker processes of this replica. Without Redis, each process enforces an equal part of the
-            rate.
-    """
+    """Counts the cost of the requests of each API key. A batch of normal queries may always arrive at once."""
 
     def __init__(
         self, max_batch: int, max_cost: int, workers: int, redis: RedisClient | None, metrics: Metrics

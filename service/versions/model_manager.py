@@ -86,11 +86,7 @@ class ModelManager:
             raise
 
     def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
-        """Follow the store in background threads, until `close`. The load of the computing threads paces the opening.
-
-        Args:
-            load: The share of the computing threads that are busy, from 0 to 1.
-        """
+        """Follow the store in background threads, until `close`. The share of busy computing threads paces openings."""
         self._load = load
         for thread in (self._follower, self._log_reader):
             thread.start()
@@ -297,7 +293,8 @@ class ModelManager:
         for version in set(closed).difference(self.versions.names()):
             self._metrics.forget_version(version)
         if closed:
-            _return_freed_memory()
+            with contextlib.suppress(OSError, AttributeError):  # return freed memory, which glibc would keep
+                ctypes.CDLL(None).malloc_trim(0)
 
     def _read_log(self) -> None:
         """Apply the changes of other processes to all open versions."""
@@ -354,9 +351,3 @@ def _catch_up(predictor: LivePredictor) -> None:
         predictor.catch_up()
     except (StoreError, OSError) as error:
         log.error("log_unreadable", version=predictor.version, error=str(error))
-
-
-def _return_freed_memory() -> None:
-    """Return freed memory to the operating system; glibc would keep it."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

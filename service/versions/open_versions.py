@@ -67,19 +67,14 @@ class OpenVersions:
     """The current version, the candidate, the standby, and retired versions in use; thread-safe.
 
     Requests take leases here. The follower opens, replaces and closes the versions.
-
-    Attributes:
-        current: The version that answers requests that name no version; None before the first version is open.
-        draining: Whether this process stops; requests in progress are still answered.
-        leased_at: Time of the last lease of a request, by the monotonic clock.
     """
 
     def __init__(self) -> None:
-        self.draining = False
-        self.leased_at = time.monotonic()
+        self.draining = False  # whether this process stops; requests in progress are still answered
+        self.leased_at = time.monotonic()  # when a request took the last lease
         self._lock = threading.Lock()
         self._retired: list[OpenVersion] = []
-        self.current: OpenVersion | None = None
+        self.current: OpenVersion | None = None  # answers requests that name no version
         self.candidate: OpenVersion | None = None
         self.standby: OpenVersion | None = None
 

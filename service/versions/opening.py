@@ -51,10 +51,6 @@ class Throttle:
     """Slows down the background work of one thread while other threads compute answers.
 
     Create the throttle in the thread of the background work.
-
-    Args:
-        load: The share of the computing threads that are busy at the moment, from 0 to 1.
-        check: Raises a CancelledWorkError when the work is no longer needed.
     """
 
     def __init__(self, load: Callable[[], float], check: Callable[[], None]) -> None:
@@ -80,21 +76,14 @@ class Throttle:
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens the versions of one store for serving.
-
-    Attributes:
-        threads: Number of threads of the encoder and of each search.
-        workers: Number of worker processes; during a swap, all of them open the next version at the same time.
-        engine: The connection to Milvus; None means that of the environment variables.
-        observer: Gets the calls of Milvus.
-    """
+    """Opens the versions of one store for serving."""
 
     store: Store
-    threads: int
+    threads: int  # of the encoder and of each search
     device: Device = "cpu"
-    workers: int = 1
-    engine: EngineSettings | None = None
-    observer: Observer | None = None
+    workers: int = 1  # processes; during a swap, all of them open the next version at the same time
+    engine: EngineSettings | None = None  # the connection to Milvus; None means that of the environment variables
+    observer: Observer | None = None  # gets the calls of Milvus
     reads_live_entries: bool = True
 
     def open(
