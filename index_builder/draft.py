@@ -137,7 +137,7 @@ def draft(
 ) -> Iterator[Draft]:
     """Yield an empty draft, which the caller completes and checks; then publish it, signed if there is a key.
 
-    The engine None keeps the keys in files.
+    Without an engine, the keys are in files of the bundle.
 
     Raises:
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.

@@ -45,26 +45,15 @@ def write_indexes(
         ("labels", instances, memory.label_keys(), memory.plan.labels / memory.plan.keys),
         ("instances", 0, memory.instance_keys, 1.0),
     ):
-        target = Target(
-            settings.recall_target,
-            top_b,
-            size_bytes * share,
-            milliseconds * (1 + share) / 2,
-            _EXACT_MILLISECONDS[encoder.kind],
-            settings.hnsw_ef_search,
-        )
+        limits = size_bytes * share, milliseconds * (1 + share) / 2, _EXACT_MILLISECONDS[encoder.kind]
+        target = Target(settings.recall_target, top_b, *limits, settings.hnsw_ef_search)
+        indexed = KeysToIndex(keys, first_row, memory.is_normalised)
+        asked = queries if part == "instances" else TrialQueries(queries.vectors)
         kind = factory_string(settings.index, len(keys), settings.hnsw_m)
         path = folder / f"{part[:-1]}_keys.faiss"
         bar = functools.partial(_progress_bar, part)
         infos[part], points[part], curves[part] = build_chosen_index(
-            KeysToIndex(keys, first_row, memory.is_normalised),
-            path,
-            kind,
-            queries if part == "instances" else TrialQueries(queries.vectors),
-            target,
-            bar,
-            device,
-            settings.hnsw_ef_construction,
+            indexed, path, kind, asked, target, bar, device, settings.hnsw_ef_construction
         )
         size_bytes, milliseconds = size_bytes - path.stat().st_size, milliseconds - points[part].milliseconds
     return Indexes(instances=infos["instances"], labels=infos["labels"]), points, curves

@@ -114,12 +114,7 @@ def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, engi
         labels=manifest.counts.labels,
         dim=manifest.dim,
         key_dtype="float32",
-        encoder={
-            "name": info.name,
-            "pooling": info.pooling,
-            "max_length": info.max_length,
-            "normalised": info.normalised,
-        },
+        encoder={name: getattr(info, name) for name in ("name", "pooling", "max_length", "normalised")},
         encoder_sha256=manifest.files["encoder.onnx"].sha256,
         dataset_sha256=manifest.files["value_indices.npy"].sha256,
     )

@@ -17,7 +17,7 @@ from recollect.service.http.problems import NOT_JSON, ProblemError
 # Maximum numbers of some characters in a body, of its fields, and of its wrong fields. The longest filters need 200,000
 # commas. Without the limits, parsing a megabyte of nested lists would block the event loop for half a second, and an
 # error for each of 100,000 unknown fields for 0.1 s.
-_MOST_IN_BODY = {b",": 210_000, b'":': 50_000, b"[": 20_000, b"{": 20_000}
+_MAX_IN_BODY = {b",": 210_000, b'":': 50_000, b"[": 20_000, b"{": 20_000}
 _MAX_ERRORS = 1_000
 # Size of a body that is parsed on the event loop.
 _MAX_BYTES_ON_LOOP = 65_536
@@ -72,7 +72,7 @@ async def parse_body(model: type[_Model], body: bytes) -> _Model:
 
 
 def _parse(model: type[_Model], body: bytes) -> _Model:
-    for character, limit in _MOST_IN_BODY.items():
+    for character, limit in _MAX_IN_BODY.items():
         if body.count(character) > limit:
             raise _too_large(
                 f"at most {limit:,} times the character {character.decode()}, found more; send less at once"

@@ -61,11 +61,8 @@ class PredictRoutes:
     async def predict_batch(self, body: PredictBatchRequest, request: Request) -> Response:
         """Return the labels that fit each of several queries best."""
         if (queries := len(body.queries)) > self.max_batch:
-            raise ProblemError(
-                413,
-                f"queries: expected at most {self.max_batch}, found {queries:,}; send smaller batches",
-                "batch_too_large",
-            )
+            detail = f"queries: expected at most {self.max_batch}, found {queries:,}; send smaller batches"
+            raise ProblemError(413, detail, "batch_too_large")
         return await self._respond(body.queries, body, request, batch=True)
 
     async def _respond(self, queries: list[str], body: AnswerBody, request: Request, batch: bool) -> Response:

@@ -24,14 +24,10 @@ class StatusRoutes:
     redis: RedisClient | None
     process_metrics: Metrics
 
-    def register(self, router: APIRouter, with_metrics: bool = True) -> None:
+    def register(self, router: APIRouter, with_metrics: bool) -> None:
         router.add_api_route("/version", self.version, responses=documented(401, 503))
-        router.add_api_route(
-            "/health/live", self.health_live, response_model_exclude_none=True, responses=documented(503)
-        )
-        router.add_api_route(
-            "/health/ready", self.health_ready, response_model_exclude_none=True, responses=documented(503)
-        )
+        for path, handler in (("/health/live", self.health_live), ("/health/ready", self.health_ready)):
+            router.add_api_route(path, handler, response_model_exclude_none=True, responses=documented(503))
         if with_metrics:
             text = {"content": {"text/plain": {}}, "description": "Prometheus's text format."}
             router.add_api_route("/metrics", self.metrics, responses={200: text})

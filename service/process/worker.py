@@ -64,15 +64,8 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     threads = ThreadBudget.of(settings.workers, settings.threads).threads
     batcher = Batcher(threads, settings.max_queue, settings.encode_together, metrics, settings.hang_seconds)
     reports = reports_of(store, redis)
-    opener = Opener(
-        store,
-        _THREADS_PER_BATCH,
-        settings.device,
-        settings.workers,
-        settings,
-        metrics.count_engine_call,
-        settings.reads_live_entries,
-    )
+    device, workers, live = settings.device, settings.workers, settings.reads_live_entries
+    opener = Opener(store, _THREADS_PER_BATCH, device, workers, settings, metrics.count_engine_call, live)
     model_manager = ModelManager(opener, reports, metrics, settings.poll_seconds)
     key_files = [file for file in (api_keys, store.verify_keys) if file is not None]
 
