@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,8 +27,39 @@ def train(tmp_path: Path, texts: int = 520, **flags: Any) -> Path:
     return recollect.train(dataset, out=tmp_path / "run", encoder=str(encoder), max_length=16, best=True, **flags)
 
 
-def test_best_keeps_the_contestant_with_the_highest_metric(tmp_path: Path) -> None:
-    run = train(tmp_path, minutes=0.1, validation_fraction=0.5)
+class Trained(NamedTuple):
+    """A run, the texts on which each step judged it in order, and the texts that the contestants have learnt from."""
+
+    run: Path
+    judged: dict[str, list[tuple[str, ...]]]
+    learnt: list[set[str]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    judged: dict[str, list[tuple[str, ...]]] = {"tune": [], "rank_run": []}
+    learnt: list[set[str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for step, texts_of_step in judged.items():
+            real = getattr(best, step)
+
+            def record(
+                settings: Any, part: HeldOutTexts, real: Any = real, texts_of_step: list[Any] = texts_of_step
+            ) -> Any:
+                memory = open_memory(settings.run / "memory")
+                texts = list(read_texts(memory.folder / "instances.jsonl"))
+                texts_of_step.append(tuple(texts[row] for row in choose_queries(memory, settings.run, 10_000, 0, part)))
+                held_out = held_out_of(memory, settings.run).mask(texts, len(texts))
+                learnt.append({text for text, held in zip(texts, held_out, strict=True) if not held})
+                return real(settings, part)
+
+            patch.setattr(best, step, record)
+        run = train(tmp_path_factory.mktemp("best"), minutes=0.1, validation_fraction=0.5)
+    return Trained(run, judged, learnt)
+
+
+def test_best_keeps_the_contestant_with_the_highest_metric(trained: Trained, tmp_path: Path) -> None:
+    run = trained.run
     report = json.loads((run / "best.json").read_text())
     metrics = {each["name"]: each["metrics"]["nDCG@5"] for each in report["contestants"]}
     assert list(metrics) == ["untrained", "adapter", "static"]
@@ -41,35 +72,16 @@ def test_best_keeps_the_contestant_with_the_highest_metric(tmp_path: Path) -> No
     assert open_model(tmp_path / "store", "current", None, None, 1, "cpu").predict("amber unlike basil")
 
 
-def test_contestants_are_tuned_and_judged_on_the_same_texts_that_none_has_learnt_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: dict[str, list[tuple[str, ...]]] = {"tune": [], "rank_run": []}
-    learnt: list[set[str]] = []
-    for step, texts_of_step in used.items():
-        real = getattr(best, step)
-
-        def record(
-            settings: Any, part: HeldOutTexts, real: Any = real, texts_of_step: list[Any] = texts_of_step
-        ) -> Any:
-            memory = open_memory(settings.run / "memory")
-            texts = list(read_texts(memory.folder / "instances.jsonl"))
-            texts_of_step.append(tuple(texts[row] for row in choose_queries(memory, settings.run, 10_000, 0, part)))
-            held_out = held_out_of(memory, settings.run).mask(texts, len(texts))
-            learnt.append({text for text, held in zip(texts, held_out, strict=True) if not held})
-            return real(settings, part)
-
-        monkeypatch.setattr(best, step, record)
-    run = train(tmp_path, minutes=0.1, validation_fraction=0.5)
-    *contestants, last = used["tune"]
-    *judged, last_ranked = used["rank_run"]
+def test_contestants_are_tuned_and_judged_on_the_same_texts_that_none_has_learnt_from(trained: Trained) -> None:
+    *contestants, last = trained.judged["tune"]
+    *judged, last_ranked = trained.judged["rank_run"]
     assert len(set(contestants)) == len(set(judged)) == 1
     assert len(contestants) == len(judged) == 3
     assert not set(contestants[0]) & set(judged[0])
     assert set(contestants[0]) | set(judged[0]) == set(last) == set(last_ranked)
-    assert any(learnt)
-    assert not set(last) & set.union(*learnt)
-    assert json.loads((run / "best.json").read_text())["queries"] == len(judged[0])
+    assert any(trained.learnt)
+    assert not set(last) & set.union(*trained.learnt)
+    assert json.loads((trained.run / "best.json").read_text())["queries"] == len(judged[0])
 
 
 def test_too_few_texts_to_choose_by_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
