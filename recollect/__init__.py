@@ -194,8 +194,7 @@ def _settings(verb: str, /, **keywords: Any) -> Iterator[Any]:
 def _from_keywords(function: str, keywords: Mapping[str, Any], declared: Any = None) -> Any:
     """Read settings from keywords. A setting without a keyword comes from its environment variable or its default.
 
-    Args:
-        declared: Class of the settings; None means the settings of the verb.
+    Without a class in `declared`, the settings are those of the verb.
     """
     from pydantic import ValidationError
 

@@ -48,11 +48,7 @@ _NO_CUDA = "ONNX Runtime finds no CUDA GPU or does not support CUDA; it needs re
 
 @dataclass(frozen=True)
 class Side:
-    """Tokenises the texts of one side: queries and instances, or labels.
-
-    Attributes:
-        words: The words that need no tokenizer; None if only the tokenizer can tokenise a text.
-    """
+    """Tokenises the texts of one side: queries and instances, or labels. Without `words`, only the tokenizer does."""
 
     tokenizer: Tokenizer
     words: WordPieces | None
@@ -189,8 +185,7 @@ class WordPieces:
     the other words. So the pieces of a word can be kept. This gives the same ids as the tokenizer, several times as
     fast. A long text costs only as much as its beginning, because tokenising stops at the encoder's limit.
 
-    Args:
-        tokenizer: A tokenizer for which `treats_words_alone` is true. It is used for unknown words.
+    The tokenizer, for which `treats_words_alone` must be true, splits unknown words.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:

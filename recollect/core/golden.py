@@ -51,9 +51,6 @@ def read_golden(path: Path) -> list[GoldenQuery]:
 def check_golden(predictor: Predictor, pause: Callable[[], None] | None = None) -> float:
     """Answer the golden queries of a bundle, and return the fraction of golden labels that the answers contain.
 
-    Args:
-        pause: Called after each golden query, so that a caller can slow the work down.
-
     Raises:
         BundleError: If the golden queries cannot be read.
         WrongAnswersError: If the fraction is less than the bound in the manifest.

@@ -500,11 +500,7 @@ def count_terms(
 ) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " term"], Int[np.ndarray, " term"]]:
     """The different words and pairs of neighbouring words of each text, and how often each of them occurs.
 
-    Args:
-        offsets: Text i has the words `offsets[i]` to `offsets[i + 1]`.
-
-    Returns:
-        New offsets, the terms, and their numbers.
+    Text i has the words `offsets[i]` to `offsets[i + 1]`. The result has new offsets, the terms, and their numbers.
     """
     texts, most = len(offsets) - 1, 0
     for text in range(texts):

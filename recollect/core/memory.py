@@ -60,15 +60,8 @@ class Memory:
         )
         if ranker is not None and snapshot.names is not None:
             ranker = Ranker(ranker.model, LabelFacts(labels.counts, snapshot.names), values)
-        return cls(
-            manifest=manifest,
-            snapshot=snapshot,
-            searcher=searcher,
-            words=snapshot.words,
-            ranker=ranker,
-            admitted=AdmittedKeys(snapshot.voters, searcher),
-            digest=digest,
-        )
+        admitted = AdmittedKeys(snapshot.voters, searcher)
+        return cls(manifest, snapshot, searcher, snapshot.words, ranker, admitted, digest)
 
     @property
     def values(self) -> Values:
@@ -111,11 +104,7 @@ class LiveMemory:
         self.searcher = Searcher.open(bundle, device, engine)  # last, because an error above would leave it open
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
-        """Apply entries in order, and return the memory after them.
-
-        Args:
-            digest: Digest of the log up to the last entry; None if it is the one before.
-        """
+        """Apply entries in order, and return the memory after them. Without a `digest`, the one before stays."""
         snapshot = self._builder.apply(entries)
         self._digest = self._digest if digest is None else digest
         return Memory.of(self._manifest, snapshot, self.searcher, self._ranker, self._digest)

@@ -27,13 +27,16 @@ class Neighbours:
         return Neighbours(self.similarities[queries], self.keys[queries])
 
     @classmethod
+    def missing(cls, queries: int, top_b: int) -> Neighbours:
+        return cls(np.full((queries, top_b), -np.inf, np.float32), np.full((queries, top_b), -1))
+
+    @classmethod
     def of(cls, found: Sequence[tuple[Float[np.ndarray, " _"], Int[np.ndarray, " _"]]], top_b: int) -> Neighbours:
         """Join the lists of several queries: similarities and keys, at most `top_b` for each query."""
-        similarities = np.full((len(found), top_b), -np.inf, dtype=np.float32)
-        keys = np.full((len(found), top_b), -1, dtype=np.int64)
-        for query, (values, own) in enumerate(found):
-            similarities[query, : len(own)], keys[query, : len(own)] = values, own
-        return cls(similarities, keys)
+        joined = cls.missing(len(found), top_b)
+        for query, (similarities, keys) in enumerate(found):
+            joined.similarities[query, : len(keys)], joined.keys[query, : len(keys)] = similarities, keys
+        return joined
 
     @property
     def arrays(self) -> tuple[Float[np.ndarray, "query top_b"], Int[np.ndarray, "query top_b"]]:

@@ -206,11 +206,11 @@ class AnswerOptions:
 
 
 _OPTIONS = dataclasses.fields(AnswerOptions)
-_FILTERS = [each.name for each in _OPTIONS if each.metadata["filters"]]
-_DROPS = [each.name for each in _OPTIONS if each.metadata["drops"]]
-_VOTES = [each.name for each in _OPTIONS if each.metadata["changes_votes"]]
-_FROM_BUNDLE = [each.name for each in _OPTIONS if each.name in Defaults.model_fields]
-_NOT_CHOSEN = {each.name: None if each.metadata["may_be_none"] else each.default for each in _OPTIONS}
+_FILTERS = [option.name for option in _OPTIONS if option.metadata["filters"]]
+_DROPS = [option.name for option in _OPTIONS if option.metadata["drops"]]
+_VOTES = [option.name for option in _OPTIONS if option.metadata["changes_votes"]]
+_FROM_BUNDLE = [option.name for option in _OPTIONS if option.name in Defaults.model_fields]
+_NOT_CHOSEN = {option.name: None if option.metadata["may_be_none"] else option.default for option in _OPTIONS}
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -221,8 +221,8 @@ def with_options(model: type[_Model]) -> type[_Model]:
     None stands for an option that the caller did not choose.
     """
     types, fields = get_type_hints(AnswerOptions, include_extras=True), dict[str, Any]()
-    for each in _OPTIONS:
-        name, usual, description = each.name, _NOT_CHOSEN[each.name], each.metadata["help"]
+    for option in _OPTIONS:
+        name, usual, description = option.name, _NOT_CHOSEN[option.name], option.metadata["help"]
         if name in _FROM_BUNDLE:
             description += " (default: from the bundle)"
         type_ = types[name] | None if usual is None else types[name]
@@ -293,12 +293,10 @@ def require_explainable(options: AnswerOptions, queries: int) -> None:
 def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
     """The cost of a request, in units of one normal query.
 
-    Each query costs 1 for every 1,024 bytes or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for every
+    Each query costs 1 for every 1,024 bytes (UTF-8) or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for
+    every
     250 labels of `top_k`, plus 5 with a filter. An explanation doubles the keys. The request costs 1 more for every
     1,000 labels in its filters.
-
-    Args:
-        sizes: Number of bytes of each query (UTF-8).
     """
     texts = sum(-(-size // BYTES_PER_UNIT) for size in sizes)
     keys = options.top_b * (2 if options.explain else 1)

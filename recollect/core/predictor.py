@@ -148,11 +148,7 @@ class Predictor:
             return self.memory
 
     def warm_up(self, pause: Callable[[], None] | None = None) -> None:
-        """Answer some training queries of the bundle, so that the first real query is fast.
-
-        Raises:
-            BundleError: If the encoder does not produce unit vectors, although the manifest promises them.
-        """
+        """Answer some training queries of the bundle, so that the first real query is fast; check for unit vectors."""
         texts = self.bundle.instances.texts
         for row in np.linspace(0, len(texts) - 1, num=4, dtype=int).tolist():
             text = texts[row]
@@ -198,9 +194,7 @@ class Predictor:
 
         All queries are encoded together. Queries with equal options are searched and ranked together. Every request
         gets the times of the whole call, because it waits until all requests are answered.
-
-        Args:
-            checkpoint: Called between the blocks of the computation; an error that it raises stops the computation.
+        `checkpoint` is called between the blocks of the computation; an error that it raises stops the computation.
         """
         watch = Stopwatch()
         queries = [query for texts, _ in requests for query in texts]
@@ -221,8 +215,8 @@ class Predictor:
                 part = rows[start : start + step]
                 truncated = [tokens.truncated[row] for row in part]
                 texts = [queries[row] for row in part]
-                found = self._answer(memory, texts, vectors[part], truncated, options, label_filter, watch)
-                for row, answer in zip(part, found, strict=True):
+                ranked = self._answer(memory, texts, vectors[part], truncated, options, label_filter, watch)
+                for row, answer in zip(part, ranked, strict=True):
                     answers[row] = answer
         ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
         return [
@@ -265,11 +259,11 @@ class Predictor:
 
 
 def _describe(
-    found: RankedLabels, query: int, rows: list[tuple[int, float, float | None]], explain: bool
+    ranked: RankedLabels, query: int, rows: list[tuple[int, float, float | None]], explain: bool
 ) -> list[ScoredLabel]:
     """The labels of one query's answer, from their positions, scores and probabilities."""
-    uids, texts = found.memory.labels.uids, found.memory.labels.texts
-    because = found.reasons(query, [label for label, *_ in rows]) if explain else [None] * len(rows)
+    uids, texts = ranked.memory.labels.uids, ranked.memory.labels.texts
+    because = ranked.reasons(query, [label for label, *_ in rows]) if explain else [None] * len(rows)
     return [
         ScoredLabel(
             position=label,
@@ -278,7 +272,7 @@ def _describe(
             score=score,
             because=terms,
             probability=probability,
-            ranked_by=found.logit_terms(query, label) if explain else None,
+            ranked_by=ranked.logit_terms(query, label) if explain else None,
         )
         for (label, score, probability), terms in zip(rows, because, strict=True)
     ]

@@ -74,11 +74,7 @@ class RankedLabels:
     candidates: RankedCandidates | None
 
     def reasons(self, query: int, labels: Sequence[int]) -> list[list[Reason]]:
-        """The terms of the scores of some labels of a query, the greatest share first.
-
-        Raises:
-            QueryError: If too many keys vote for the labels.
-        """
+        """The terms of the scores of some labels of a query, the greatest share first; too many are a QueryError."""
         memory, weighted = self.memory, self.weighted
         places, columns = weighted.voters(query, np.array(labels, dtype=np.int64), memory.values)
         if len(places) > MOST_TERMS:

@@ -20,17 +20,12 @@ Device = Literal["auto", "cpu", "cuda"]
 # Formats of the queries of `recollect predict --input`. `text`: each line is a text. `jsonl`: each line is an object.
 InputFormat = Literal["text", "jsonl", "csv", "parquet"]
 
+_AS_PATH = AfterValidator(lambda given: given if given is None or "://" in str(given) else Path(given))
 # The folder or the URL of a store. A URL may contain a password, so error messages show the store's `name` instead of
 # the URL.
-Location = Annotated[
-    Path | str, AfterValidator(lambda given: given if "://" in str(given) else Path(given)), Field(repr=False)
-]
+Location = Annotated[Path | str, _AS_PATH, Field(repr=False)]
 # The path or the URL of a file; None means standard input or output.
-FileLocation = Annotated[
-    Path | str | None,
-    AfterValidator(lambda given: given if given is None or "://" in str(given) else Path(given)),
-    Field(repr=False),
-]
+FileLocation = Annotated[Path | str | None, _AS_PATH, Field(repr=False)]
 
 # The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
 # file with the name `null`.
@@ -48,9 +43,7 @@ _MIN_SECRET_CHARACTERS = 16
 def require_strong(secret: str, expected: str) -> None:
     """Refuse a secret that can be guessed or cannot be sent in a header.
 
-    Args:
-        secret: The secret. No error message contains the secret.
-        expected: The beginning of the error message.
+    The message begins with `expected`, and does not contain the secret.
     """
     if len(secret) < _MIN_SECRET_CHARACTERS:
         raise SettingsError(
@@ -119,9 +112,9 @@ class Settings(BaseSettings):
 
     def unread(self, name: str) -> str | None:
         """Say why a flag has no effect beside the others; None if it has one."""
-        for each in self.read_if:
-            if name in each.flags and (found := each.found(self)) is not None:
-                return f"{as_flag(name)}: expected {each.expected}, found {found}; omit the flag"
+        for rule in self.read_if:
+            if name in rule.flags and (found := rule.found(self)) is not None:
+                return f"{as_flag(name)}: expected {rule.expected}, found {found}; omit the flag"
         return None
 
     @classmethod
@@ -231,14 +224,14 @@ class RedisSettings(ServiceSettings):
 def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> list[str]:
     """The flags of a command line whose values contain a token, or a URL with a password."""
     given = {argument.partition("=")[0] for argument in arguments}
-    found = []
+    secret_flags = []
     for name in type(settings).model_fields:
         flag, value = as_flag(name), getattr(settings, name)
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         has_password = "://" in text and "@" in text
         if flag in given and (has_password or name == "engine_token"):
-            found.append(flag)
-    return found
+            secret_flags.append(flag)
+    return secret_flags
 
 
 def unknown_variables(settings: ServiceSettings) -> list[str]:

@@ -39,7 +39,6 @@ def read_stream(
     beginning are removed.
 
     Args:
-        name: Its name in messages.
         keep_ends: Whether to keep the ends of lines, and all byte order marks but that of the file: they can be part of
             a quoted value of CSV.
 
@@ -102,10 +101,7 @@ def parse_object(line: str) -> dict[str, Any]:
 def read_csv(
     lines: Iterable[str], name: str, error: type[RecollectError] = InputError
 ) -> tuple[list[str], Iterator[dict[str, str]]]:
-    """The columns of the header of CSV lines, and the rows after it. Blank lines are skipped.
-
-    Args:
-        lines: The lines, with their ends.
+    """The columns of the header of CSV lines (with their ends), and the rows after it. Blank lines are skipped.
 
     Raises:
         RecollectError: If the header has no columns, or equal ones; later, if a row is no CSV, or has another number of

@@ -32,7 +32,7 @@ def is_blank(text: str) -> bool:
         return False
     # Sets, because the rest can be a megabyte of format characters.
     pieces = (set(rest[start : start + _PIECE]) for start in range(0, len(rest), _PIECE))
-    return all(unicodedata.category(each) in _BLANK_CATEGORIES for piece in pieces for each in piece - _UNDRAWN)
+    return all(unicodedata.category(one) in _BLANK_CATEGORIES for piece in pieces for one in piece - _UNDRAWN)
 
 
 def require_words(text: str, kind: str = "query") -> str:

@@ -51,12 +51,7 @@ def default_cache() -> Path:
 
 
 class BundleCache:
-    """The copies of the bundles of one store. `prepare` creates the folders when they are first needed.
-
-    Args:
-        location: The location of the store, which names its folder in the cache.
-        cache: The cache of all stores; None means the user's cache folder.
-    """
+    """The copies of the bundles of one store. `prepare` creates the folders when they are first needed."""
 
     def __init__(self, store: Store, location: str, cache: Path | None) -> None:
         self._store, self._cache = store, cache or default_cache()

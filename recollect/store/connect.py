@@ -79,8 +79,7 @@ def _parse(url: str) -> re.Match[str]:
 def connect(url: str, read_timeout: timedelta) -> ObjectStore:
     """Create a client for the folder at a URL. The client connects when it is first used.
 
-    Args:
-        read_timeout: Maximum time of a wait for an answer, or for the next bytes of an answer.
+    `read_timeout` is the maximum time of a wait for an answer, or for the next bytes of an answer.
     """
     name, scheme = without_credentials(url), require_scheme(url)
     try:
@@ -99,9 +98,8 @@ def connect(url: str, read_timeout: timedelta) -> ObjectStore:
         options |= _aws_profile(name)
     elif scheme in ("http", "https"):
         address = name  # is percent-encoded already
-        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(
-            url
-        )  # a proxy could cache the file CURRENT
+        # A proxy could cache the activations.
+        client["default_headers"] = {"Cache-Control": "no-cache"} | _authorization(url)
     store: ObjectStore = getattr(obstore.store, _CLASSES[scheme]).from_url(address, **options)
     return store
 
@@ -110,7 +108,7 @@ def require_scheme(url: str) -> str:
     """The scheme of a URL. An unknown scheme and a URL with a query are refused."""
     parts = _parse(url)
     if parts["scheme"] not in _CLASSES:
-        known = ", ".join(f"{each}://" for each in _CLASSES)
+        known = ", ".join(f"{scheme}://" for scheme in _CLASSES)
         raise StoreError(f"{without_credentials(url)}: expected a URL with one of {known}, found {parts['scheme']}://")
     if parts["query"]:
         raise StoreError(

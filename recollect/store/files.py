@@ -44,7 +44,6 @@ class FolderFiles:
     `ObjectFolder` has the same methods. A method raises a StoreError if the store cannot be read or written.
 
     Attributes:
-        name: The store's name in error messages.
         can_list: Whether `names` works. A plain web server can neither list a folder nor create a file.
     """
 
@@ -98,10 +97,10 @@ class FolderFiles:
         path = self._root / folder
         try:
             with file_errors(path, "listed"):
-                found = os.listdir(path)
+                listed = os.listdir(path)
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if name > after and not name.startswith("."))
+        return sorted(name for name in listed if name > after and not name.startswith("."))
 
     def delete(self, *names: str) -> None:
         """Delete files; a file that does not exist is not an error."""
@@ -121,8 +120,7 @@ class FolderFiles:
     def clone(self, name: str, target: int) -> bool:
         """Let an empty file on this machine share the disk blocks of a file; return False if this is not possible.
 
-        Args:
-            target: File descriptor of the empty file, open for writing.
+        `target` is the descriptor of the empty file, open for writing.
         """
         with _open_existing(self._root / name) as descriptor:
             try:
@@ -133,15 +131,13 @@ class FolderFiles:
 
     def require_writable(self) -> None:
         """Check that files can be created."""
-        path = self._root / "check"
-        with file_errors(self._root, "written"), temporary_path(path) as temporary:
+        with file_errors(self._root, "written"), temporary_path(self._root / "check") as temporary:
             temporary.touch()
 
     def upload(self, local: Path, name: str, keep: bool = True) -> None:
         """Write a file of any size, or replace it. It appears complete or not at all.
 
-        Args:
-            keep: Whether the local file stays. Otherwise it can be moved, which needs no second disk space.
+        Unless `keep` is true, the local file may be moved, which needs no second disk space.
         """
         path = self._root / name
         with file_errors(path, "written"), temporary_path(path) as temporary:
@@ -183,14 +179,14 @@ def remove_abandoned_files(root: Path) -> None:
 
 def folder_status(path: Path) -> FolderStatus:
     """The size and the last change of a file, or of a folder and all files in it."""
-    found = [path.lstat()]
+    statuses = [path.lstat()]
     if path.is_dir():
         with os.scandir(path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # removed at this moment
-                    found.append(entry.stat(follow_symlinks=False))
-    size_bytes = sum(each.st_size for each in found if stat.S_ISREG(each.st_mode))
-    return FolderStatus(size_bytes, datetime.fromtimestamp(max(each.st_mtime for each in found), UTC))
+                    statuses.append(entry.stat(follow_symlinks=False))
+    size_bytes = sum(status.st_size for status in statuses if stat.S_ISREG(status.st_mode))
+    return FolderStatus(size_bytes, datetime.fromtimestamp(max(status.st_mtime for status in statuses), UTC))
 
 
 def flush(path: Path) -> None:
@@ -263,11 +259,7 @@ def _link(temporary: Path, path: Path) -> bool:
 
 @contextlib.contextmanager
 def file_errors(path: Path, verb: str) -> Iterator[None]:
-    """Convert OSError to StoreError, but not FileNotFoundError while reading.
-
-    Args:
-        verb: What is done with it: written, read, listed or deleted.
-    """
+    """Convert OSError to StoreError, but not FileNotFoundError while reading or listing."""
     try:
         yield
     except OSError as error:

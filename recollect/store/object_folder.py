@@ -46,16 +46,12 @@ class ObjectFolder:
 
     Several threads may use one object. obstore's own threads do not survive a fork, so a process that was forked after
     the first use gets an error instead of waiting for ever.
-
-    Attributes:
-        name: The URL without credentials.
-        can_list: Whether `names` works; False for a web server, which lists folders only with WebDAV.
     """
 
     _first_process: ClassVar[int | None] = None
 
     def __init__(self, url: str) -> None:
-        self.can_list = require_scheme(url) not in ("http", "https")
+        self.can_list = require_scheme(url) not in ("http", "https")  # a web server lists folders only with WebDAV
         self.name = without_credentials(url)
         self._url = url
         self._is_checked = False
@@ -84,11 +80,11 @@ class ObjectFolder:
             with self._errors(folder):
                 client = self._connect(_READ_TIMEOUT)
                 listed = client.list(folder, offset=f"{folder}/{after}", chunk_size=_LISTED_AT_ONCE)
-                found = [each["path"].rpartition("/")[2] for chunk in listed for each in chunk]
+                names = [file["path"].rpartition("/")[2] for chunk in listed for file in chunk]
         else:
             folders, files = self._list(folder)
-            found = [*folders, *files]
-        return sorted(name for name in found if not name.startswith("."))
+            names = [*folders, *files]
+        return sorted(name for name in names if not name.startswith("."))
 
     def has(self, name: str) -> bool:
         return self.size_bytes(name) is not None
@@ -148,8 +144,8 @@ class ObjectFolder:
             listed = self._connect(_READ_TIMEOUT).list_with_delimiter(folder)
             folders = [path.rpartition("/")[2] for path in listed["common_prefixes"]]
             files = {
-                each["path"].rpartition("/")[2]: FolderStatus(each["size"], each["last_modified"])
-                for each in listed["objects"]
+                file["path"].rpartition("/")[2]: FolderStatus(file["size"], file["last_modified"])
+                for file in listed["objects"]
             }
             return folders, files
         return [], {}

@@ -323,12 +323,12 @@ class Store:
 
     def engines(self) -> dict[str, Engine]:
         """The engine of each version whose keys are in one. A broken version is left out."""
-        found = {}
+        engines = {}
         for version in self.versions():
             with contextlib.suppress(StoreError, BundleError):
                 if (engine := self.manifest(version).engine) is not None:
-                    found[version] = engine
-        return found
+                    engines[version] = engine
+        return engines
 
     def prune(
         self, keep: int, in_use: Callable[[], Collection[str]], dry_run: bool = False
@@ -336,14 +336,12 @@ class Store:
         """Remove old versions, the oldest first. Yield the name and the size in bytes of each one after its removal.
 
         A version is kept if it is one of the newest, current, the candidate, the target of a rollback, or open in a
-        replica. The newest are those with the last names, which have the time of the builder's clock, and those that
-        were written last by the clock of the store: the clock of a builder can be late.
+        replica (`in_use`). The newest are those with the last names, which have the time of the builder's clock, and
+        those
+        that were written last by the clock of the store: the clock of a builder can be late.
 
         All conditions are read again right before a version is removed, because another process may activate a version
         meanwhile.
-
-        Args:
-            in_use: Function that returns the versions that replicas have open.
 
         Raises:
             RedisError: If `in_use` cannot read the reports of the replicas.
@@ -369,8 +367,7 @@ class Store:
     def remove(self, version: str, is_unused: Callable[[], bool]) -> bool:
         """Remove a published version if it is unused; return whether it was removed.
 
-        Args:
-            is_unused: Function that decides. It is called again after the version was withdrawn.
+        `is_unused` is called again after the version was withdrawn.
         """
         folder = f"bundles/{check_version(version)}"
         manifest = self.files.read(f"{folder}/{MANIFEST}")

@@ -113,7 +113,7 @@ def open_bundle(
         BundleError: If the signature, the manifest or any file is not the published one.
     """
     manifest = read_manifest(folder, verify_keys)
-    components = Components(folder, manifest, [each.components for each in share_with], pause)
+    components = Components(folder, manifest, [other.components for other in share_with], pause)
     labels = _open_labels(components, manifest)
     bundle = Bundle(folder, manifest, components, _open_instances(components, manifest), labels)
     _check_voters(bundle)

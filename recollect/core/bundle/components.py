@@ -33,7 +33,6 @@ class Components:
     """Opens the files of one bundle. A file is opened only after its checksum was verified.
 
     Args:
-        manifest: Manifest of the bundle; its signature is verified if a signature is required.
         pause: Called after each step, so that a caller can slow the work down; None hashes several files in parallel.
     """
 
@@ -46,7 +45,7 @@ class Components:
     ) -> None:
         self._folder, self._manifest, self._pause = folder, manifest, pause
         self._open: dict[_Key, Any] = {}
-        self._shareable: dict[_Key, Any] = {key: each for other in share_with for key, each in other._open.items()}
+        self._shareable: dict[_Key, Any] = dict(pair for other in share_with for pair in other._open.items())
         check_sizes(folder, manifest)
         open_files = {file for _, file, _ in self._shareable}
         self._verified = {name for name, file in manifest.files.items() if file not in open_files}

@@ -54,11 +54,7 @@ _OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:
-    """The files that a bundle must consist of: the required ones, and all of each optional part that it has files of.
-
-    Args:
-        present: Names of the files of a bundle, or of a folder with other files too.
-    """
+    """The files that a bundle must have: the required ones, and all of each optional part of which one is present."""
     required = BUNDLE_FILES - INDEX_FILES if with_engine else BUNDLE_FILES
     return required.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
 

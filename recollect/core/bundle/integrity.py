@@ -38,9 +38,6 @@ def read_signed_manifest(folder: Path, verify_keys: VerifyKeys | None = None) ->
     """Read the manifest of a bundle: verify its signature first, then parse it.
 
     The file is read once, so the parsed bytes are the verified bytes.
-
-    Args:
-        verify_keys: Keys of which one must have signed the manifest; None accepts a bundle without a signature.
     """
     content, signature = read_small(folder / MANIFEST, _MAX_MANIFEST_BYTES), None
     if verify_keys is not None and os.path.lexists(folder / SIGNATURE):

@@ -292,10 +292,10 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
         parsed = from_json(content)
     except ValueError as error:
         raise BundleError(f"{path}: expected JSON, found: {error}; build the bundle again") from None
-    found = parsed.get("format_version") if isinstance(parsed, dict) else None
-    if found != FORMAT_VERSION:
+    format_version = parsed.get("format_version") if isinstance(parsed, dict) else None
+    if format_version != FORMAT_VERSION:
         raise BundleError(
-            f"{path}: expected format_version {FORMAT_VERSION}, found {found!r}; "
+            f"{path}: expected format_version {FORMAT_VERSION}, found {format_version!r}; "
             "build the bundle with this release (`recollect build RUN --store STORE --activate`), or serve it with the "
             "release that built it"
         )

@@ -29,11 +29,7 @@ _Key = TypeVar("_Key")
 
 
 class VerifyKeys:
-    """Ed25519 public keys. A signature by any one of them is accepted, so that a key can be replaced by another one.
-
-    Args:
-        name: Name of the keys in error messages, such as their file.
-    """
+    """Ed25519 public keys. A signature by any one of them is accepted, so that a key can be replaced by another one."""
 
     def __init__(self, keys: Sequence[Ed25519PublicKey], name: str) -> None:
         self._keys, self.name = keys, name
@@ -50,19 +46,14 @@ class VerifyKeys:
                 f"{folder}/{SIGNATURE}: expected a signature for {self.name}, found none; "
                 "build the bundle again with `recollect build --sign`"
             )
-        if not self.signed(manifest, signature):
-            raise BundleError(
-                f"{folder}/{MANIFEST}: expected the content that {SIGNATURE} signs for {self.name}, found other "
-                "content or another signature; build the bundle again and sign it with the matching private key"
-            )
-
-    def signed(self, content: bytes, signature: bytes) -> bool:
-        """Whether a signature is a signature of the content by one of these keys."""
         for key in self._keys:
             with contextlib.suppress(InvalidSignature):
-                key.verify(signature, content)
-                return True
-        return False
+                key.verify(signature, manifest)
+                return
+        raise BundleError(
+            f"{folder}/{MANIFEST}: expected the content that {SIGNATURE} signs for {self.name}, found other "
+            "content or another signature; build the bundle again and sign it with the matching private key"
+        )
 
 
 def read_verify_keys(path: Path) -> VerifyKeys:
@@ -114,25 +105,18 @@ def read_keys(path: Path, label: str, load: Callable[[bytes], object], kind: typ
     return [load_one(content[begin.start() : end]) for begin, end in zip(begins, ends, strict=True)]
 
 
-class SigningKey:
-    """An Ed25519 private key. Only commands that publish a bundle read one; a serving process never does."""
-
-    def __init__(self, key: Ed25519PrivateKey) -> None:
-        self._key = key
-        self.verify_keys = VerifyKeys([key.public_key()], "the signing key")
-
-    def sign(self, content: bytes) -> bytes:
-        return self._key.sign(content)
+# Only commands that publish a bundle read such a key; a serving process never does.
+SigningKey = Ed25519PrivateKey
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Read an Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it."""
+    """Read one Ed25519 private key without a passphrase, as `openssl genpkey -algorithm ed25519` writes it."""
     make = "write it, without a passphrase, with `openssl genpkey -algorithm ed25519 -out PRIVATE`"
     load = partial(load_pem_private_key, password=None)
     keys = read_keys(path, "PRIVATE KEY", load, Ed25519PrivateKey, make)  # type: ignore[type-abstract]
     if len(keys) > 1:
         raise KeyFileError(f"{path}: expected one private key, found {len(keys)}; write each key to a file of its own")
-    return SigningKey(keys[0])
+    return keys[0]
 
 
 def sign_manifest(folder: Path, key: SigningKey) -> VerifyKeys:
@@ -141,4 +125,4 @@ def sign_manifest(folder: Path, key: SigningKey) -> VerifyKeys:
     The manifest has the checksums of all other files, so they are signed too.
     """
     (folder / SIGNATURE).write_bytes(key.sign((folder / MANIFEST).read_bytes()))
-    return key.verify_keys
+    return VerifyKeys([key.public_key()], "the signing key")

@@ -70,7 +70,7 @@ class StringTable:
         A binary search finds the row of the middle string. This row splits the sorted rows: smaller strings are
         searched before it, larger strings after it.
         """
-        rows, found = sorted_rows.data, []
+        rows, found_rows = sorted_rows.data, []
         unsorted = iter({string.encode("utf-8", "surrogatepass") for string in strings})
         while wanted := sorted(itertools.islice(unsorted, _SORTED_TOGETHER)):
             spans = [(0, len(wanted), 0, len(rows))]
@@ -81,9 +81,9 @@ class StringTable:
                 middle = (first + last) // 2
                 at = bisect_left(rows, wanted[middle], low, high, key=self.raw)
                 if at < high and self.raw(rows[at]) == wanted[middle]:
-                    found.append(rows[at])
+                    found_rows.append(rows[at])
                 spans += [(first, middle, low, at), (middle + 1, last, at, high)]
-        return np.array(found, dtype=np.int32)
+        return np.array(found_rows, dtype=np.int32)
 
 
 class UidIndex:

@@ -33,7 +33,7 @@ def assigned_counts(
 def best_set_sizes(
     probabilities: Float[np.ndarray, "query label"], limit: int = MOST_ASSIGNED
 ) -> Int[np.ndarray, " query"]:
-    """The number of most probable labels with the highest expected F1.
+    """The number of most probable labels with the highest expected F1; the smallest one if several are best.
 
     F1 = 2 |S ∩ Y| / (|S| + |Y|) for the set S and the true labels Y. An empty set has the F1 0, as in `evaluate`, so
     every query with a label gets at least one.
@@ -41,9 +41,6 @@ def best_set_sizes(
     Args:
         probabilities: Probabilities of the labels of each query, highest first; 0 where a query has fewer labels.
         limit: Maximum size of a set.
-
-    Returns:
-        Sizes of the sets; the smallest one if several are best; 0 without labels.
     """
     if probabilities.shape[1] == 0:
         return np.zeros(len(probabilities), dtype=np.int64)
@@ -58,15 +55,15 @@ def expected_f1(probabilities: Float[np.ndarray, "query label"]) -> Float[np.nda
     """
     queries, labels = probabilities.shape
     inside = _true_label_counts(probabilities)
-    found = np.empty((queries, labels))
+    expected = np.empty((queries, labels))
     twice = 2.0 * np.arange(labels + 1)
     # inverse[:, a] = E_m[1 / (a + m)] for the labels after the first k; entry 0 is never used.
     inverse = np.tile(1 / np.maximum(np.arange(2 * labels + 1), 1.0), (queries, 1))
     for k in range(labels, 0, -1):
-        found[:, k - 1] = np.einsum("qj,qj->q", inside[k][:, 1:] * twice[1 : k + 1], inverse[:, k + 1 : 2 * k + 1])
+        expected[:, k - 1] = np.einsum("qj,qj->q", inside[k][:, 1:] * twice[1 : k + 1], inverse[:, k + 1 : 2 * k + 1])
         p = probabilities[:, k - 1, None]  # from now on, label k is outside the set
         inverse = inverse[:, :-1] + p * np.diff(inverse, axis=1)
-    return found
+    return expected
 
 
 def _true_label_counts(probabilities: Float[np.ndarray, "query label"]) -> list[np.ndarray]:

@@ -25,15 +25,12 @@ def calibrate_answers(
     logits: Float[np.ndarray, " row"],
     offsets: Int[np.ndarray, " offset"],
 ) -> Float[np.ndarray, " row"]:
-    """Convert the logits of whole answers to probabilities.
+    """Convert the logits of whole answers to probabilities, which are in falling order for each query, too.
 
     Args:
         first_calibration: The calibration of the first label of each query; None: `calibration`.
         logits: The logits; those of a query are in falling order.
         offsets: Query i has the logits `offsets[i]` to `offsets[i + 1]`.
-
-    Returns:
-        The probabilities; those of a query are in falling order.
     """
     probabilities = calibrate(calibration, logits)
     if first_calibration is not None:

@@ -65,11 +65,7 @@ ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
 
 @dataclass(frozen=True)
 class LabelFacts:
-    """Properties of the labels that do not depend on a query.
-
-    Attributes:
-        counts: Number of training instances of each label, as int32.
-    """
+    """Properties of the labels that do not depend on a query: numbers of training instances (int32), and names."""
 
     counts: Int[np.ndarray, " label"]
     names: Names
@@ -111,10 +107,9 @@ def find_candidates(
             searches by vectors.
         limits: Number of candidates by votes, and by each other measure.
     """
-    queries = len(words.offsets) - 1
-    nothing = Neighbours(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64))
+    nothing = Neighbours.missing(len(words.offsets) - 1, 0)
     searches = (found.instances, found.labels, *(found.by_words or (nothing, nothing)))
-    similarities, keys = zip(*(each.arrays for each in searches), strict=True)
+    similarities, keys = zip(*(neighbours.arrays for neighbours in searches), strict=True)
     return Candidates(
         *kernels.find_candidates(
             (keys, similarities),

@@ -63,12 +63,7 @@ class Tree(BaseModel):
 
 
 class RankerFile(BaseModel):
-    """The content of `ranker.json`.
-
-    Attributes:
-        features: Names of the features, in the order of their columns.
-        trees: The trees, whose sum is the logit.
-    """
+    """The content of `ranker.json`: the features in the order of their columns, and trees, whose sum is the logit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

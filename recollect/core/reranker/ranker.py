@@ -68,38 +68,36 @@ class Ranker:
         logits = self.model.logits(candidates.features)
         return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
 
-    def reorder(self, scores: ScoredLabels, found: RankedCandidates, limit: int | None = None) -> ScoredLabels:
+    def reorder(self, scores: ScoredLabels, candidates: RankedCandidates, limit: int | None = None) -> ScoredLabels:
         """Put the candidates before all other labels by their logits, and take the first `limit`."""
-        limit = limit or len(scores.label) + len(found.label)
-        return ScoredLabels(
-            *kernels.order_labels(
-                scores.offsets, scores.label, scores.score, found.offsets, found.label, found.logit, limit
-            )
-        )
+        limit = limit or len(scores.label) + len(candidates.label)
+        by_votes = scores.offsets, scores.label, scores.score
+        by_logits = candidates.offsets, candidates.label, candidates.logit
+        return ScoredLabels(*kernels.order_labels(*by_votes, *by_logits, limit))
 
     def correct(
         self,
-        found: RankedCandidates,
+        candidates: RankedCandidates,
         corrections: Corrections,
         vectors: Float[np.ndarray, "query dim"],
         temperature: float,
     ) -> RankedCandidates:
         """Lower the logits of the candidates that have corrections."""
-        terms = np.zeros(len(found.logit))
-        corrected = corrections.find(vectors, found.query, found.label, temperature)
+        terms = np.zeros(len(candidates.logit))
+        corrected = corrections.find(vectors, candidates.query, candidates.label, temperature)
         terms[corrected.place] = np.log(np.maximum(corrected.factor, _LEAST_FACTOR))
-        return dataclasses.replace(found, logit=found.logit + terms, corrections=terms)
+        return dataclasses.replace(candidates, logit=candidates.logit + terms, corrections=terms)
 
-    def explain(self, query: int, label: int, found: RankedCandidates) -> list[LogitTerm]:
+    def explain(self, query: int, label: int, candidates: RankedCandidates) -> list[LogitTerm]:
         """The terms of a label's logit, the greatest first; empty for a label that is no candidate."""
-        start, stop = found.offsets[query : query + 2]
-        rows = start + np.flatnonzero(found.label[start:stop] == label)
+        start, stop = candidates.offsets[query : query + 2]
+        rows = start + np.flatnonzero(candidates.label[start:stop] == label)
         if not len(rows):
             return []
-        features = found.features[rows]
+        features = candidates.features[rows]
         names = (*ALL_FEATURES, "bias")
         values = [None if np.isnan(value) else float(value) for value in features[0]]
         terms = [*map(LogitTerm, names, [*values, None], self.model.contributions(features)[0].tolist())]
-        if found.corrections is not None:
-            terms.append(LogitTerm("correction", None, float(found.corrections[rows[0]])))
+        if candidates.corrections is not None:
+            terms.append(LogitTerm("correction", None, float(candidates.corrections[rows[0]])))
         return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))

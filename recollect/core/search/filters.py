@@ -81,8 +81,7 @@ class AdmittedKeys:
     ) -> Found:
         """The keys whose votes rank the admitted labels: those of a larger search, or all keys that vote for them.
 
-        Args:
-            count_labels: Counts the admitted labels that get a vote from some keys.
+        `count_labels` counts the admitted labels that get a vote from some keys.
         """
         top_b, lambda_, instances = options.top_b, options.lambda_, self._searcher.instances.keys
         nearest = found.nearest(top_b, lambda_, instances)

@@ -22,11 +22,7 @@ _GROWTH = 4
 
 
 class LiveKeyIndex:
-    """Searches the keys of one kind.
-
-    Args:
-        row_of: The row of each key; None if a key is a row.
-    """
+    """Searches the keys of one kind; with `row_of` None, a key is its row."""
 
     def __init__(self, bundle_keys: Keys, rows: Rows, row_of: Int[np.ndarray, " key"] | None = None) -> None:
         self._bundle_keys, self._rows, self._row_of = bundle_keys, rows, row_of
@@ -50,50 +46,46 @@ class LiveKeyIndex:
         self, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
     ) -> Float[np.ndarray, " key"]:
         row = (keys if self._row_of is None else self._row_of[keys]) - self._rows.bundle_rows
-        is_live, found = row >= 0, np.empty(len(keys), dtype=np.float32)
-        found[~is_live] = self._bundle_keys.similarities(vector, keys[~is_live])
-        found[is_live] = np.einsum("kd,d->k", self._rows.vectors[row[is_live]], vector)
-        return found
+        is_live, compared = row >= 0, np.empty(len(keys), dtype=np.float32)
+        compared[~is_live] = self._bundle_keys.similarities(vector, keys[~is_live])
+        compared[is_live] = np.einsum("kd,d->k", self._rows.vectors[row[is_live]], vector)
+        return compared
 
     def _search_live(
         self, vectors: Float[np.ndarray, "query dim"], minimum: Float[np.ndarray, " query"], top_b: int
     ) -> Neighbours:
         """The live keys whose similarity to a query is at least its `minimum`; at most `top_b`."""
-        live, removed, found = self._rows, self._rows.removed[self._rows.bundle_rows :], []
+        live, removed, nearest = self._rows, self._rows.removed[self._rows.bundle_rows :], []
         for vector, bound in zip(vectors, minimum.tolist(), strict=True):
             rows = live.codes.near(vector, bound, removed)
             similarities = np.einsum("kd,d->k", live.vectors[rows], vector)
             best = np.argsort(-similarities, kind="stable")[:top_b]
-            found.append((similarities[best], live.numbers[rows[best]]))
-        return Neighbours.of(found, max(len(keys) for _, keys in found))
+            nearest.append((similarities[best], live.numbers[rows[best]]))
+        return Neighbours.of(nearest, max(len(keys) for _, keys in nearest))
 
 
 def _search_present(
-    index: Keys, removed: Bool[np.ndarray, " key"], gone: int, vectors: Float[np.ndarray, "query dim"], top_b: int
+    index: Keys, removed: Bool[np.ndarray, " key"], removals: int, vectors: Float[np.ndarray, "query dim"], top_b: int
 ) -> Neighbours:
-    """The top-b keys that are present, of an index whose searches also find removed keys.
-
-    Args:
-        gone: Number of removed keys.
-    """
+    """The top-b keys that are present, of an index whose searches also find removed keys."""
     keys = len(removed)
-    top_b = min(top_b, keys - gone)
+    top_b = min(top_b, keys - removals)
     if not top_b:
-        return Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
-    if not gone:
+        return Neighbours.missing(len(vectors), 0)
+    if not removals:
         return index.search(vectors, top_b)
-    found = Neighbours(np.full((len(vectors), top_b), -np.inf, np.float32), np.full((len(vectors), top_b), -1))
-    lacking, wanted = np.arange(len(vectors)), math.ceil(top_b * keys / (keys - gone)) + _SPARE_KEYS
+    nearest = Neighbours.missing(len(vectors), top_b)
+    lacking, wanted = np.arange(len(vectors)), math.ceil(top_b * keys / (keys - removals)) + _SPARE_KEYS
     while len(lacking):
-        wanted = min(wanted, keys, top_b + gone)
+        wanted = min(wanted, keys, top_b + removals)
         raw = index.search(vectors[lacking], wanted)
         present = (raw.keys >= 0) & ~removed[np.maximum(raw.keys, 0)]
         place = np.cumsum(present, axis=1) - 1
         query, slot = np.nonzero(present & (place < top_b))
         target = lacking[query], place[query, slot]
-        found.similarities[target], found.keys[target] = raw.similarities[query, slot], raw.keys[query, slot]
-        if wanted == min(keys, top_b + gone):
+        nearest.similarities[target], nearest.keys[target] = raw.similarities[query, slot], raw.keys[query, slot]
+        if wanted == min(keys, top_b + removals):
             break
         lacking = lacking[present.sum(axis=1) < top_b]
         wanted *= _GROWTH
-    return found
+    return nearest

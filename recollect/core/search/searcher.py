@@ -173,22 +173,14 @@ class Engine(Protocol):
 
 
 class Searcher:
-    """Searches both kinds of keys: instance keys and label keys.
-
-    Attributes:
-        engine: The connection to the engine of the keys; None if they are in files of the bundle.
-    """
+    """Searches both kinds of keys: instance keys and label keys."""
 
     def __init__(self, instances: Keys, labels: Keys, engine: Engine | None = None) -> None:
         self.instances, self.labels, self.engine = instances, labels, engine
 
     @classmethod
     def open(cls, bundle: Bundle, device: Device = "cpu", engine: EngineSettings | None = None) -> Searcher:
-        """Open the indexes of a bundle, or connect to the engine of its keys.
-
-        Args:
-            engine: The connection to an engine; None means that of the environment variables.
-        """
+        """Open the indexes of a bundle, or connect to its engine; `engine` None reads the environment variables."""
         manifest = bundle.manifest
         if manifest.engine is not None:
             hook = extras.load("key engine", manifest.engine.name)
@@ -216,7 +208,7 @@ class Searcher:
 
     def search(self, vectors: Float[np.ndarray, "query dim"], top_b: int, lambda_: float | None = None) -> Found:
         """The top-b instances and the top-b labels; lambda 0 leaves out the instances, and lambda 1 the labels."""
-        nothing = Neighbours(np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64))
+        nothing = Neighbours.missing(len(vectors), 0)
         return Found(
             instances=self.instances.search(vectors, top_b) if lambda_ != 0 else nothing,
             labels=self.labels.search(vectors, top_b) if lambda_ != 1 else nothing,

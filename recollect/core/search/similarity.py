@@ -56,12 +56,12 @@ def similarities_to_keys(
 def _compare_decoded(
     index: Any, vector: Float[np.ndarray, " dim"], keys: Int[np.ndarray, " key"]
 ) -> Float[np.ndarray, " key"]:
-    found = np.empty(len(keys), dtype=np.float32)
+    similarities = np.empty(len(keys), dtype=np.float32)
     for start in range(0, len(keys), _BLOCK_KEYS):
         block = index.reconstruct_batch(keys[start : start + _BLOCK_KEYS])
         # `@` would start numpy's own threads, and its rounding can depend on their number
-        np.einsum("kd,d->k", block, vector, out=found[start : start + len(block)])
-    return found
+        np.einsum("kd,d->k", block, vector, out=similarities[start : start + len(block)])
+    return similarities
 
 
 def _compare_by_search(

@@ -50,15 +50,12 @@ def free_bytes(root: Path = Path("/")) -> int:
     kernel drops file pages when memory is short. The counter `file` would be too much: it includes tmpfs and shared
     memory, which the kernel cannot drop without swap. The counter `inactive_file` alone would be too little: the kernel
     can also drop the pages in `active_file`, which were read twice.
-
-    Args:
-        root: Folder that contains `proc` and `sys`.
     """
     machine = _read_numbers(root / "proc/meminfo").get("MemAvailable:")
     free = [_free_in_group(group, _FILES[version]) for group, version in control_groups(root, "memory")]
     free.append(None if machine is None else machine * 1024)
     fallback = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min((each for each in free if each is not None), default=fallback))
+    return max(0, min((size for size in free if size is not None), default=fallback))
 
 
 def _free_in_group(group: Path, files: _GroupFiles) -> int | None:

@@ -28,11 +28,7 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class ThreadBudget:
-    """The number of workers and threads for the available cores.
-
-    Attributes:
-        threads: Number of batches that each worker computes at the same time.
-    """
+    """The number of workers for the available cores, and of batches that each computes at the same time (`threads`)."""
 
     cores: int
     workers: int
@@ -67,11 +63,7 @@ def threads_or_cores(threads: int) -> int:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The number of cores that CPU affinity and the quotas of the control groups allow this process to use; at least 1.
-
-    Args:
-        root: Folder that contains `proc` and `sys`.
-    """
+    """The number of cores that CPU affinity and the quotas of the control groups allow to this process; at least 1."""
     quotas = (_quota(group, version) for group, version in control_groups(root, "cpu"))
     cores = min(len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None), math.inf)
     return max(1, int(cores))

@@ -49,13 +49,13 @@ class LexicalIndex:
         At equal similarity, the lower key comes first.
         """
         offsets, terms, frequencies = kernels.count_terms(*words)
-        found = [part.look_up(terms) for part in (self.instances, self.labels)]
-        counts = found[0].texts + found[1].texts
+        instances, labels = self.instances.look_up(terms), self.labels.look_up(terms)
+        counts = instances.texts + labels.texts
         rarity = np.log1p((self.instances.present + self.labels.present) / np.maximum(counts, 1)) ** 2
         impacts = (1 + np.log(frequencies)) * rarity
         return (
-            self.instances.search(offsets, terms, impacts, found[0], top),
-            self.labels.search(offsets, terms, impacts, found[1], top),
+            self.instances.search(offsets, terms, impacts, instances, top),
+            self.labels.search(offsets, terms, impacts, labels, top),
         )
 
 

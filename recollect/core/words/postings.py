@@ -62,14 +62,14 @@ class Postings:
     @classmethod
     def stack(cls, parts: Sequence[Postings]) -> Postings:
         """The parts in one object; they are copied."""
-        shifts = np.cumsum([0, *(len(each.rows) for each in parts)])
-        starts = [each.offsets[:-1] + shift for each, shift in zip(parts, shifts.tolist(), strict=False)]
+        shifts = np.cumsum([0, *(len(part.rows) for part in parts)])
+        starts = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts.tolist(), strict=False)]
         return cls(
-            terms=np.concatenate([np.empty(0, np.uint64), *(each.terms for each in parts)]),
+            terms=np.concatenate([np.empty(0, np.uint64), *(part.terms for part in parts)]),
             offsets=np.concatenate([*starts, shifts[-1:]]),
-            rows=np.concatenate([np.empty(0, np.int32), *(each.rows for each in parts)]),
-            weights=np.concatenate([np.empty(0, np.float16), *(each.weights for each in parts)]),
-            parts=np.cumsum([0, *(len(each.terms) for each in parts)]),
+            rows=np.concatenate([np.empty(0, np.int32), *(part.rows for part in parts)]),
+            weights=np.concatenate([np.empty(0, np.float16), *(part.weights for part in parts)]),
+            parts=np.cumsum([0, *(len(part.terms) for part in parts)]),
         )
 
     def find(

@@ -60,21 +60,15 @@ hash_query_word = functools.lru_cache(_CACHED_WORDS)(hash_word)
 
 
 class Words(NamedTuple):
-    """The words of some texts, in order, as hashes.
-
-    Attributes:
-        offsets: Text i has the words `offsets[i]` to `offsets[i + 1]`.
-    """
+    """The words of some texts, in order, as hashes: text i has the words `offsets[i]` to `offsets[i + 1]`."""
 
     offsets: Int[np.ndarray, " offset"]
     hashes: UInt64[np.ndarray, " word"]
 
     @classmethod
     def of(cls, texts: Iterable[str], cached: Callable[[str], int] = hash_query_word) -> Words:
-        """Split texts into words.
-
-        Args:
-            cached: `hash_word` with a cache. A text with a longer word than caches take does without it.
+        """Split texts into words; `cached` is `hash_word` with a cache, which a text with a very long word does
+        without.
         """
         hashes: list[int] = []
         offsets = [0]

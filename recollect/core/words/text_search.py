@@ -96,12 +96,7 @@ _Found = tuple[Int[np.ndarray, " row"], Int[np.ndarray, " row"], Int[np.ndarray,
 
 
 class _Block:
-    """Some texts in a row.
-
-    Args:
-        first: Row of the first text.
-        texts: The texts, as `fold` gives them.
-    """
+    """Some texts in a row, as `fold` gives them; `first` is the row of the first one."""
 
     def __init__(self, first: int, texts: Sequence[bytes]) -> None:
         self.first = first

@@ -63,11 +63,7 @@ class LookUp(NamedTuple):
 
 
 class WordIndex:
-    """The word index of one kind of texts; immutable.
-
-    Attributes:
-        present: Number of texts, without those that were removed.
-    """
+    """The word index of one kind of texts; immutable. `present` is the number of texts that were not removed."""
 
     def __init__(self, postings: Postings, rows: int) -> None:
         self._postings, self._rows, self.present = postings, rows, rows
@@ -94,7 +90,7 @@ class WordIndex:
 
     def look_up(self, terms: UInt64[np.ndarray, " term"]) -> LookUp:
         added, removed = self._live
-        (spans, texts), (live_spans, live), (_, gone) = (each.find(terms) for each in (self._postings, added, removed))
+        (spans, texts), (live_spans, live), (_, gone) = (part.find(terms) for part in (self._postings, added, removed))
         return LookUp((spans, live_spans), texts + live - gone)
 
     def search(
@@ -102,7 +98,7 @@ class WordIndex:
         offsets: Int[np.ndarray, " offset"],
         terms: UInt64[np.ndarray, " term"],
         impacts: Float[np.ndarray, " term"],
-        found: LookUp,
+        looked_up: LookUp,
         top: int,
     ) -> Neighbours:
         """The most similar texts of each query: at most `top`, in order of falling similarity, then of rising key.
@@ -115,8 +111,8 @@ class WordIndex:
         """
         (rows, bits), (live_rows, live_bits) = self._postings.arrays, self._live[0].arrays
         keys, similarities = kernels.search_words(
-            (offsets, terms, impacts, found.texts),
-            (found.spans, (rows, live_rows), (bits, live_bits)),
+            (offsets, terms, impacts, looked_up.texts),
+            (looked_up.spans, (rows, live_rows), (bits, live_bits)),
             self._frequent,
             self._is_removed,
             self._keys,
@@ -142,11 +138,7 @@ class WordIndex:
         return added
 
     def remove(self, rows: Sequence[int], texts: Sequence[str]) -> WordIndex:
-        """Return an index without these texts. A row that was removed already is skipped.
-
-        Args:
-            texts: The texts of these rows, as they were added.
-        """
+        """Return an index without these texts, as they were added. A row that was removed already is skipped."""
         was_removed = np.zeros(self._rows, dtype=bool)
         was_removed[: len(self._is_removed)] = self._is_removed
         if rows and not 0 <= min(rows) <= max(rows) < self._rows:
