@@ -185,6 +185,7 @@ def require_passed(checks: list[Check], force: bool) -> None:
 
 
 def _new_version(files: dict[str, FileInfo]) -> str:
-    """The name of a new version: the time, and a digest of the files."""
-    digest = hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{digest[:6]}"
+    """The name of a new version: the time, and a digest, so that two builds in one second differ."""
+    now = datetime.now(UTC)
+    content = now.isoformat(timespec="microseconds") + "".join(files[name].sha256 for name in sorted(files))
+    return f"{now:%Y%m%d-%H%M%S}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
