@@ -36,8 +36,6 @@ class Memory:
     """Everything that an answer reads, except the encoder and the options.
 
     Attributes:
-        words: Finds keys by words; None without a lexical index.
-        ranker: Orders labels; None if the bundle has none.
         digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
 

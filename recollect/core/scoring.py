@@ -52,7 +52,7 @@ class WeightedKeys:
     """The keys that vote for each query, and their weights; a missing key is -1.
 
     Attributes:
-        weights: Their weights; those of a query sum to 1.
+        weights: The weights; those of a query sum to 1.
         by_words: Number of last columns whose keys were found by words, not by their vectors.
     """
 
@@ -82,7 +82,6 @@ class ScoredLabels:
 
     @property
     def query(self) -> Int[np.ndarray, " row"]:
-        """The query of each row."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def where(self, kept: Bool[np.ndarray, " row"]) -> ScoredLabels:

@@ -103,9 +103,7 @@ def read_csv(
 ) -> tuple[list[str], Iterator[dict[str, str]]]:
     """The columns of the header of CSV lines (with their ends), and the rows after it. Blank lines are skipped.
 
-    Raises:
-        RecollectError: If the header has no columns, or equal ones; later, if a row is no CSV, or has another number of
-            values.
+    A wrong header is an error at once: no columns, or equal ones. A wrong row is one when it is read.
     """
     csv.field_size_limit(_MAX_VALUE_CHARACTERS)
     table = csv.reader(lines, strict=True)

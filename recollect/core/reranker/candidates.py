@@ -86,7 +86,6 @@ class Candidates:
 
     @property
     def query(self) -> Int[np.ndarray, " candidate"]:
-        """The query of each candidate."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 

@@ -25,10 +25,8 @@ _FileState = tuple[int, ...]
 class ReloadedFile(Generic[_Content]):
     """The content of a file, which `reload_if_changed` replaces.
 
-    If the new content is not valid, the old content stays in use, and one log line states the reason.
-
-    Args:
-        read: Reads and checks the file; raises a ServiceError without secrets if the content is not valid.
+    If `read` refuses the new content with a ServiceError, the old content stays in use, and one log line states the
+    reason, so the error must not contain secrets.
 
     Attributes:
         content: The content that was read last. It can change at any time, so a caller reads this attribute once.
