@@ -7,10 +7,12 @@ import functools
 import itertools
 import math
 import numbers
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
+import numpy as np
+from jaxtyping import Bool
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,7 +26,8 @@ from pydantic import (
 
 from recollect.core.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
 from recollect.core.errors import QueryError
-from recollect.core.scoring import Voting
+from recollect.core.scoring import ScoredLabels, Voting
+from recollect.core.tables.tables import Labels
 from recollect.core.texts import require_words
 
 # Maximum number of labels in `allow` and in `deny`.
@@ -111,13 +114,17 @@ Uids = Annotated[
 ]
 
 
+# Whether each row of a ranking stays, best first: of the value of an option, the ranking, and the labels.
+Drop = Callable[[Any, ScoredLabels, Labels], Bool[np.ndarray, " row"]]
+
+
 def _option(
     help_: str,
     default: Any = dataclasses.MISSING,
     may_be_none: bool = True,
     changes_votes: bool = False,
     filters: bool = False,
-    drops: bool = False,
+    drops: Drop | None = None,
 ) -> Any:
     """Declare an option.
 
@@ -127,7 +134,7 @@ def _option(
         may_be_none: Whether a caller may choose None, which means the default.
         changes_votes: Whether the option changes the votes. Probabilities hold only for the bundle's votes.
         filters: Whether the option restricts the labels that may be returned.
-        drops: Whether the option drops labels from an answer that other labels then fill.
+        drops: Whether each row of a ranking stays, for an option that drops labels. Other labels take their places.
     """
     metadata = {"help": help_, "may_be_none": may_be_none, "changes_votes": changes_votes, "filters": filters}
     metadata["drops"] = drops
@@ -168,19 +175,16 @@ class AnswerOptions:
     def voting(self) -> Voting:
         return Voting(self.lambda_, self.temperature, self.top_b, self.word_weight)
 
-    @property
-    def drops_labels(self) -> bool:
-        return any(getattr(self, name) != _NOT_CHOSEN[name] for name in _DROPS)
-
-    @property
-    def wanted_labels(self) -> int:
-        """Number of labels that an answer needs: more than `top_k` if an option drops some of them."""
-        return MAX_TOP_K if self.drops_labels else self.top_k
+    @functools.cached_property
+    def drops(self) -> list[Callable[[ScoredLabels, Labels], Bool[np.ndarray, " row"]]]:
+        """The effects of the chosen options that drop labels: which rows of a ranking, best first, stay."""
+        chosen = {name: value for name in _DROPS if (value := getattr(self, name)) != _NOT_CHOSEN[name]}
+        return [functools.partial(_DROPS[name], value) for name, value in chosen.items()]
 
     @property
     def ranked_labels(self) -> int:
         """Number of labels to rank: the probability of the first one depends on the second, an assignment on more."""
-        return max(self.wanted_labels, self.top_k + 1, MOST_ASSIGNED if self.assign else 0)
+        return max(self.top_k + 1, MOST_ASSIGNED if self.assign else 0)
 
     @functools.cached_property
     def filter_labels(self) -> int:
@@ -189,7 +193,7 @@ class AnswerOptions:
 
     @functools.cached_property
     def filtered(self) -> bool:
-        return self.allow is not None or self.filter_labels > 0
+        return self.allow is not None or self.filter_labels > 0 or bool(self.drops)
 
     @property
     def needs_probabilities(self) -> str | None:
@@ -207,7 +211,7 @@ class AnswerOptions:
 
 _OPTIONS = dataclasses.fields(AnswerOptions)
 _FILTERS = [option.name for option in _OPTIONS if option.metadata["filters"]]
-_DROPS = [option.name for option in _OPTIONS if option.metadata["drops"]]
+_DROPS: dict[str, Drop] = {option.name: drop for option in _OPTIONS if (drop := option.metadata["drops"])}
 _VOTES = [option.name for option in _OPTIONS if option.metadata["changes_votes"]]
 _FROM_BUNDLE = [option.name for option in _OPTIONS if option.name in Defaults.model_fields]
 _NOT_CHOSEN = {option.name: None if option.metadata["may_be_none"] else option.default for option in _OPTIONS}

@@ -143,7 +143,8 @@ def rank(
     if label_filter is not None:
 
         def count_labels(larger: Found) -> int:
-            return len(vote(larger, how, values, admits).scores.label)
+            counted = vote(larger, how, values, admits).scores
+            return len(_without_dropped(memory, counted.best(), options).label if options.drops else counted.label)
 
         found = memory.admitted.find(queries.vectors, found, count_labels, options, label_filter)
         watch.lap("search")
@@ -157,11 +158,12 @@ def rank(
         if ranker is not None and candidates is not None:
             candidates = ranker.correct(candidates, rejected, vectors, temperature)
 
-    limit = options.ranked_labels if keeps is None else None
+    limit = options.ranked_labels if keeps is None and not options.drops else None
     ranking = scores.best(limit) if ranker is None or candidates is None else ranker.reorder(scores, candidates, limit)
     if keeps is not None:
         ranking = ranking.where(keeps(ranking))
-    is_complete = label_filter is None and not options.drops_labels
+    best, ranking = ranking.label[:1], _without_dropped(memory, ranking, options)
+    is_complete = label_filter is None or (label_filter.admits_all and ranking.label[:1].tolist() == best.tolist())
     chances = _probabilities(memory.manifest, ranking, options, is_complete)
     watch.lap("combine")
     return RankedLabels(ranking, chances, memory, how.lambda_, weighted, corrections, candidates)
@@ -169,6 +171,12 @@ def rank(
 
 def _uses_ranker(memory: Memory, queries: Queries, options: AnswerOptions) -> bool:
     return memory.ranker is not None and options.order == "probability" and queries.words is not None
+
+
+def _without_dropped(memory: Memory, ranking: ScoredLabels, options: AnswerOptions) -> ScoredLabels:
+    for stays in options.drops:
+        ranking = ranking.where(stays(ranking, memory.labels))
+    return ranking
 
 
 def _correct(scores: ScoredLabels, corrected: Corrected) -> dict[tuple[int, int], tuple[int, float]]:

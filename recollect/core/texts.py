@@ -35,12 +35,17 @@ def is_blank(text: str) -> bool:
     return all(unicodedata.category(one) in _BLANK_CATEGORIES for piece in pieces for one in piece - _UNDRAWN)
 
 
-def require_words(text: str, kind: str = "query") -> str:
-    """Refuse with a ValueError a text that is not valid Unicode, or has no visible character."""
+def require_unicode(text: str, kind: str) -> None:
+    """Refuse with a ValueError a text that is not valid Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"the {kind} contains half of a surrogate pair, which is not a character; remove it") from None
+
+
+def require_words(text: str, kind: str = "query") -> str:
+    """Refuse with a ValueError a text that is not valid Unicode, or has no visible character."""
+    require_unicode(text, kind)
     if is_blank(text):
         raise ValueError(f"the {kind} is empty; send some words")
     return text

@@ -31,9 +31,10 @@ def _predict_loudly(self, requests, *rest):
 
 Predictor.predict_together = _predict_loudly
 """
-# An option that drops labels, at the end of the steps of an answer.
-DROPPING_FIELD = '    even: bool = _option("Drop every second label", False, may_be_none=False, drops=True)\n'
-DROPPING_EFFECT = "    if options.even:\n        ranking = ranking.where(ranking.label % 2 == 0)\n"
+DROPPING_FIELD = """    even: bool = _option(
+        "Drop every second label", False, may_be_none=False, drops=lambda _, ranking, labels: ranking.label % 2 == 0
+    )
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,9 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "recollect", folder / "recollect", symlinks=True)
     for name in ("service", "trainer", "index_builder"):
         shutil.copytree(ROOT / name, folder / name)  # with the compiled loops, which take eleven seconds
-    options, predictor, rank = (
-        folder / "recollect" / "core" / f"{name}.py" for name in ("options", "predictor", "rank")
-    )
+    options, predictor = (folder / "recollect" / "core" / f"{name}.py" for name in ("options", "predictor"))
     before, declared, after = options.read_text().partition("    assign: ")
     options.write_text(before + FIELD + DROPPING_FIELD + declared + after)
-    before, probability, after = rank.read_text().partition("    is_complete = ")
-    rank.write_text(before + DROPPING_EFFECT + probability + after)
     predictor.write_text(predictor.read_text() + EFFECT)
     return folder
 
@@ -100,13 +97,14 @@ def test_new_option_works_in_python_and_on_the_command_line(light_versions: Path
 def test_other_labels_take_the_places_of_those_that_an_option_drops(light_versions: Path, next_release: Path) -> None:
     program = (
         "model = recollect.open(sys.argv[1])\n"
-        "for options in {}, {'deny': [model.predict('bread')[0].uid]}:\n"
-        "    found = [[label.uid for label in model.predict('bread', **options, **more)] for more in (\n"
-        "        {'top_k': 3, 'even': True}, {'top_k': 1000, 'even': True}, {'top_k': 1000})]\n"
-        "    print(len(found[0]), found[0] == found[1][:3], set(found[1]) < set(found[2]))"
+        "for options in {}, {'top_b': 1}, {'deny': [model.predict('bread')[0].uid]}:\n"
+        "    whole = model.predict('bread', **options | {'top_k': 1000, 'top_b': 1000})\n"
+        "    found = model.predict('bread', **options, top_k=3, even=True)\n"
+        "    best = next(label.uid for label in whole if label.position % 2 == 0)\n"
+        "    print(len(found), [label.position % 2 for label in found], found[0].uid == best)"
     )
     found = run_next(next_release, program, light_versions)
-    assert found.stdout.splitlines() == ["3 True True"] * 2, found.stderr
+    assert found.stdout.splitlines() == ["3 [0, 0, 0] True"] * 3, found.stderr
 
 
 def test_unfinished_bulk_job_continues_after_a_release_with_a_new_option(

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 import recollect
+from recollect.core.tables.entries import InstanceFields
 from recollect.edits.changes import NewInstance, NewLabel
 from tests.conftest import Built
 from tests.processes import copy_store, serving
@@ -90,3 +91,12 @@ def test_field_passes_through_every_door(found: dict[str, dict[str, dict[str, An
 @pytest.mark.parametrize("field", DECLARED["instance"])
 def test_manual_names_every_field(field: str) -> None:
     assert f'"{field}"' in MANUAL.read_text("utf-8")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a" * 20_001])
+def test_string_that_no_memory_can_keep_is_refused_in_every_field(text: str) -> None:
+    class Fields(InstanceFields):
+        source: str = ""
+
+    with pytest.raises(ValidationError, match="surrogate pair|at most 20,000 characters"):
+        Fields(source=text)

@@ -58,6 +58,7 @@ class LabelFilter:
             self.admits[labels.positions(allow)] = True
         self.admits[labels.positions(deny)] = False
         self.allows_all = allow is None
+        self.admits_all = self.allows_all and not deny
 
     @functools.cached_property
     def labels(self) -> Int[np.ndarray, " label"]:
@@ -86,7 +87,7 @@ class AdmittedKeys:
         top_b, lambda_, instances = options.top_b, options.lambda_, self._searcher.instances.keys
         nearest = found.nearest(top_b, lambda_, instances)
         max_top_b = min(self._searcher.keys, MOST_KEYS)
-        enough, larger = min(options.wanted_labels, self.count_rankable(label_filter, lambda_)), found
+        enough, larger = min(options.top_k, self.count_rankable(label_filter, lambda_)), found
         is_cheap = self.is_cheap(label_filter, lambda_)
         while not is_cheap:
             if count_labels(larger) >= enough:
