@@ -31,8 +31,9 @@ from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.manifest import IndexInfo, Manifest
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
+from recollect.core.options import Voting
 from recollect.core.predictor import Predictor
-from recollect.core.scoring import Voting, vote
+from recollect.core.scoring import vote
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.build import write_bundle

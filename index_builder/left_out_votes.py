@@ -10,7 +10,8 @@ from jaxtyping import Bool, Int
 from scipy.sparse import csr_matrix
 
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.scoring import ScoredLabels, Voting
+from recollect.core.options import Voting
+from recollect.core.scoring import ScoredLabels
 from recollect.core.words.index import TOP_WORDS, LexicalIndex
 from recollect.core.words.terms import Words
 from recollect.index_builder.bundle_tables import read_field

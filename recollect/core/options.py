@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from jaxtyping import Bool
@@ -26,8 +26,6 @@ from pydantic import (
 
 from recollect.core.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
 from recollect.core.errors import QueryError
-from recollect.core.scoring import ScoredLabels, Voting
-from recollect.core.tables.tables import Labels
 from recollect.core.texts import require_words
 
 # Maximum number of labels in `allow` and in `deny`.
@@ -114,8 +112,27 @@ Uids = Annotated[
 ]
 
 
-# Whether each row of a ranking stays, best first: of the value of an option, the ranking, and the labels.
-Drop = Callable[[Any, ScoredLabels, Labels], Bool[np.ndarray, " row"]]
+class Voting(NamedTuple):
+    """How the keys that the searches found vote.
+
+    Attributes:
+        lambda_: Weight of instances against labels.
+        temperature: Tau of the softmax.
+        top_b: Number of keys that vote by their vectors.
+        word_weight: The sum of the weights of the keys by words, for a query that has some of them.
+        separate: Whether instances and labels have a softmax each, over b keys each, instead of one together.
+    """
+
+    lambda_: float
+    temperature: float
+    top_b: int
+    word_weight: float = 0.0
+    separate: bool = False
+
+
+# Whether each row of a ranking stays: a function of the value of an option, the ranking (`ScoredLabels`, best first),
+# and the `Labels` of the memory.
+Drop = Callable[[Any, Any, Any], Bool[np.ndarray, " row"]]
 
 
 def _option(
@@ -176,7 +193,7 @@ class AnswerOptions:
         return Voting(self.lambda_, self.temperature, self.top_b, self.word_weight)
 
     @functools.cached_property
-    def drops(self) -> list[Callable[[ScoredLabels, Labels], Bool[np.ndarray, " row"]]]:
+    def drops(self) -> list[Callable[[Any, Any], Bool[np.ndarray, " row"]]]:
         """The effects of the chosen options that drop labels: which rows of a ranking, best first, stay."""
         chosen = {name: value for name in _DROPS if (value := getattr(self, name)) != _NOT_CHOSEN[name]}
         return [functools.partial(_DROPS[name], value) for name, value in chosen.items()]

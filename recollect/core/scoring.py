@@ -25,26 +25,9 @@ from jaxtyping import Bool, Float, Int
 from recollect.core import kernels
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found, Neighbours
+from recollect.core.options import Voting
 
 _ALL_LABELS = np.empty(0, dtype=np.bool_)
-
-
-class Voting(NamedTuple):
-    """How the keys that the searches found vote.
-
-    Attributes:
-        lambda_: Weight of instances against labels.
-        temperature: Tau of the softmax.
-        top_b: Number of keys that vote by their vectors.
-        word_weight: The sum of the weights of the keys by words, for a query that has some of them.
-        separate: Whether instances and labels have a softmax each, over b keys each, instead of one together.
-    """
-
-    lambda_: float
-    temperature: float
-    top_b: int
-    word_weight: float = 0.0
-    separate: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from scipy import sparse
 
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.scoring import Voting, vote
+from recollect.core.options import Voting
+from recollect.core.scoring import vote
 from recollect.trainer.data.split import LabelSets
 
 

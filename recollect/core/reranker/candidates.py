@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int
 from recollect.core import kernels
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.scoring import Voting, WeightedKeys
+from recollect.core.options import Voting
+from recollect.core.scoring import WeightedKeys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 

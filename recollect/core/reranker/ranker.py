@@ -17,9 +17,10 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
+from recollect.core.options import Voting
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
 from recollect.core.reranker.model import RankerModel
-from recollect.core.scoring import ScoredLabels, Voting, WeightedKeys
+from recollect.core.scoring import ScoredLabels, WeightedKeys
 from recollect.core.tables.corrections import Corrections
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
