@@ -162,7 +162,7 @@ def _option(
 class AnswerOptions:
     """All options that decide how a query is answered.
 
-    A new option is one more field here, and its effect in the predictor. All else derives from the fields: request
+    A new option is one more field here, and its effect in `rank.py`. All else derives from the fields: request
     schema, OpenAPI document, keywords of the Python API, flags of `recollect predict`, tasks of bulk answers, and the
     keys of cached answers and of equal requests.
     """

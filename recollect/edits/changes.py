@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_validator
 
 from recollect.core.errors import ChangeError, RecollectError, UnknownUidError
 from recollect.core.options import UidText, check_query, first_problem
@@ -28,7 +28,7 @@ from recollect.core.tables.entries import (
     Remove,
 )
 from recollect.core.tables.snapshot import Snapshot
-from recollect.core.texts import CONTROL_CHARACTERS, require_words
+from recollect.core.texts import CONTROL_CHARACTERS, require_unicode, require_words
 from recollect.core.words.terms import MAX_CHARACTERS
 
 MAX_UID_BYTES, MAX_INSTANCE_LABELS = 1_000, 10_000
@@ -64,6 +64,16 @@ Text = Annotated[str, AfterValidator(_check_text), Field(min_length=1)]
 class _Row(Record):
     uid: Uid
     text: Text
+
+    @field_validator("*")
+    @classmethod
+    def _check_string(cls, value: Any) -> Any:
+        """Refuse a string that UTF-8 or the memory of a replica has no place for."""
+        if isinstance(value, str):
+            require_unicode(value, "text")
+            if len(value) > MAX_CHARACTERS:
+                raise ValueError(f"expected at most {MAX_CHARACTERS:,} characters, found {len(value):,}")
+        return value
 
 
 class NewLabel(_Row):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import recollect
-from recollect.core.tables.entries import PutLabel
+from recollect.core.tables.entries import PutInstance, PutLabel
 from tests.contract.conftest import Work
 from tests.contract.make_store import POSITIONS, TOPICS
 from tests.contract.matching import differences
@@ -107,7 +107,8 @@ def test_log_with_longer_texts_than_a_change_may_have_still_opens(store: Path) -
             change("long " * 4_000 + "x")
     assert model.sequence == 0
     vector = model.predictor.encode([], ["long"])[0]
-    model.predictor.log.write(lambda _: [PutLabel("long", "long " * 10_000, vector)])
+    entries = [PutLabel("long", "long " * 10_000, vector), PutInstance("long", "long " * 10_000, ["long"], vector)]
+    model.predictor.log.write(lambda _: entries)
     assert recollect.open(store).predict("long", lambda_=0, top_k=1)[0].uid == "long"
 
 

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 import recollect
-from recollect.core.tables.entries import InstanceFields
 from recollect.edits.changes import NewInstance, NewLabel
 from tests.conftest import Built
 from tests.processes import copy_store, serving
@@ -95,8 +94,8 @@ def test_manual_names_every_field(field: str) -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "a" * 20_001])
 def test_string_that_no_memory_can_keep_is_refused_in_every_field(text: str) -> None:
-    class Fields(InstanceFields):
+    class Sourced(NewInstance):
         source: str = ""
 
     with pytest.raises(ValidationError, match="surrogate pair|at most 20,000 characters"):
-        Fields(source=text)
+        Sourced(uid="a", text="bread", labels=["b"], source=text)

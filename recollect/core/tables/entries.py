@@ -12,10 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-from recollect.core.texts import require_unicode
-from recollect.core.words.terms import MAX_CHARACTERS
+from pydantic import BaseModel, ConfigDict, Field
 
 Kind = Literal["instance", "label", "correction"]
 # The kind of a part of the memory, and its uid.
@@ -37,16 +34,6 @@ class InstanceFields(Record):
     """
 
     weight: float = Field(1.0, gt=0, le=1e9, description="the instance votes as this number of equal instances do")
-
-    @field_validator("*")
-    @classmethod
-    def _check_string(cls, value: Any) -> Any:
-        """Refuse a string that UTF-8 or the memory of a replica has no place for."""
-        if isinstance(value, str):
-            require_unicode(value, "text")
-            if len(value) > MAX_CHARACTERS:
-                raise ValueError(f"expected at most {MAX_CHARACTERS:,} characters, found {len(value):,}")
-        return value
 
     @classmethod
     def of(cls, row: InstanceFields) -> InstanceFields:
