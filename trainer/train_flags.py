@@ -52,7 +52,8 @@ class SharedTrainSettings(TrainingInputs):
     warmup: float = Field(
         0.1,
         ge=0,
-        description="part of the training in which the learning rate rises: a share of the steps (below 1), or steps",
+        description="first part of the training, in which the learning rate rises: a share of the steps if below 1, "
+        "otherwise their number",
     )
     weight_decay: float = Field(
         0.01,

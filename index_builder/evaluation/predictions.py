@@ -194,8 +194,9 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
-            queries = Queries(predictor.encode(texts), Words.of(texts))
-            by_words = None if memory.words is None else memory.words.search(Words.of(texts))
+            words = Words.of(texts)
+            queries = Queries(predictor.encode(texts), words)
+            by_words = None if memory.words is None else memory.words.search(words)
             search_once = functools.cache(functools.partial(memory.searcher.search, queries.vectors))
             block = slice(start, start + len(texts))
             relevance, keeps = truth.relevance[block], functools.partial(without_filtered, truth.filtered[block])

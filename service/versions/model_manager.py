@@ -86,7 +86,10 @@ class ModelManager:
             raise
 
     def follow(self, load: Callable[[], float] = lambda: 0.0) -> None:
-        """Follow the store in background threads, until `close`. The share of busy computing threads paces openings."""
+        """Follow the store in background threads, until `close`.
+
+        `load` gives the share of the computing threads that are busy. The higher it is, the slower a version opens.
+        """
         self._load = load
         for thread in (self._follower, self._log_reader):
             thread.start()
