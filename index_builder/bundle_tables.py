@@ -1,7 +1,8 @@
-"""Write a memory's values, label counts, uids and texts to files of a bundle. The service maps these files."""
+"""Write a memory's values, label counts, uids, texts and fields to files of a bundle. The service maps these files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from recollect.core.bundle.label_fields import checked_fields, to_json, write_field_table
 from recollect.core.bundle.strings import StringTable, write_table
 from recollect.core.system.files import save_array
 from recollect.index_builder.errors import BuildError
@@ -22,6 +24,7 @@ def write_bundle_tables(memory: Memory, folder: Path) -> None:
     save_array(folder / "label_counts.npy", memory.label_counts.astype(np.int32))
     save_array(folder / "label_order.npy", _write_strings(memory, "label", "uid", labels, folder).sorted_rows())
     _write_strings(memory, "label", "text", labels, folder)
+    write_field_table(folder, _label_fields(memory.folder / "labels.jsonl"))
     save_array(folder / "value_indptr.npy", memory.value_indptr)
     save_array(folder / "value_indices.npy", memory.value_indices)
     voters = transpose(memory.label_sets, labels)
@@ -54,14 +57,27 @@ def transpose(sets: LabelSets, labels: int) -> LabelSets:
 
 def read_field(path: Path, field: str) -> Iterator[str]:
     """Yield one field of every line of a JSON Lines file in the memory folder."""
+    with _memory_errors(path, f"the field {field!r}"), path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if not isinstance(text := json.loads(line)[field], str):
+                raise TypeError(f"expected a string, found {type(text).__name__}")
+            yield text
+
+
+def _label_fields(path: Path) -> Iterator[str]:
+    """Yield the fields of each label, as JSON."""
+    with _memory_errors(path, "fields of labels"), path.open(encoding="utf-8") as lines:
+        for line in lines:
+            fields = json.loads(line)
+            yield to_json(checked_fields({name: fields[name] for name in fields if name not in ("uid", "text")}))
+
+
+@contextlib.contextmanager
+def _memory_errors(path: Path, expected: str) -> Iterator[None]:
     try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if not isinstance(text := json.loads(line)[field], str):
-                    raise TypeError(f"expected a string, found {type(text).__name__}")
-                yield text
+        yield
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(
-            f"{path}: expected JSON lines with the field {field!r}, found: {error!r}; "
+            f"{path}: expected JSON lines with {expected}, found: {error!r}; "
             "encode the memory again with `recollect train --overwrite`"
         ) from None

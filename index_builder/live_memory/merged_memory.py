@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -57,7 +58,7 @@ def write_merged_memory(memory: Memory, live: Snapshot, folder: Path) -> Memory:
     save_array(folder / "value_indices.npy", sets.indices)
     save_array(folder / "filtered_pairs.npy", _filtered_pairs(memory, instances, labels))
     write_lines(folder / "instances.jsonl", _texts(live.instances.uids, live.instances.texts, instances))
-    write_lines(folder / "labels.jsonl", _texts(live.labels.uids, live.labels.texts, labels))
+    write_lines(folder / "labels.jsonl", _labels(live, labels))
     origin = f"{memory.plan.dataset_sha256} with the entries up to {live.sequence}"
     digest = hashlib.sha256(origin.encode()).hexdigest()
     plan = dataclasses.replace(memory.plan, instances=len(instances), labels=len(labels), dataset_sha256=digest)
@@ -93,6 +94,11 @@ def _label_sets(
 
 def _texts(uids: Strings, texts: Strings, rows: Int[np.ndarray, " row"]) -> Iterable[dict[str, str]]:
     return ({"uid": uids[row], "text": texts[row]} for row in rows.tolist())
+
+
+def _labels(live: Snapshot, labels: Int[np.ndarray, " label"]) -> Iterable[dict[str, Any]]:
+    for record, label in zip(_texts(live.labels.uids, live.labels.texts, labels), labels.tolist(), strict=True):
+        yield record | live.labels.fields_of(label)
 
 
 def _filtered_pairs(

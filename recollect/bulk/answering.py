@@ -84,7 +84,9 @@ def open_version(task: bytes) -> list[str]:
     from recollect.core.search.filters import describe_unknown
 
     read, model = _opened(task)
-    return list(describe_unknown(model.resolve(**read.options), model.predictor.memory.labels))
+    memory, options = model.predictor.memory, model.resolve(**read.options)
+    memory.filters.of(options)  # a wrong filter fails here, before the first row
+    return list(describe_unknown(options, memory.labels))
 
 
 def answer(task: bytes, block: Block) -> Answered:
@@ -142,7 +144,8 @@ def encode(kept: Any, answers: Sequence[dict[str, Any]], task: Task) -> bytes:
         if isinstance(kept, list):
             kept = {name: [_as_text(row[name]) for row in kept] for name in task.columns or ()}
         parquet = extras.load("bulk format", "parquet")
-        return bytes(parquet.encode_batch(kept, answers, "explain" in task.options))
+        explain, fields = "explain" in task.options, task.options.get("fields", ())
+        return bytes(parquet.encode_batch(kept, answers, explain, fields))
     if not isinstance(kept, list):
         kept = extras.load("bulk format", "parquet").rows_of(kept, exact_decimals=task.output_format == "csv")
     if task.output_format == "csv":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from recollect.bulk.settings import PredictSettings
+from recollect.core.bundle.label_fields import to_json
 from recollect.core.errors import SettingsError
 from recollect.core.options import chosen_options
 from recollect.core.system.console import print_status
@@ -55,8 +56,9 @@ def _predict_one(settings: PredictSettings) -> list[str]:
 def _lines(answer: Answer) -> Iterator[str]:
     for label in answer.labels:
         probability = "" if label.probability is None else f"{label.probability:6.1%}  "
-        text = f"  {label.text}" if label.text != label.uid else ""
-        yield f"{probability}{label.score:.4f}  {label.uid}{text}"
+        name = f"  {label.name}" if label.name != label.uid else ""
+        fields = f"  {to_json(label.fields)}" if label.fields else ""
+        yield f"{probability}{label.score:.4f}  {label.uid}{name}{fields}"
         for reason in label.because or []:
             kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
             yield f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}"

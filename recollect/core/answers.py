@@ -6,7 +6,9 @@ The schemas of the HTTP interface and the types of the Parquet columns derive fr
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -43,6 +45,8 @@ class LogitTerm(NamedTuple):
 class ScoredLabel(NamedTuple):
     """A label of an answer.
 
+    `name` is what people see, in the language that the options choose; `text` is what the encoder reads. `fields` are
+    the fields of the label that the options name, which JSON has beside the others.
     `probability` is the probability that the label is true; it is absent (None) if the bundle has none for these
     options. With `explain`, `because` has the terms of the score, and `ranked_by` those of the log-odds, if a ranker
     ordered the labels.
@@ -51,14 +55,17 @@ class ScoredLabel(NamedTuple):
     # A named tuple, because a frozen dataclass takes three times as long to create.
     position: int
     uid: str
+    name: str
     text: str
     score: float
     probability: float | None = None
     because: list[Reason] | None = None
     ranked_by: list[LogitTerm] | None = None
+    fields: Mapping[str, Any] = MappingProxyType({})
 
     def to_dict(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"uid": self.uid, "text": self.text, "score": self.score}
+        content: dict[str, Any] = {"uid": self.uid, "name": self.name, "text": self.text, "score": self.score}
+        content |= {name: value for name, value in self.fields.items() if name not in content}
         if self.probability is not None:
             content["probability"] = self.probability
         if self.because is not None:
@@ -69,7 +76,7 @@ class ScoredLabel(NamedTuple):
 
 
 # The fields of a label in JSON and Parquet, and those that only answers with `explain` have.
-LABEL_FIELDS, EXPLANATION = ScoredLabel._fields[1:], ("because", "ranked_by")
+LABEL_FIELDS, EXPLANATION = ScoredLabel._fields[1:-1], ("because", "ranked_by")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from recollect.core.bundle.manifest import Manifest
 from recollect.core.bundle.values import Values
 from recollect.core.reranker.candidates import LabelFacts
 from recollect.core.reranker.ranker import Ranker
-from recollect.core.search.filters import AdmittedKeys
+from recollect.core.search.filters import AdmittedKeys, Filters
 from recollect.core.search.live_keys import LiveKeyIndex
 from recollect.core.search.searcher import Keys, Searcher
 from recollect.core.settings import Device, EngineSettings
@@ -36,6 +36,7 @@ class Memory:
     """Everything that an answer reads, except the encoder and the options.
 
     Attributes:
+        filters: Makes the filters of labels.
         digest: Digest of the log up to the last entry of the snapshot; empty without a log.
     """
 
@@ -45,6 +46,7 @@ class Memory:
     words: LexicalIndex | None
     ranker: Ranker | None
     admitted: AdmittedKeys
+    filters: Filters
     digest: bytes = b""
 
     @classmethod
@@ -59,7 +61,8 @@ class Memory:
         if ranker is not None and snapshot.names is not None:
             ranker = Ranker(ranker.model, LabelFacts(labels.counts, snapshot.names), values)
         admitted = AdmittedKeys(snapshot.voters, searcher)
-        return cls(manifest, snapshot, searcher, snapshot.words, ranker, admitted, digest)
+        filters = Filters(labels, snapshot.voters)
+        return cls(manifest, snapshot, searcher, snapshot.words, ranker, admitted, filters, digest)
 
     @property
     def values(self) -> Values:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import math
-import numbers
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
@@ -24,9 +24,10 @@ from pydantic import (
     create_model,
 )
 
+from recollect.core.bundle.label_fields import MAX_TERM, Language, Value, pair_of, term, to_json
 from recollect.core.bundle.manifest import MOST_KEYS, Defaults, Manifest, Order
 from recollect.core.errors import QueryError
-from recollect.core.texts import require_words
+from recollect.core.texts import UidText, integer_as_uid, require_words
 
 # Maximum number of labels in `allow` and in `deny`.
 MAX_FILTER_LABELS = 100_000
@@ -44,20 +45,6 @@ MAX_TOP_K = 1_000
 _MAX_EXPLAINED_KEYS = 2_000
 # Maximum number of labels that an assignment considers. The others have probabilities near 0.
 MOST_ASSIGNED = 100
-# Longest integer that is a uid, in bits: about 1,000 digits. Longer ones take too long to convert.
-_MOST_UID_BITS = 3_320
-
-
-def integer_as_uid(value: object) -> object:
-    """The uid that an integer means: its decimal digits. Other values and longer integers stay unchanged."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        return value
-    number = int(value)
-    return str(number) if number.bit_length() <= _MOST_UID_BITS else value
-
-
-UidText = Annotated[str, BeforeValidator(integer_as_uid, json_schema_input_type=str | int)]
-
 
 # The part of this check that JSON Schema can express: at least one character is neither white space nor a control
 # character.
@@ -110,6 +97,44 @@ Uids = Annotated[
     _MANY,
     BeforeValidator(_integers_as_uids, json_schema_input_type=Annotated[tuple[str | int, ...], _MANY]),
 ]
+
+
+# Maximum number of fields in `where`, of all their values, and of names in `fields`.
+_MOST_FIELDS, _MOST_VALUES = 32, 1_000
+
+
+def _as_where(given: object) -> object:
+    """The canonical JSON of a filter by fields, from an object, from its JSON, or from FIELD=VALUE,VALUE."""
+    if isinstance(given, str):
+        name, equals, listed = given.partition("=")
+        if given.lstrip().startswith("{"):
+            try:
+                given = json.loads(given)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"expected JSON, found: {error}") from None
+        elif equals:
+            given = {name: listed.split(",")}
+    if not isinstance(given, Mapping):
+        raise ValueError('expected an object of fields and values, such as {"groups": ["wine"]}')
+    where = {name: [*value] if isinstance(value, list | tuple) else [value] for name, value in given.items()}
+    if len(where) > _MOST_FIELDS or sum(map(len, where.values())) > _MOST_VALUES:
+        raise ValueError(f"expected at most {_MOST_FIELDS} fields and {_MOST_VALUES:,} values, found more")
+    for name, values in where.items():
+        if not isinstance(name, str) or not values:
+            raise ValueError(f"{name}: expected a field with at least one value")
+        for value in values:
+            is_finite = isinstance(value, Value) and not (isinstance(value, float) and not math.isfinite(value))
+            if not is_finite or len(term(name, value)) > MAX_TERM:
+                raise ValueError(
+                    f"{name}: expected a text, a number or a boolean of at most {MAX_TERM:,} characters, found "
+                    f"{value!r:.60}"
+                )
+    pairs = {name: sorted({term(name, value) for value in values}) for name, values in sorted(where.items())}
+    return to_json({name: [pair_of(each)[1] for each in found] for name, found in pairs.items()}) or None
+
+
+Where = Annotated[str, BeforeValidator(_as_where, json_schema_input_type=dict[str, Value | list[Value]])]
+FieldNames = Annotated[tuple[str, ...], Field(max_length=_MOST_FIELDS, strict=False)]
 
 
 class Voting(NamedTuple):
@@ -179,6 +204,13 @@ class AnswerOptions:
     threshold: Share = _option("Minimum score of a returned label", 0.0, may_be_none=False)
     allow: Uids | None = _option("Uids of the only labels to return", None, filters=True)
     deny: Uids = _option("Uids of labels not to return", (), filters=True)
+    where: Where | None = _option(
+        "Fields that a returned label has, with the values of which it has at least one; FIELD=VALUE,VALUE or JSON",
+        None,
+    )
+    under: UidText | None = _option("Uid of a label: return only this label and the labels below it", None)
+    fields: FieldNames = _option("Names of fields of the labels to return", ())
+    language: Language | None = _option("Language of the names of the labels, such as de", None)
     explain: bool = _option("List the terms of each score", False, may_be_none=False)
     order: Order = _option("Order of the labels: probability, which a bundle with a ranker prefers, or score", "score")
     min_probability: Share = _option("Minimum probability of a returned label", 0.0)
@@ -210,7 +242,8 @@ class AnswerOptions:
 
     @functools.cached_property
     def filtered(self) -> bool:
-        return self.allow is not None or self.filter_labels > 0 or bool(self.drops)
+        by_fields = self.where is not None or self.under is not None
+        return self.allow is not None or self.filter_labels > 0 or by_fields or bool(self.drops)
 
     @property
     def needs_probabilities(self) -> str | None:

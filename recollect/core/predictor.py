@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from recollect.core.answers import Answer, Answers, ScoredLabel, Stopwatch
 from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.label_fields import name_of
 from recollect.core.bundle.manifest import Defaults
 from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import BundleError
@@ -206,7 +207,7 @@ class Predictor:
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
         for options, rows in group_by_options(requests):
-            label_filter = LabelFilter(options.allow, options.deny, memory.labels) if options.filtered else None
+            label_filter = memory.filters.of(options)
             # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
             # batch.
             step = 1 if label_filter else max(1, self.block_keys // options.top_b)
@@ -253,26 +254,32 @@ class Predictor:
                 for label, score, probability in zip(labels[part], scores[part], probabilities[part], strict=True)
                 if score >= options.threshold and (probability is None or probability >= options.min_probability)
             ]
-            answers.append(Answer(_describe(ranked, query, rows, options.explain), truncated[query], exhausted))
+            answers.append(Answer(_describe(ranked, query, rows, options), truncated[query], exhausted))
         watch.lap("combine")
         return answers
 
 
 def _describe(
-    ranked: RankedLabels, query: int, rows: list[tuple[int, float, float | None]], explain: bool
+    ranked: RankedLabels, query: int, rows: list[tuple[int, float, float | None]], options: AnswerOptions
 ) -> list[ScoredLabel]:
     """The labels of one query's answer, from their positions, scores and probabilities."""
-    uids, texts = ranked.memory.labels.uids, ranked.memory.labels.texts
+    labels, explain = ranked.memory.labels, options.explain
+    uids, texts, have_fields = labels.uids, labels.texts, labels.have_fields
     because = ranked.reasons(query, [label for label, *_ in rows]) if explain else [None] * len(rows)
-    return [
-        ScoredLabel(
-            position=label,
-            uid=uids[label],
-            text=texts[label],
-            score=score,
-            because=terms,
-            probability=probability,
-            ranked_by=ranked.logit_terms(query, label) if explain else None,
+    described = []
+    for (label, score, probability), terms in zip(rows, because, strict=True):
+        text, fields = texts[label], labels.fields_of(label) if have_fields else {}
+        described.append(
+            ScoredLabel(
+                position=label,
+                uid=uids[label],
+                name=name_of(fields, text, options.language),
+                text=text,
+                score=score,
+                because=terms,
+                probability=probability,
+                ranked_by=ranked.logit_terms(query, label) if explain else None,
+                fields={name: fields[name] for name in options.fields if name in fields},
+            )
         )
-        for (label, score, probability), terms in zip(rows, because, strict=True)
-    ]
+    return described

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,26 +76,39 @@ def read_stream(
         yield decoded(last)
 
 
-def read_objects(path: Path, error: type[RecollectError] = InputError) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each line number of a file, from 1, with the JSON object of the line. Blank lines are skipped."""
+def read_objects(
+    path: Path, error: type[RecollectError] = InputError, unique: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line number of a file, from 1, with the JSON object of the line. Blank lines are skipped.
+
+    With `unique`, an object in which a name stands twice is an error.
+    """
     try:
         for number, line in read_lines(path, error):
             if not is_blank(line):
-                yield number, parse_object(line)
+                yield number, parse_object(line, unique)
     except ValueError as wrong:
         raise error(f"{path}:{number}: {wrong}") from None
     except OSError as failure:
         raise error(f"{path}: expected a file of JSON lines, found: {failure.strerror}") from None
 
 
-def parse_object(line: str) -> dict[str, Any]:
-    """The JSON object of a line; anything else is a ValueError."""
+def parse_object(line: str, unique: bool = False) -> dict[str, Any]:
+    """The JSON object of a line; anything else is a ValueError, with `unique` also a name that stands twice."""
     try:
-        found, problem = json.loads(line), ""
+        found, problem = json.loads(line, object_pairs_hook=_unique if unique else None), ""
     except (ValueError, RecursionError) as broken:
         found, problem = None, f" ({broken})"
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {line[:40]!r}{problem}")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"expected each name once, found {twice!r} twice")
     return found
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 import unicodedata
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 # Characters that no uid may contain, as a regular expression: uids are parts of paths and of lines.
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
@@ -22,6 +25,8 @@ _IGNORABLE = (
 _UNDRAWN = frozenset(map(chr, _IGNORABLE))
 # Number of characters that are checked together.
 _PIECE = 1_000
+# Longest integer that is a uid, in bits: about 1,000 digits. Longer ones take too long to convert.
+_MOST_UID_BITS = 3_320
 
 
 def is_blank(text: str) -> bool:
@@ -59,3 +64,14 @@ def holds_texts(kind: Any) -> bool:
         kind = kind.value_type
     tests = types.is_null, types.is_string, types.is_large_string, types.is_string_view
     return any(test(kind) for test in tests)
+
+
+def integer_as_uid(value: object) -> object:
+    """The uid that an integer means: its decimal digits. Other values and longer integers stay unchanged."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return value
+    number = int(value)
+    return str(number) if number.bit_length() <= _MOST_UID_BITS else value
+
+
+UidText = Annotated[str, BeforeValidator(integer_as_uid, json_schema_input_type=str | int)]

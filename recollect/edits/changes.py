@@ -10,14 +10,15 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from recollect.core.bundle.label_fields import LabelFields, checked_fields
 from recollect.core.errors import ChangeError, RecollectError, UnknownUidError
-from recollect.core.options import UidText, check_query, first_problem
+from recollect.core.options import check_query, first_problem
 from recollect.core.tables.entries import (
     Entry,
     InstanceFields,
@@ -28,7 +29,7 @@ from recollect.core.tables.entries import (
     Remove,
 )
 from recollect.core.tables.snapshot import Snapshot
-from recollect.core.texts import CONTROL_CHARACTERS, require_unicode, require_words
+from recollect.core.texts import CONTROL_CHARACTERS, UidText, require_unicode, require_words
 from recollect.core.words.terms import MAX_CHARACTERS
 
 MAX_UID_BYTES, MAX_INSTANCE_LABELS = 1_000, 10_000
@@ -76,8 +77,15 @@ class _Row(Record):
         return value
 
 
-class NewLabel(_Row):
-    """A label to insert, or to replace."""
+class NewLabel(LabelFields, _Row):
+    """A label to insert, or to replace, with its fields. A further field is kept as JSON, under its own name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        checked_fields(self.fields())
+        return self
 
 
 class NewInstance(InstanceFields, _Row):
@@ -158,7 +166,10 @@ def put(
     rows = [*labels, *(NewLabel(uid=uid, text=uid) for uid in unknown)]
     vectors = encode([each.text for each in instances], [each.text for each in rows])
     return [
-        *(PutLabel(each.uid, each.text, vector) for each, vector in zip(rows, vectors[len(instances) :], strict=True)),
+        *(
+            PutLabel(each.uid, each.text, vector, each.fields())
+            for each, vector in zip(rows, vectors[len(instances) :], strict=True)
+        ),
         *(
             PutInstance(each.uid, each.text, [*dict.fromkeys(each.labels)], vector, InstanceFields.of(each))
             for each, vector in zip(instances, vectors, strict=False)

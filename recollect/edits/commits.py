@@ -88,6 +88,7 @@ class _PutLabel(Record):
     uid: str
     text: str
     vector: str
+    fields: dict[str, Any] = {}
 
 
 class _PutCorrection(Record):
@@ -217,6 +218,8 @@ def _encode(entry: Entry, dim: int) -> dict[str, Any]:
     if isinstance(entry, PutInstance):
         fields["labels"] = list(entry.labels)
         fields |= fields.pop("fields").changed()
+    elif isinstance(entry, PutLabel) and not entry.fields:
+        del fields["fields"]
     if entry.vector.shape != (dim,) or not np.isfinite(entry.vector).all():
         raise ValueError(f"{entry.uid}: expected a finite vector of shape ({dim},), found {entry.vector.shape}")
     fields["vector"] = base64.b64encode(entry.vector.astype(_FLOAT).tobytes()).decode()
@@ -233,7 +236,7 @@ def _decode(content: bytes, dim: int) -> Entry:
             vector = _vector(line.vector, dim)
             return PutInstance(line.uid, line.text, line.labels, vector, InstanceFields.of(line))
         case _PutLabel():
-            return PutLabel(line.uid, line.text, _vector(line.vector, dim))
+            return PutLabel(line.uid, line.text, _vector(line.vector, dim), line.fields)
         case _PutCorrection():
             return PutCorrection(line.uid, line.query, line.label, _vector(line.vector, dim))
     kind: Any = line.kind.removeprefix("remove_")

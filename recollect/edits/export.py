@@ -1,6 +1,6 @@
 """`recollect export`: write the memory of a version as a dataset folder in Recollect's own layout.
 
-    labels.jsonl   {"uid", "text"}             one line for each label, in order of position
+    labels.jsonl   {"uid", "text", ...}        one line for each label with its fields, in order of position
     train.jsonl    {"uid", "text", "labels"}   one line for each instance; `labels` are uids
 
 `recollect train` reads this folder, and `recollect extend --add` each file. The live entries of the store are included.
@@ -60,7 +60,7 @@ def export(memory: Snapshot, out: Path) -> tuple[int, int]:
 def _labels(memory: Snapshot) -> Iterator[dict[str, Any]]:
     labels = memory.labels
     for position in np.flatnonzero(labels.present()).tolist():
-        yield {"uid": labels.uids[position], "text": labels.texts[position]}
+        yield {"uid": labels.uids[position], "text": labels.texts[position], **labels.fields_of(position)}
 
 
 def _instances(memory: Snapshot) -> Iterator[dict[str, Any]]:

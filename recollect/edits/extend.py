@@ -141,7 +141,7 @@ def _read_additions(path: Path) -> dict[Subject, _Addition]:
         InputError: If the file cannot be read, a line is wrong, or two lines have the same subject.
     """
     found: dict[Subject, _Addition] = {}
-    for number, fields in read_objects(path):
+    for number, fields in read_objects(path, unique=True):
         where = f"{path}:{number}"
         kind: Kind = "instance" if "labels" in fields else "label"
         row = checked(_ROWS[kind], fields, where, InputError)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
+from recollect.core.bundle.label_fields import Language, name_of
 from recollect.core.tables.tables import Labels
 from recollect.core.texts import require_words
 from recollect.core.words.text_search import MAX_CHARACTERS
@@ -29,11 +30,13 @@ _Search = Annotated[
     Query(
         min_length=1,
         max_length=MAX_CHARACTERS,
-        description="beginning of a uid, or beginning or part of a text; upper and lower case are equal in texts",
+        description="beginning of a uid, or beginning or part of a text or a name in any language; upper and lower "
+        "case are equal in texts",
     ),
     AfterValidator(functools.partial(require_words, kind="search text")),
 ]
 _Limit = Annotated[int, Query(ge=1, le=_MAX_FOUND, description="maximum number of labels to return")]
+_NameLanguage = Annotated[Language | None, Query(description="language of the names, such as de")]
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,22 @@ class LabelRoutes:
 
     def register(self, router: APIRouter) -> None:
         router.add_api_route("/labels", self.search, responses=documented(401, 422, 429, 503, 504))
-        router.add_api_route("/labels/{uid:path}", self.label, responses=documented(401, 404, 503))
+        router.add_api_route(
+            "/labels/{uid:path}",
+            self.label,
+            responses=documented(401, 404, 503),
+            response_model_exclude_unset=True,  # without the fields that the label lacks
+        )
 
-    async def search(self, request: Request, response: Response, search: _Search, limit: _Limit = 10) -> LabelsResponse:
-        """Find labels whose texts or uids begin with a search text, contain it, or are similar to it."""
+    async def search(
+        self,
+        request: Request,
+        response: Response,
+        search: _Search,
+        limit: _Limit = 10,
+        language: _NameLanguage = None,
+    ) -> LabelsResponse:
+        """Find labels whose texts, names or uids begin with a search text, contain it, or are similar to it."""
         await self.rate_limits.charge(request.scope.get("api_key"), 1)
         # One search at a time: a search reads all labels, and the other cores must stay free for queries.
         with self._waiters.one_more():
@@ -60,31 +75,36 @@ class LabelRoutes:
             except TimeoutError:
                 raise ProblemError(504, f"search: waited longer than {self.max_seconds:g} s; retry later") from None
             try:
-                labels = await asyncio.to_thread(self._search, search, limit)
+                labels = await asyncio.to_thread(self._search, search, limit, language)
             finally:
                 self._turn.release()
         response.headers["X-Index-Version"] = labels.version
         return labels
 
-    def _search(self, text: str, limit: int) -> LabelsResponse:
+    def _search(self, text: str, limit: int, language: str | None) -> LabelsResponse:
         with self.versions.lease() as predictor:
             memory = predictor.memory
             positions = predictor.label_search.find(memory.labels, text, limit)
-            labels = [_known(memory.labels, position) for position in positions]
+            labels = [KnownLabel(**_known(memory.labels, position, language)) for position in positions]
             return LabelsResponse(version=predictor.version, sequence=memory.sequence, labels=labels)
 
-    async def label(self, uid: str, response: Response) -> LabelResponse:
-        """Return a label's text, and the number of training instances with this label."""
+    async def label(self, uid: str, response: Response, language: _NameLanguage = None) -> LabelResponse:
+        """Return a label's name, text and fields, and the number of training instances with this label."""
         with self.versions.lease() as predictor:
             labels, version = predictor.memory.labels, predictor.version
             position = labels.position(uid)
             if position is None:
                 raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {version}", "unknown_label")
             response.headers["X-Index-Version"] = version
-            return LabelResponse(version=version, **_known(labels, position).model_dump())
+            known = {"version": version, **_known(labels, position, language)}
+            return LabelResponse(**labels.fields_of(position) | known)
 
 
-def _known(labels: Labels, position: int) -> KnownLabel:
-    return KnownLabel(
-        uid=labels.uids[position], text=labels.texts[position], training_count=int(labels.counts[position])
-    )
+def _known(labels: Labels, position: int, language: str | None) -> dict[str, Any]:
+    text = labels.texts[position]
+    return {
+        "uid": labels.uids[position],
+        "name": name_of(labels.fields_of(position), text, language),
+        "text": text,
+        "training_count": int(labels.counts[position]),
+    }

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from recollect.core import answers
+from recollect.core.bundle.label_fields import LabelFields
 from recollect.core.bundle.manifest import Counts, Defaults, EncoderInfo, Indexes, Probabilities
 from recollect.core.options import ChosenOptions, Query
 from recollect.service.settings import MAX_BATCH
@@ -55,11 +56,11 @@ class _Answered(_Versioned):
     sequence: int = Field(description="number of the last change of the memory that answered; 0 without changes")
 
 
-def _model(record: Any, names: Iterable[str]) -> Any:
+def _model(record: Any, names: Iterable[str], base: type[BaseModel] = BaseModel) -> Any:
     """The model of the JSON objects that the named tuples of an answer become."""
     types, defaults = get_type_hints(record), record._field_defaults
     fields: Any = {name: (_json_type(types[name]), defaults.get(name, ...)) for name in names}
-    return create_model(record.__name__, __doc__=inspect.getdoc(record), **fields)
+    return create_model(record.__name__, __doc__=inspect.getdoc(record), __base__=base, **fields)
 
 
 def _json_type(kind: Any) -> Any:
@@ -70,7 +71,7 @@ def _json_type(kind: Any) -> Any:
     return functools.reduce(operator.or_, map(_json_type, get_args(kind))) if get_args(kind) else kind
 
 
-ScoredLabel = _model(answers.ScoredLabel, answers.LABEL_FIELDS)
+ScoredLabel = _model(answers.ScoredLabel, answers.LABEL_FIELDS, LabelFields)
 
 
 class Result(BaseModel):
@@ -96,15 +97,16 @@ class PredictBatchResponse(_Answered):
 
 
 class KnownLabel(BaseModel):
-    """A label, its text, and the number of training instances with this label."""
+    """A label, its name and text, and the number of training instances with this label."""
 
     uid: str
+    name: str
     text: str
     training_count: int
 
 
-class LabelResponse(KnownLabel, _Versioned):
-    """One label."""
+class LabelResponse(KnownLabel, LabelFields, _Versioned):
+    """One label, with its fields."""
 
 
 class LabelsResponse(_Answered):

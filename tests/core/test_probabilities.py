@@ -117,7 +117,7 @@ def test_service_answers_with_probabilities_and_measures_them(store: Path) -> No
     with serving(store, "--assign-threshold", "0.999") as server:
         ask = partial(server.ask, "bread")
         plain = ask().json()["labels"]
-        assert [list(label) for label in plain] == [["uid", "text", "score", "probability"]] * 3
+        assert [list(label) for label in plain] == [["uid", "name", "text", "score", "probability"]] * 3
         top = plain[0]["probability"]
         assert ask(assign=True).json()["labels"] == []  # --assign-threshold
         assigned = ask(assign=True, min_probability=0).json()["labels"]

@@ -14,7 +14,6 @@ from recollect.core.answers import Stopwatch
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
 from recollect.core.search import filters
-from recollect.core.search.filters import LabelFilter
 from recollect.core.tables.entries import PutCorrection, PutInstance, PutLabel, Remove
 from tests.edits.conftest import Open, random_tables, random_texts, random_vectors
 from tests.edits.rebuilt import Tables, largest_difference, logged, random_entries
@@ -28,7 +27,7 @@ def ask(predictor: Predictor, queries: list[str], vectors: np.ndarray, options: 
     memory = predictor.memory
     answers = []
     for nth, query in enumerate(queries):  # a query with a filter is answered alone
-        admitted = LabelFilter(options.allow, options.deny, memory.labels)
+        admitted = memory.filters.of(options)
         one = vectors[nth : nth + 1]
         answers += predictor._answer(memory, [query], one, [False], options, admitted, Stopwatch())
     return answers

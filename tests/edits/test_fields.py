@@ -24,7 +24,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "live-memory.md"
 
 def value_of(field: FieldInfo) -> Any:
     """A value that the field accepts, and that is not its default."""
-    for value in ("Probe", 2.5, 3, True, ["Probe"]):
+    for value in ("Probe", 2.5, 3, True, ["Probe"], {"de": "Probe"}):
         try:
             TypeAdapter(field.rebuild_annotation()).validate_python(value, strict=True)
         except ValidationError:
@@ -35,6 +35,9 @@ def value_of(field: FieldInfo) -> Any:
 
 
 VALUES = {kind: {name: value_of(field) for name, field in fields.items()} for kind, fields in DECLARED.items()}
+# A label keeps fields that are not declared, too.
+FURTHER = {"colours": ["red", {"shade": 3.5}], "in stock": True}
+VALUES["label"] |= FURTHER
 
 
 def exported(store: Path, out: Path) -> dict[str, dict[str, Any]]:
@@ -75,13 +78,13 @@ def found(built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     # A schema has names alone, so each name gets its value.
     for door, names in (("requests", ("NewInstance", "NewLabel")), ("answers", ("MemoryInstance", "LabelResponse"))):
         found[f"OpenAPI of {door}"] = {
-            kind: {field: VALUES[kind].get(field) for field in schemas[name]["properties"]}
+            kind: {field: VALUES[kind].get(field) for field in [*schemas[name]["properties"], *FURTHER]}
             for kind, name in zip(("instance", "label"), names, strict=True)
         }
     return found
 
 
-@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in DECLARED for field in DECLARED[kind]])
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in VALUES for field in VALUES[kind]])
 def test_field_passes_through_every_door(found: dict[str, dict[str, dict[str, Any]]], kind: str, field: str) -> None:
     values = {door: shown[kind].get(field) for door, shown in found.items()}
     assert values == dict.fromkeys(found, VALUES[kind][field])

@@ -68,7 +68,7 @@ class Gate:
 
 def answer(query: str) -> Answer:
     """An answer whose best label has the query as uid."""
-    return Answer([ScoredLabel(0, query, query, 1.0)], truncated=False, exhausted=False)
+    return Answer([ScoredLabel(0, query, query, query, 1.0)], truncated=False, exhausted=False)
 
 
 def replace(gate: Gate) -> None:

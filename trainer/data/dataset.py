@@ -21,6 +21,7 @@ from recollect.core.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
+from recollect.trainer.data.parents import describe_parents
 from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows, row_numbers
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import DatasetSettings, EmptyTexts, UnknownLabels
@@ -168,6 +169,8 @@ def open_dataset(
     labels = listed if kept.all() else listed.where(kept)
     if len(labels) == 0:
         raise DatasetError(f"{path}: expected at least one label, found none")
+    for line in describe_parents(labels):
+        note(f"{path}: {line}")
     if len(listed) > np.iinfo(np.int32).max:
         raise DatasetError(f"{path}: expected at most 2**31 - 1 labels, found {len(listed):,}")
     return Dataset(folder, dataset_format, labels, rule, empty_texts, note, listed, kept)

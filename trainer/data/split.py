@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import array
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int
 from scipy import sparse
 
+from recollect.core.bundle.label_fields import to_json
 from recollect.core.bundle.values import Matrix
 from recollect.core.texts import is_blank
 
@@ -28,10 +29,15 @@ _CHUNK_STRINGS = 65_536
 
 @dataclass(frozen=True)
 class Entries:
-    """Texts and their uids, one row for each label of a dataset or for each instance or query of a split."""
+    """Texts and their uids, one row for each label of a dataset or for each instance or query of a split.
+
+    Attributes:
+        fields: The `LabelFields` of each label as JSON, empty for a label without any; None if no row has any.
+    """
 
     uids: pa.LargeStringArray
     texts: pa.LargeStringArray
+    fields: pa.LargeStringArray | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -48,7 +54,8 @@ class Entries:
     def where(self, kept: Bool[np.ndarray, " row"]) -> Entries:
         """Copy the rows where `kept` is true."""
         mask = pa.array(kept)
-        return Entries(self.uids.filter(mask), self.texts.filter(mask))
+        fields = None if self.fields is None else self.fields.filter(mask)
+        return Entries(self.uids.filter(mask), self.texts.filter(mask), fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +193,24 @@ class StringColumn:
         self._pending = []
 
 
+class LabelColumns:
+    """Builds the entries of labels with their fields."""
+
+    def __init__(self) -> None:
+        self._uids, self._texts, self._fields, self._has_fields = StringColumn(), StringColumn(), StringColumn(), False
+
+    def append(self, uid: str, text: str, fields: Mapping[str, Any]) -> None:
+        """Append a label with its fields, as `checked_fields` returns them."""
+        self._uids.append(uid)
+        self._texts.append(text)
+        self._fields.append(to_json(fields))
+        self._has_fields |= bool(fields)
+
+    def build(self) -> Entries:
+        fields = self._fields.build()
+        return Entries(self._uids.build(), self._texts.build(), fields if self._has_fields else None)
+
+
 def blank_rows(texts: pa.LargeStringArray) -> Bool[np.ndarray, " row"]:
     """Mark the texts without a visible character."""
     marked = np.zeros(len(texts), dtype=bool)
@@ -209,12 +234,13 @@ def row_numbers(rows: int) -> pa.LargeStringArray:
 
 
 def fingerprint(labels: Entries, split: Split) -> str:
-    """SHA-256 over every uid, text, label set and filtered pair.
+    """SHA-256 over every uid, text, label set and filtered pair, and the fields of labels.
 
     Equal rows in equal order give equal fingerprints.
     """
     digest = hashlib.sha256()
-    for strings in (labels.uids, labels.texts, split.entries.uids, split.entries.texts):
+    fields = [] if labels.fields is None else [labels.fields]
+    for strings in (labels.uids, labels.texts, split.entries.uids, split.entries.texts, *fields):
         digest.update(len(strings).to_bytes(8, "little"))
         for buffer in pa.concat_arrays([strings]).buffers()[1:]:
             digest.update(buffer)

@@ -6,7 +6,7 @@
               value_indices.npy             value_indices[value_indptr[i] : value_indptr[i + 1]]
               filtered_pairs.npy  [P, 2]    pairs (instance, label): when the instance is a query, the label is removed
                                             from its predictions
-              labels.jsonl  instances.jsonl  {"uid", "text"}, row by row
+              labels.jsonl  instances.jsonl  {"uid", "text"}, row by row; labels with their fields
               query_vectors.npy  [N, d]      with a distilled query encoder: its vectors of the instances
 
 Three things are not stored. A label key votes for its own label, so the identity below Y in the paper is implicit.

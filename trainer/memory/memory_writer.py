@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
+from recollect.core.bundle.label_fields import from_json
 from recollect.core.system.console import progress_bar
 from recollect.core.system.files import flush, save_array, write_json, write_lines
 from recollect.trainer.data.split import Entries, Split
@@ -66,7 +68,7 @@ def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instanc
     done = _count_finished_keys(folder, plan)
     if done == 0:
         _write_progress(folder, plan, 0)
-        write_lines(folder / "labels.jsonl", _records(labels))
+        write_lines(folder / "labels.jsonl", _label_records(labels))
         write_lines(folder / "instances.jsonl", _records(instances.entries))
         save_array(folder / "value_indptr.npy", instances.labels.indptr)
         save_array(folder / "value_indices.npy", instances.labels.indices)
@@ -94,6 +96,12 @@ def _write_progress(folder: Path, plan: MemoryPlan, keys_done: int) -> None:
 def _records(entries: Entries) -> Iterator[dict[str, str]]:
     for batch in pa.table({"uid": entries.uids, "text": entries.texts}).to_batches(_CHUNK_TEXTS):
         yield from batch.to_pylist()
+
+
+def _label_records(labels: Entries) -> Iterator[dict[str, Any]]:
+    fields = (text.as_py() for text in labels.fields) if labels.fields is not None else itertools.repeat("")
+    for record, own in zip(_records(labels), fields, strict=False):
+        yield record | from_json(own)
 
 
 def _chunks(plan: MemoryPlan, done: int, rows: int) -> Iterator[tuple[int, int]]:

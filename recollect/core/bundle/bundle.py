@@ -9,6 +9,7 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
           label_*  instance_*                   uids and texts, as tables of strings
           label_words.*  instance_words.*       the lexical index; a bundle has all of these files or none
           ranker.json  name_*                   the ranker and the words of the labels' names; all of these or none
+          label_fields.*  label_term*           the fields of labels, and the labels of each value; all or none
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from recollect.core.bundle.arrays import map_array, map_offsets, map_positions
 from recollect.core.bundle.components import Components
 from recollect.core.bundle.files import table_files
 from recollect.core.bundle.integrity import read_manifest
+from recollect.core.bundle.label_fields import FieldTable
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.bundle.signing import VerifyKeys
 from recollect.core.bundle.strings import StringTable
@@ -50,13 +52,14 @@ class InstanceTable:
 class LabelTable:
     """The labels of a bundle; a label is found by its position or by its uid.
 
-    `counts` are the numbers of training instances.
+    `counts` are the numbers of training instances. `fields` is None if no label has any.
     """
 
     uids: StringTable
     texts: StringTable
     counts: Int[np.ndarray, " label"]
     order: Int[np.ndarray, " label"]
+    fields: FieldTable | None = None
 
     def __len__(self) -> int:
         return len(self.uids)
@@ -128,6 +131,7 @@ def _open_labels(components: Components, manifest: Manifest) -> LabelTable:
         texts=_open_table(components, "label_texts", labels),
         counts=counts,
         order=components.open(map_positions, "label_order.npy", labels, labels),
+        fields=FieldTable.open(components, labels) if manifest.has_label_fields else None,
     )
 
 

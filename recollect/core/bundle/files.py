@@ -45,12 +45,18 @@ BUNDLE_FILES: frozenset[str] = INDEX_FILES | {
 }
 
 
-# Files of the lexical index, and files of the ranker. A bundle has all files of such a part or none.
+# Files of the lexical index, of the ranker, and of the fields of labels. A bundle has all files of such a part or none.
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
-_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES)
+# Files of the fields of labels: those of each label, and the labels of each term.
+LABEL_FIELDS, LABEL_TERMS = "label_fields", "label_terms"
+TERM_OFFSETS, TERM_LABELS = "label_term_indptr.npy", "label_term_indices.npy"
+FIELD_FILES: frozenset[str] = frozenset(
+    {*table_files(LABEL_FIELDS), *table_files(LABEL_TERMS), TERM_OFFSETS, TERM_LABELS}
+)
+_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, FIELD_FILES)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from recollect.core.bundle.files import LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
+from recollect.core.bundle.files import FIELD_FILES, LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
 from recollect.core.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
@@ -270,6 +270,10 @@ class Manifest(_Section):
     @property
     def has_ranker(self) -> bool:
         return self.files.keys() >= RANKER_FILES
+
+    @property
+    def has_label_fields(self) -> bool:
+        return self.files.keys() >= FIELD_FILES
 
 
 def is_version(name: str) -> bool:

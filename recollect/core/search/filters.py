@@ -12,12 +12,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.core.bundle.label_fields import Value
 from recollect.core.bundle.manifest import MOST_KEYS
+from recollect.core.errors import QueryError
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import AnswerOptions
 from recollect.core.search.searcher import Searcher
@@ -30,6 +34,8 @@ MAX_CHEAP_VOTES = 16_384
 _TOP_B_GROWTH = 4
 # Number of votes that are in memory at the same time.
 _BLOCK_VOTES = 1 << 20
+# Memory for kept filters of one snapshot, and numbers of values and fields that a message names.
+_KEPT_BYTES, _NAMED, _NAMED_FIELDS = 64 << 20, 5, 20
 
 
 def describe_unknown(options: AnswerOptions, labels: Labels) -> Iterator[str]:
@@ -41,29 +47,107 @@ def describe_unknown(options: AnswerOptions, labels: Labels) -> Iterator[str]:
 
 
 class LabelFilter:
-    """Admits the labels in `allow` (all labels if it is None), except the labels in `deny`.
-
-    Args:
-        labels: Labels of the memory. Unknown uids are ignored, because a client's list of labels can be older than the
-            version that answers.
+    """Admits some labels of a memory.
 
     Attributes:
         admits: Whether each label is admitted; removed labels are not.
+        allows_all: Whether all labels are admitted except a list of denied ones.
+        admits_all: Whether all present labels are admitted.
     """
 
-    def __init__(self, allow: Iterable[str] | None, deny: Iterable[str], labels: Labels) -> None:
-        self.admits: Bool[np.ndarray, " label"] = labels.present()
-        if allow is not None:
-            self.admits = np.zeros_like(self.admits)
-            self.admits[labels.positions(allow)] = True
-        self.admits[labels.positions(deny)] = False
-        self.allows_all = allow is None
-        self.admits_all = self.allows_all and not deny
+    def __init__(
+        self, admits: Bool[np.ndarray, " label"], voters: Voters, allows_all: bool = False, admits_all: bool = False
+    ) -> None:
+        self.admits, self.allows_all, self.admits_all, self._voters = admits, allows_all, admits_all, voters
 
     @functools.cached_property
     def labels(self) -> Int[np.ndarray, " label"]:
         """Positions of the admitted labels, in rising order."""
         return np.flatnonzero(self.admits)
+
+    @functools.cached_property
+    def voted(self) -> int:
+        """The number of admitted labels that an instance votes for."""
+        return int(np.count_nonzero(self._voters.counts(self.labels)))
+
+    @functools.cached_property
+    def instance_votes(self) -> int:
+        """The number of votes of instances for the admitted labels, or more."""
+        if not self.allows_all:
+            return int(self._voters.counts(self.labels).sum())
+        return self._voters.pairs - int(self._voters.counts(np.flatnonzero(~self.admits)).sum())
+
+
+class Filters:
+    """Makes the filters of a memory. Those of fields and of parents are kept, because many requests have equal ones."""
+
+    def __init__(self, labels: Labels, voters: Voters) -> None:
+        self._labels, self._voters = labels, voters
+        self._kept, self._lock = dict[tuple[str | None, str | None], LabelFilter](), threading.Lock()
+
+    def of(self, options: AnswerOptions) -> LabelFilter | None:
+        """The filter of some options; None if they have none.
+
+        Labels in `allow` and `deny` that the memory lacks are ignored, because a client's list can be older than the
+        version that answers.
+
+        Raises:
+            QueryError: If no label has a value in `where`, or `under` is no label.
+        """
+        if not options.filtered:
+            return None
+        labels, allow, deny = self._labels, options.allow, options.deny
+        by_fields = self._by_fields(options) if options.where or options.under else None
+        if by_fields is not None and allow is None and not deny:
+            return by_fields
+        admits = labels.present() if by_fields is None else by_fields.admits.copy()
+        if allow is not None:
+            allowed = np.zeros_like(admits)
+            allowed[labels.positions(allow)] = True
+            admits &= allowed
+        admits[labels.positions(deny)] = False
+        allows_all = allow is None and by_fields is None
+        return LabelFilter(admits, self._voters, allows_all, allows_all and not deny)
+
+    def _by_fields(self, options: AnswerOptions) -> LabelFilter:
+        key = options.where, options.under
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        admits = self._labels.present()
+        for name, values in json.loads(options.where or "{}").items():
+            admits &= self._marked([self._with_value(name, value) for value in values])
+        if options.under is not None:
+            if self._labels.position(options.under) is None:
+                raise QueryError(f"under: expected the uid of a label of this version, found {options.under[:80]!r}")
+            admits &= self._marked([self._labels.below(options.under)])
+        made = LabelFilter(admits, self._voters)
+        with self._lock:
+            self._kept[key] = made
+            size = 0
+            for each, other in reversed([*self._kept.items()]):
+                size += other.admits.nbytes + other.labels.nbytes
+                if size > _KEPT_BYTES and other is not made:
+                    del self._kept[each]
+        return made
+
+    def _marked(self, positions: Sequence[Int[np.ndarray, " found"]]) -> Bool[np.ndarray, " label"]:
+        marks = np.zeros(len(self._labels), dtype=bool)
+        marks[np.concatenate(positions)] = True
+        return marks
+
+    def _with_value(self, name: str, value: Value) -> Int[np.ndarray, " found"]:
+        found = self._labels.with_value(name, value)
+        if len(found):
+            return found
+        known = [repr(each) for each, _ in itertools.islice(self._labels.values_of(name), _NAMED + 1)]
+        if known:
+            more = ", ..." if len(known) > _NAMED else ""
+            raise QueryError(
+                f"where: {name}: expected values that a label has, such as {', '.join(known[:_NAMED])}{more}; "
+                f"found {value!r:.80}"
+            )
+        fields = ", ".join(sorted(self._labels.valued_fields())[:_NAMED_FIELDS]) or "none"
+        raise QueryError(f"where: expected fields of the labels of this version ({fields}), found {name[:80]!r}")
 
 
 class AdmittedKeys:
@@ -87,7 +171,10 @@ class AdmittedKeys:
         top_b, lambda_, instances = options.top_b, options.lambda_, self._searcher.instances.keys
         nearest = found.nearest(top_b, lambda_, instances)
         max_top_b = min(self._searcher.keys, MOST_KEYS)
-        enough, larger = min(options.top_k, self.count_rankable(label_filter, lambda_)), found
+        rankable = (
+            label_filter.voted if lambda_ == 1 else len(label_filter.labels)
+        )  # at lambda 1, label keys have no vote
+        enough, larger = min(options.top_k, rankable), found
         is_cheap = self.is_cheap(label_filter, lambda_)
         while not is_cheap:
             if count_labels(larger) >= enough:
@@ -102,16 +189,8 @@ class AdmittedKeys:
 
     def is_cheap(self, label_filter: LabelFilter, lambda_: float) -> bool:
         """Whether the admitted labels have so few votes that a comparison with all keys is faster than a search."""
-        if not label_filter.allows_all:
-            return self._count_votes(label_filter.labels, lambda_) <= MAX_CHEAP_VOTES
-        all_votes = self._voters.pairs * (lambda_ > 0) + len(label_filter.admits) * (lambda_ < 1)
-        denied = np.flatnonzero(~label_filter.admits)
-        return all_votes - self._count_votes(denied, lambda_) <= MAX_CHEAP_VOTES
-
-    def count_rankable(self, label_filter: LabelFilter, lambda_: float) -> int:
-        """The number of admitted labels that get a vote from at least one key. At lambda 1, label keys have no vote."""
-        labels = label_filter.labels
-        return int(np.count_nonzero(self._voters.counts(labels))) if lambda_ == 1 else len(labels)
+        votes = label_filter.instance_votes if lambda_ > 0 else 0
+        return votes + (len(label_filter.labels) if lambda_ < 1 else 0) <= MAX_CHEAP_VOTES
 
     def _compare_all(
         self, vector: Float[np.ndarray, " dim"], nearest: Neighbours, labels: Int[np.ndarray, " label"], lambda_: float
@@ -132,11 +211,6 @@ class AdmittedKeys:
         for block in self._blocks(labels, lambda_):
             votes[self._voters.gather(labels[block])[1]] = True
         return np.concatenate([np.flatnonzero(votes), labels + instances if lambda_ < 1 else labels[:0]])
-
-    def _count_votes(self, labels: Int[np.ndarray, " label"], lambda_: float) -> int:
-        """The number of votes for the labels, without votes that lambda gives the weight 0."""
-        from_instances = int(self._voters.counts(labels).sum()) if lambda_ > 0 else 0
-        return from_instances + (len(labels) if lambda_ < 1 else 0)
 
     def _blocks(self, labels: Int[np.ndarray, " label"], lambda_: float) -> Iterator[slice]:
         """Slices of the labels; the labels of one slice have about `_BLOCK_VOTES` votes of instances.

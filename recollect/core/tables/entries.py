@@ -6,8 +6,8 @@ An entry has everything that applying it needs, so that all replicas get the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -67,18 +67,20 @@ class PutInstance:
 
 @dataclass(frozen=True, eq=False)
 class PutLabel:
-    """Insert a label, or replace the text and the key of the label with this uid.
+    """Insert a label, or replace the text, the key and the fields of the label with this uid.
 
     Attributes:
         uid: Uid of the label.
         text: Its text.
         vector: The unit vector of the text, as the encoder gives it.
+        fields: Its `LabelFields`, those that it has.
     """
 
     kind: ClassVar[Kind] = "label"
     uid: str
     text: str
     vector: Float[np.ndarray, " dim"]
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from recollect.core.tables.entries import (
     Remove,
 )
 from recollect.core.tables.rows import Column, Rows, RowTable
-from recollect.core.tables.tables import Labels, Voters
+from recollect.core.tables.tables import Labels, LiveFields, Voters
 from recollect.core.words.index import LexicalIndex
 from recollect.core.words.names import Names
 from recollect.core.words.terms import hash_word, words
@@ -51,7 +51,7 @@ class Snapshot:
         oldest_seconds: Time of the oldest entry, in seconds since 1970; None without entries.
         instances: The instances, whose numbers are their rows.
         fields: The fields of live instances that differ from their defaults, by row.
-        field_bytes: Size of `fields` in memory.
+        field_bytes: Size of the fields of live instances and labels in memory.
         values: The labels that each instance votes for.
         voters: The instances that vote for each label.
         labels: The labels.
@@ -145,6 +145,7 @@ class SnapshotBuilder:
         self._row_of = Column(np.arange(len(labels), dtype=np.int32))
         self._removed = Column(np.zeros(len(labels), dtype=bool))
         self._name_words = _Rows(np.uint64)
+        self._label_fields = LiveFields()
         self._gone: tuple[list[int], list[int]] = ([], [])  # rows of instances and labels, for the word indexes
         self._sequence, self._skipped, self._oldest = bundle.manifest.memory_sequence, 0, math.inf
 
@@ -220,7 +221,9 @@ class SnapshotBuilder:
             position = self._position_of(row)
             self._remove_label_row(row)
             self._row_of.change()[position] = len(self._labels)
-        self._labels.add(put.uid, put.text, put.vector, position)
+        row = self._labels.add(put.uid, put.text, put.vector, position)
+        if put.fields:
+            self._field_bytes += self._label_fields.add(row, put.fields)
         if self._names is not None:
             self._name_words.append(np.fromiter(map(hash_word, words(put.text)), dtype=np.uint64))
 
@@ -298,7 +301,7 @@ class SnapshotBuilder:
             field_bytes=self._field_bytes,
             values=values,
             voters=voters,
-            labels=Labels(self._bundle.labels, labels, row_of, removed, counts),
+            labels=Labels(self._bundle.labels, labels, row_of, removed, counts, self._label_fields),
             corrections=Corrections(self._corrections.snapshot()),
             words=self._words,
             names=names and Names(names.bundle_names, self._name_words.now, row_of),

@@ -8,13 +8,16 @@ number, which no answer contains.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from recollect.core.bundle.bundle import LabelTable
+from recollect.core.bundle.label_fields import Value, from_json, pair_of, prefix_of, term, terms, to_json
 from recollect.core.bundle.values import Matrix, spans
 from recollect.core.tables.rows import Rows, Strings
 
@@ -65,6 +68,27 @@ class Voters:
 
 
 @dataclass(frozen=True, eq=False)
+class LiveFields:
+    """The fields of live labels. One thread adds rows, and a snapshot ignores rows after its own.
+
+    Attributes:
+        by_row: The fields of each live row that has any, as JSON.
+        rows: The rows that have each term, in rising order.
+    """
+
+    by_row: dict[int, str] = field(default_factory=dict)
+    rows: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, row: int, fields: Mapping[str, Any]) -> int:
+        """Add the fields of a row, and return their size in memory, about."""
+        self.by_row[row] = to_json(fields)
+        found = terms(fields)
+        for each in found:
+            self.rows.setdefault(each, []).append(row)
+        return sys.getsizeof(self.by_row[row]) + sum(map(sys.getsizeof, found))
+
+
+@dataclass(frozen=True, eq=False)
 class Labels:
     """The labels of a memory. A label is stated by its position.
 
@@ -74,6 +98,7 @@ class Labels:
         row_of: The last row of each label.
         removed: Whether each label was removed.
         counts: Number of instances with each label.
+        live_fields: The fields of the live rows.
     """
 
     bundle_labels: LabelTable
@@ -81,6 +106,7 @@ class Labels:
     row_of: Int[np.ndarray, " label"]
     removed: Bool[np.ndarray, " label"]
     counts: Int[np.ndarray, " label"]
+    live_fields: LiveFields = field(default_factory=LiveFields)
 
     def __len__(self) -> int:
         """Number of positions, with those of removed labels."""
@@ -95,6 +121,67 @@ class Labels:
     def texts(self) -> Strings:
         """Texts by position."""
         return Strings(self.rows.texts.bundle_strings, self.rows.texts.live, self.row_of)
+
+    @property
+    def have_fields(self) -> bool:
+        """Whether a label has, or had, fields."""
+        return self.bundle_labels.fields is not None or bool(self.live_fields.by_row)
+
+    def fields_of(self, position: int) -> dict[str, Any]:
+        """The `LabelFields` of a label, those that it has."""
+        row = self.row_of.item(position)
+        if row >= self.rows.bundle_rows:
+            return from_json(self.live_fields.by_row.get(row, ""))
+        return {} if self.bundle_labels.fields is None else from_json(self.bundle_labels.fields.json[row])
+
+    def with_value(self, field_name: str, value: Value) -> Int[np.ndarray, " found"]:
+        """The positions of the labels that have a value of a field."""
+        wanted, fields = term(field_name, value), self.bundle_labels.fields
+        own = self._live_rows(wanted)
+        return self._present(own if fields is None else np.concatenate([fields.with_term(wanted), own]))
+
+    def values_of(self, field_name: str) -> Iterator[tuple[Value, Int[np.ndarray, " found"]]]:
+        """Yield the values of a field, with the positions of the labels that have them: first those of the bundle."""
+        prefix, seen, fields = prefix_of(field_name), set[str](), self.bundle_labels.fields
+        for each, rows in fields.beginning_with(prefix) if fields is not None else ():
+            seen.add(each)
+            if len(found := self._present(np.concatenate([rows, self._live_rows(each)]))):
+                yield pair_of(each)[1], found
+        for each in [*self.live_fields.rows]:
+            if each.startswith(prefix) and each not in seen and len(found := self._present(self._live_rows(each))):
+                yield pair_of(each)[1], found
+
+    def valued_fields(self) -> set[str]:
+        """The names of the fields with values by which labels can be chosen."""
+        fields = self.bundle_labels.fields
+        live = {pair_of(each)[0] for each in [*self.live_fields.rows]}
+        return live if fields is None else live.union(fields.names())
+
+    def below(self, uid: str) -> Int[np.ndarray, " found"]:
+        """The positions of a label and of all labels below it, in no particular order. Each is found once."""
+        found: dict[int, None] = {}
+        wanted = [uid]
+        position = self.position(uid)
+        if position is not None:
+            found[position] = None
+        while wanted:
+            new = [label for each in wanted for label in self.children.get(each, ()) if label not in found]
+            found.update(dict.fromkeys(new))
+            wanted = [self.uids[label] for label in dict.fromkeys(new)]
+        return np.array([*found], dtype=np.int64)
+
+    @functools.cached_property
+    def children(self) -> dict[str, list[int]]:
+        """The labels that name each label as a parent, by its uid."""
+        return {str(parent): labels.tolist() for parent, labels in self.values_of("parents")}
+
+    def _live_rows(self, wanted: str) -> Int[np.ndarray, " row"]:
+        rows = np.array(self.live_fields.rows.get(wanted, ()), dtype=np.int64)
+        return rows[: rows.searchsorted(len(self.rows.removed))]
+
+    def _present(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " found"]:
+        """The positions of the labels to which some rows belong, without rows that were replaced or removed."""
+        return self.position_of(rows[~self.rows.removed[rows]])
 
     def present(self) -> Bool[np.ndarray, " label"]:
         """Whether each label is present."""

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from recollect.bulk.reading import BLOCK_ROWS, Group, Input
 from recollect.core.answers import EXPLANATION, LABEL_FIELDS, ScoredLabel
+from recollect.core.bundle.label_fields import LabelFields, to_json
 from recollect.core.errors import InputError, SettingsError
 from recollect.core.texts import holds_texts
 
@@ -158,13 +159,20 @@ def _type(kind: Any) -> pa.DataType:
     return _TYPES[kind] if kind in _TYPES else _type(get_args(kind)[0])  # a type or None
 
 
-def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool) -> bytes:
+def _field_type(name: str) -> pa.DataType | None:
+    """The type of a field of labels; None: its values are written as JSON."""
+    kind = get_type_hints(LabelFields).get(name, dict)
+    return None if kind is dict or get_origin(kind) is dict else _type(kind)
+
+
+def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool, fields: Iterable[str] = ()) -> bytes:
     """Rows and their answers as an Arrow stream.
 
     Args:
         kept: The columns that pass into the output: a record batch, or a dict of texts for each column.
         answers: The fields of the answer to each row.
         explain: Whether the labels have the terms of their scores.
+        fields: The fields that the labels have if they are known.
     """
     columns = (
         {name: pa.array(texts, pa.string()) for name, texts in kept.items()}
@@ -172,7 +180,13 @@ def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool) ->
         else dict(zip(kept.schema.names, kept.columns, strict=True))
     )
     label = _struct(ScoredLabel, [name for name in LABEL_FIELDS if explain or name not in EXPLANATION])
-    columns["labels"] = pa.array([each["labels"] for each in answers], pa.list_(label))
+    types = {name: _field_type(name) for name in fields if name not in LABEL_FIELDS}
+    as_json = [name for name, kind in types.items() if kind is None]
+    labels = [each["labels"] for each in answers]
+    if types:
+        label = pa.struct([*label, *(pa.field(name, kind or pa.string()) for name, kind in types.items())])
+        labels = [[row | {name: to_json(row.get(name)) for name in as_json} for row in rows] for rows in labels]
+    columns["labels"] = pa.array(labels, pa.list_(label))
     columns["truncated"] = pa.array([each.get("truncated", False) for each in answers], pa.bool_())
     columns["exhausted"] = pa.array([each.get("exhausted", False) for each in answers], pa.bool_())
     columns["error"] = pa.array([each.get("error") for each in answers], pa.string())

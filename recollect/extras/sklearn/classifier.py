@@ -26,9 +26,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 import recollect
-from recollect.core.options import MAX_TOP_K, integer_as_uid
+from recollect.core.options import MAX_TOP_K
 from recollect.core.system.files import filled_folder, read_json, write_json, write_lines
-from recollect.core.texts import is_blank
+from recollect.core.texts import integer_as_uid, is_blank
 from recollect.trainer.train_settings import TrainSettings
 
 __all__ = ["RecollectClassifier"]

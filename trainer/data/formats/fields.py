@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recollect.core.options import integer_as_uid
+from recollect.core.bundle.label_fields import checked_fields
 from recollect.core.system.console import print_status
-from recollect.core.texts import is_blank
+from recollect.core.texts import integer_as_uid, is_blank
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import UnknownLabels
 
@@ -105,6 +105,18 @@ def uid_field(record: dict[str, Any], path: Path, number: int, default: str | No
     if problem := "the uid is empty; add one" if is_blank(uid) else _character_problem(uid):
         raise DatasetError(f"{path}:{number}: 'uid': {problem}")
     return uid
+
+
+def label_fields(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a label, besides its uid and its text.
+
+    Raises:
+        DatasetError: If a field is wrong, or has a reserved name.
+    """
+    try:
+        return checked_fields(fields) if fields else {}
+    except ValueError as error:
+        raise DatasetError(f"{where}: {error}") from None
 
 
 def check_position(position: object, labels: int, where: str) -> int:

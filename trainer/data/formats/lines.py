@@ -53,6 +53,9 @@ def read_table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dic
     yield from enumerate(rows, start=1)
 
 
-def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each line number, from 1, with the JSON object of the line. Blank lines are skipped."""
-    return text_lines.read_objects(path, DatasetError)
+def read_records(path: Path, unique: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line number, from 1, with the JSON object of the line. Blank lines are skipped.
+
+    With `unique`, an object in which a name stands twice is an error.
+    """
+    return text_lines.read_objects(path, DatasetError, unique)

@@ -1,7 +1,7 @@
 """Recollect's own format: JSON lines, plain or gzip.
 
     train.jsonl[.gz]   test.jsonl[.gz]   {"uid", "text", "labels": [label uid, ...], "exclude": [...]}
-    labels.jsonl[.gz]                    {"uid", "text"}, one line for each label, in label order
+    labels.jsonl[.gz]                    {"uid", "text", ...}, one line for each label with its fields, in label order
 
 Positions from 0 may replace the uids in `labels` (`references` has the rule). The uid of an instance is optional. The
 default is the row number, from 0. The list `exclude` is optional too. It names labels, in the same way as
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recollect.trainer.data.formats.fields import TextRule, uid_field
+from recollect.trainer.data.formats.fields import TextRule, label_fields, uid_field
 from recollect.trainer.data.formats.lines import find_file, read_records, require_file
 from recollect.trainer.data.formats.references import LabelReferences
-from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
+from recollect.trainer.data.split import Entries, LabelColumns, Split, SplitBuilder, SplitName
 
 EXPECTED = "labels.jsonl[.gz] and train.jsonl[.gz]"
 TEXT_FIELDS: tuple[str, ...] = ("text",)
@@ -27,11 +27,12 @@ def recognises(folder: Path) -> bool:
 
 def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = require_file(folder, _file_names("labels"))
-    uids, texts = StringColumn(), StringColumn()
-    for number, record in read_records(path):
-        uids.append(uid_field(record, path, number))
-        texts.append(rule.read(record, TEXT_FIELDS, path, number))
-    return path, Entries(uids.build(), texts.build())
+    labels = LabelColumns()
+    for number, record in read_records(path, unique=True):
+        uid, text = uid_field(record, path, number), rule.read(record, TEXT_FIELDS, path, number)
+        others = {name: record[name] for name in record if name not in ("uid", "text")}
+        labels.append(uid, text, label_fields(others, f"{path}:{number}"))
+    return path, labels.build()
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from recollect.core.options import integer_as_uid
+from recollect.core.texts import integer_as_uid
 from recollect.trainer.data.formats.fields import TextRule, check_position
 from recollect.trainer.data.split import Entries
 from recollect.trainer.errors import DatasetError

@@ -1,0 +1,228 @@
+"""Label fields: what a label has besides its uid and its text, and the labels that have a value of a field.
+
+    {"name": "Wine", "names": {"de": "Wein"}, "notation": "641.2", "parents": ["drinks"], "groups": ["food"], ...}
+
+A bundle stores the fields of each label as JSON. Its terms are the sorted pairs of a field and a value, such as
+`["groups","food"]`, each with the labels that have it. A list has a term for each of its items. An object has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Int
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recollect.core.bundle.arrays import map_array, map_offsets, map_positions
+from recollect.core.bundle.components import Components
+from recollect.core.bundle.files import LABEL_FIELDS, LABEL_TERMS, TERM_LABELS, TERM_OFFSETS, table_files
+from recollect.core.bundle.strings import StringTable, write_table
+from recollect.core.bundle.values import Matrix
+from recollect.core.system.files import save_array
+from recollect.core.texts import UidText
+
+# Names that a label has in an answer, and names that a record of a label may have for another purpose.
+RESERVED = frozenset(
+    {
+        *("uid", "text", "score", "probability", "because", "ranked_by", "training_count", "position"),
+        *("fields", "labels", "vector", "exclude", "version", "sequence"),
+    }
+)
+# Longest JSON of the fields of a label, in bytes, and longest term, in characters. A longer value has no term.
+MAX_FIELDS, MAX_TERM = 20_000, 1_000
+
+Value = str | int | float | bool
+# A language, as BCP 47 writes it, such as `de` or `pt-BR`.
+Language = Annotated[str, Field(min_length=1, max_length=35, pattern=r"^[A-Za-z0-9-]+$")]
+
+
+class LabelFields(BaseModel):
+    """What a label can have besides its uid and its text. A further field is kept as JSON, under its own name.
+
+    A field is declared here, and nowhere else: data sets, requests, Python, the log, bundles, answers and
+    `recollect export` have it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+    name: str | None = Field(None, min_length=1, description="what people see; the text, if a label has none")
+    names: dict[Language, str] = Field({}, description="the name in several languages")
+    notation: str | None = Field(None, description="the code of the label in its classification")
+    parents: list[UidText] = Field([], description="uids of broader labels")
+    groups: list[str] = Field([], description="groups to which the label belongs")
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that the label has."""
+        names = [*LabelFields.model_fields, *(self.model_extra or ())]
+        return {name: value for name in names if (value := getattr(self, name)) not in (None, {}, [])}
+
+
+def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the fields of a label, and return those that it has.
+
+    Raises:
+        ValueError: If a name is reserved, a value has a wrong type or is no JSON, or the fields are too long. The
+            message is one line that begins with the name of the field.
+    """
+    for name in fields:
+        if name in RESERVED or not name.strip():
+            raise ValueError(f"{name or 'the empty name'}: expected another name of a field, this one is reserved")
+    try:
+        found = LabelFields.model_validate(fields).fields()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"])).removesuffix(".[key]")
+        raise ValueError(f"{name}: {problem['msg']}; found {problem['input']!r:.60}") from None
+    try:
+        size = len(to_json(found).encode())
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"fields: expected values of JSON, found: {error}") from None
+    if size > MAX_FIELDS:
+        raise ValueError(f"fields: expected at most {MAX_FIELDS:,} bytes of JSON, found {size:,}; shorten them")
+    return found
+
+
+def to_json(fields: Any) -> str:
+    """The fields as a JSON object; an empty text if there are none."""
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False) if fields else ""
+
+
+def from_json(text: str) -> dict[str, Any]:
+    """The fields in a JSON object. Damaged content has no fields: an answer needs none."""
+    try:
+        fields = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def term(field: str, value: Value) -> str:
+    """The term of a value of a field. Equal numbers have equal terms."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps([field, value], ensure_ascii=False, separators=(",", ":"))
+
+
+def prefix_of(field: str) -> str:
+    """The beginning of all terms of a field."""
+    return term(field, "").removesuffix('""]')
+
+
+def pair_of(term_: str) -> tuple[str, Value]:
+    """The field and the value of a term; empty ones if it is damaged."""
+    try:
+        field, value = json.loads(term_)
+    except (ValueError, TypeError, RecursionError):
+        return "", ""
+    return (field, value) if isinstance(field, str) and isinstance(value, Value) else ("", "")
+
+
+def name_of(fields: Mapping[str, Any], text: str, language: str | None = None) -> str:
+    """The name of a label in a language, or the name that people see, or its text.
+
+    The name of a wider language is better than none: `de` for `de-AT` (RFC 4647, Lookup).
+    """
+    names = fields.get("names")
+    if language is not None and isinstance(names, dict):
+        known = {str(each).lower(): name for each, name in names.items() if isinstance(name, str)}
+        wanted = language.lower()
+        while wanted:
+            if wanted in known:
+                return known[wanted]
+            wanted = wanted.rpartition("-")[0]
+    name = fields.get("name")
+    return name if isinstance(name, str) else text
+
+
+def names_of(fields: Mapping[str, Any]) -> list[str]:
+    """The different names of a label, in all languages."""
+    by_language = names.values() if isinstance(names := fields.get("names"), dict) else ()
+    return [*dict.fromkeys(name for name in (fields.get("name"), *by_language) if isinstance(name, str))]
+
+
+def terms(fields: Mapping[str, Any]) -> list[str]:
+    """The different terms of the fields of a label."""
+    pairs = ((name, each) for name, value in fields.items() for each in (value if isinstance(value, list) else [value]))
+    found = dict.fromkeys(term(name, each) for name, each in pairs if isinstance(each, Value))
+    return [each for each in found if len(each) <= MAX_TERM]
+
+
+@dataclass(frozen=True, eq=False)
+class FieldTable:
+    """The fields of the labels of a bundle.
+
+    Attributes:
+        json: The fields of each label.
+        terms: The terms, sorted by their bytes.
+        labels: The labels that have each term.
+    """
+
+    json: StringTable
+    terms: StringTable
+    labels: Matrix
+
+    @classmethod
+    def open(cls, components: Components, labels: int) -> FieldTable:
+        """Map the fields of a bundle with a number of labels."""
+        (utf8_file, offsets_file), (terms_file, term_offsets_file) = table_files(LABEL_FIELDS), table_files(LABEL_TERMS)
+        utf8, terms_utf8 = (
+            components.open(map_array, utf8_file, "uint8"),
+            components.open(map_array, terms_file, "uint8"),
+        )
+        count = len(components.open(map_array, TERM_OFFSETS, "int64")) - 1
+        pairs = len(components.open(map_array, TERM_LABELS, "int32"))
+        return cls(
+            StringTable(utf8, components.open(map_offsets, offsets_file, labels, len(utf8))),
+            StringTable(terms_utf8, components.open(map_offsets, term_offsets_file, count, len(terms_utf8))),
+            Matrix(
+                components.open(map_offsets, TERM_OFFSETS, count, pairs),
+                components.open(map_positions, TERM_LABELS, pairs, labels),
+            ),
+        )
+
+    def with_term(self, wanted: str) -> Int[np.ndarray, " label"]:
+        """The labels that have a term."""
+        row = self.terms.find(wanted, self._order)
+        return self.labels.gather(np.array([] if row is None else [row], dtype=np.int64))[1]
+
+    def beginning_with(self, prefix: str) -> Iterator[tuple[str, Int[np.ndarray, " label"]]]:
+        """Yield the terms that begin with `prefix`, with their labels."""
+        for row in self.terms.beginning_with(prefix, self._order):
+            yield self.terms[row], self.labels.indices[self.labels.indptr[row] : self.labels.indptr[row + 1]]
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the fields that have terms."""
+        row = 0
+        while row < len(self.terms):
+            name = pair_of(self.terms[row])[0]
+            yield name
+            last = prefix_of(name).encode() + b"\xff"  # after all terms of the field
+            row = max(row + 1, bisect_left(range(len(self.terms)), last, row, key=self.terms.raw))
+
+    @functools.cached_property
+    def _order(self) -> Int[np.ndarray, " term"]:
+        return np.arange(len(self.terms), dtype=np.int32)
+
+
+def write_field_table(folder: Path, fields: Iterable[str]) -> None:
+    """Write the fields of all labels, each as JSON, into a bundle folder; nothing if no label has any."""
+    found: dict[str, list[int]] = {}
+    listed: Sequence[str] = [*fields]
+    if not any(listed):
+        return
+    for label, text in enumerate(listed):
+        for each in terms(from_json(text)):
+            found.setdefault(each, []).append(label)
+    write_table(folder, LABEL_FIELDS, listed)
+    ordered = sorted(found, key=str.encode)
+    write_table(folder, LABEL_TERMS, ordered)
+    save_array(folder / TERM_OFFSETS, np.cumsum([0, *(len(found[each]) for each in ordered)], dtype=np.int64))
+    labels = [label for each in ordered for label in found[each]]
+    save_array(folder / TERM_LABELS, np.array(labels, dtype=np.int32))
