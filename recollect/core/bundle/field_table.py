@@ -1,4 +1,4 @@
-"""The table of the fields of a bundle's labels: the fields of each label as JSON, and the labels that have each term."""
+"""The table of the fields of labels in a bundle: the fields of each label as JSON, and the labels of each term."""
 
 from __future__ import annotations
 
