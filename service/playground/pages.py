@@ -1,4 +1,4 @@
-"""Serves the web pages: the playground from the files in `static/`, and Swagger UI from the package fastapi-swagger.
+"""Serves the web pages: the playground from the files in `static/`, and Swagger UI from those in `swagger_ui/`.
 
 The playground is plain HTML, CSS and JavaScript modules, without a build step. A page loads nothing from other servers.
 One route has the facts that only the playground shows.
@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from recollect.core.bundle.strings import StringTable
 from recollect.core.texts import is_blank
 from recollect.service.versions.open_versions import OpenVersions
 
-_STATIC = Path(__file__).with_name("static")
+_STATIC, _SWAGGER_UI = Path(__file__).with_name("static"), Path(__file__).with_name("swagger_ui")
 # Number of examples that a page shows, and maximum number of their characters.
 _EXAMPLES, _MAX_CHARACTERS = 24, 120
 _MEDIA_TYPES = {
@@ -89,10 +88,8 @@ def add_docs(router: Router) -> None:
     policy = f"{_OWN_SERVER}; script-src 'self' 'sha256-{digest}'; img-src 'self' data:"
     for path in ("/docs", "/redoc"):
         router.add_route(path, _StaticFile(bytes(page), ".html", policy).respond)
-    swagger_ui = resources.files("fastapi_swagger.resources")
-    for file in (swagger_ui / "swagger-ui-bundle.js", swagger_ui / "swagger-ui.css", _STATIC / "icon.svg"):
-        suffix = f".{file.name.rpartition('.')[2]}"
-        router.add_route(f"/docs/{file.name}", _StaticFile(file.read_bytes(), suffix, policy).respond)
+    for file in (_SWAGGER_UI / "swagger-ui-bundle.js", _SWAGGER_UI / "swagger-ui.css", _STATIC / "icon.svg"):
+        router.add_route(f"/docs/{file.name}", _StaticFile(file.read_bytes(), file.suffix, policy).respond)
 
 
 class BundleFacts(BaseModel):
