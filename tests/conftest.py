@@ -7,6 +7,7 @@ The checks begin here because they apply only to modules that are imported later
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import pkgutil
@@ -23,6 +24,15 @@ import recollect.trainer
 from tests import type_checks
 
 pytest_plugins = ["tests.fixtures", "tests.tiny_runs"]
+
+# The imports of all test files make a million objects that stay. A third of their time would be searches for garbage.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # Functions of these modules are called for each row or each query. Checks would take most of the time of a test. The
 # modules of methods cannot be checked: they import torch's types for mypy only.

@@ -84,12 +84,14 @@ def serve(address: str) -> None:
 
 def _import_packages() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported; requests would take 46 s
+    gc.disable()
     modules = [module.name for module in pkgutil.walk_packages(recollect.__path__, "recollect.")]
     for name in (*_LATER, *modules):
         if not name.endswith("__main__"):
             importlib.import_module(name)
     tempfile.tempdir = None  # torch has looked it up, but each forked program has its own TMPDIR
     gc.freeze()  # so a collection in a forked process copies no pages
+    gc.enable()
 
 
 def _report_ends(children: dict[int, socket.socket]) -> None:

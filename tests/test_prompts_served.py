@@ -6,14 +6,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 import recollect
 from recollect.trainer.errors import TrainingError
@@ -22,6 +20,9 @@ from tests.conftest import TOPICS, write_topics
 from tests.formula import label_scores
 from tests.processes import call, serving, write_lines
 from tests.tiny_runs import write_tiny_encoder
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 PROMPTS = {"query": "find: ", "document": "a label named "}
 QUERIES = ["Who must pay", "a mass in an old church", "x", "A vaccine against malaria is tried in three countries"]
@@ -49,6 +50,9 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+
     folder = tmp_path_factory.mktemp("prompts")
     write_topics(folder / "dataset")
     torch.manual_seed(3)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recollect.trainer.training import run_log
 from recollect.trainer.training.run_log import RunLog
@@ -90,6 +89,8 @@ def test_only_rank_0_writes_the_log(tmp_path: Path, clock: Clock, monkeypatch: p
 
 def tensorboard_values(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """The values in TensorBoard, by name and step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     return {name: [(event.step, event.value) for event in board.Scalars(name)] for name in board.Tags()["scalars"]}

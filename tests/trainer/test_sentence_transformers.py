@@ -6,18 +6,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize, Pooling, Transformer
 
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint, save_checkpoint
 from recollect.trainer.encoding.pretrained import load_pretrained
 from recollect.trainer.errors import EncoderError
 from tests.trainer.conftest import SAMPLE_TEXTS, load
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 BERT = SIZE | {"max_position_embeddings": 64, "initializer_range": 0.5}
@@ -60,13 +61,22 @@ def folders(make_tiny_encoder: Callable[..., Any], tmp_path_factory: pytest.Temp
     return folder
 
 
-def random_dense(inputs: int, outputs: int, activation: Any) -> Dense:
+def layer(kind: str, *arguments: Any, **options: Any) -> Any:
+    from sentence_transformers.sentence_transformer import modules
+
+    return getattr(modules, kind)(*arguments, **options)
+
+
+def random_dense(inputs: int, outputs: int, activation: Any) -> Any:
     torch.manual_seed(11)
-    return Dense(inputs, outputs, activation_function=activation)
+    return layer("Dense", inputs, outputs, activation_function=activation)
 
 
 def save(transformer: Path, folder: Path, *modules: Any, **settings: Any) -> SentenceTransformer:
-    model = SentenceTransformer(modules=[Transformer(str(transformer)), *modules], device="cpu", **settings)
+    from sentence_transformers import SentenceTransformer
+
+    first = layer("Transformer", str(transformer))
+    model = SentenceTransformer(modules=[first, *modules], device="cpu", **settings)
     model.save(str(folder))
     return model
 
@@ -81,7 +91,9 @@ def test_each_architecture_has_the_vectors_of_sentence_transformers(
     kind: str, folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     pooling = "lasttoken" if kind in ("gpt2", "llama", "qwen3") else "mean"
-    model = save(folders(kind), tmp_path / "model", Pooling(32, pooling), random_dense(32, 24, torch.nn.Tanh()))
+    model = save(
+        folders(kind), tmp_path / "model", layer("Pooling", 32, pooling), random_dense(32, 24, torch.nn.Tanh())
+    )
     np.testing.assert_allclose(load(tmp_path / "model").encode(SAMPLE_TEXTS, 32), expected(model), atol=2e-6)
 
 
@@ -89,7 +101,7 @@ def test_each_architecture_has_the_vectors_of_sentence_transformers(
 def test_each_pooling_has_the_vectors_of_sentence_transformers(
     pooling: Any, encoder_folder: Path, tmp_path: Path
 ) -> None:
-    model = save(encoder_folder, tmp_path / "model", Pooling(32, pooling))
+    model = save(encoder_folder, tmp_path / "model", layer("Pooling", 32, pooling))
     encoder = load(tmp_path / "model")
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32), expected(model), atol=2e-6)
     assert encoder.dim == 32 * (1 if isinstance(pooling, str) else len(pooling))
@@ -97,10 +109,14 @@ def test_each_pooling_has_the_vectors_of_sentence_transformers(
 
 LAYERS: dict[str, Callable[[], list[Any]]] = {
     "dense": lambda: [random_dense(32, 16, torch.nn.Identity())],
-    "dense with gelu, then normalize": lambda: [random_dense(32, 48, torch.nn.GELU()), Normalize()],
-    "normalize, then dense": lambda: [Normalize(), random_dense(32, 8, torch.nn.Tanh())],
-    "two dense": lambda: [random_dense(32, 64, torch.nn.ReLU()), random_dense(64, 16, torch.nn.Sigmoid()), Normalize()],
-    "layer norm": lambda: [LayerNorm(32), Normalize()],
+    "dense with gelu, then normalize": lambda: [random_dense(32, 48, torch.nn.GELU()), layer("Normalize")],
+    "normalize, then dense": lambda: [layer("Normalize"), random_dense(32, 8, torch.nn.Tanh())],
+    "two dense": lambda: [
+        random_dense(32, 64, torch.nn.ReLU()),
+        random_dense(64, 16, torch.nn.Sigmoid()),
+        layer("Normalize"),
+    ],
+    "layer norm": lambda: [layer("LayerNorm", 32), layer("Normalize")],
 }
 
 
@@ -108,7 +124,7 @@ LAYERS: dict[str, Callable[[], list[Any]]] = {
 def test_layers_after_the_pooling_are_applied_and_saved_in_a_checkpoint(
     name: str, encoder_folder: Path, tmp_path: Path
 ) -> None:
-    model = save(encoder_folder, tmp_path / "model", Pooling(32, "mean"), *LAYERS[name]())
+    model = save(encoder_folder, tmp_path / "model", layer("Pooling", 32, "mean"), *LAYERS[name]())
     encoder, right = load(tmp_path / "model"), expected(model)
     np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32), right, atol=2e-6)
     save_checkpoint(encoder, tmp_path / "checkpoint")
@@ -120,8 +136,10 @@ def test_layers_after_the_pooling_are_applied_and_saved_in_a_checkpoint(
 def test_do_lower_case_makes_texts_lower_case(
     folders: Callable[[str], Path], tiny_distilbert: Any, tmp_path: Path
 ) -> None:
-    transformer = Transformer(str(tiny_distilbert.folder), do_lower_case=True)
-    model = SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
+    from sentence_transformers import SentenceTransformer
+
+    transformer = layer("Transformer", str(tiny_distilbert.folder), do_lower_case=True)
+    model = SentenceTransformer(modules=[transformer, layer("Pooling", 32)], device="cpu")
     model.save(str(tmp_path / "model"))
     settings = tmp_path / "model" / "sentence_bert_config.json"
     settings.write_text(json.dumps({"max_seq_length": 32, "do_lower_case": True}))  # version 6 no longer saves the flag
@@ -130,7 +148,7 @@ def test_do_lower_case_makes_texts_lower_case(
 
 
 def test_transformer_in_a_folder_of_its_own_is_read(encoder_folder: Path, tmp_path: Path) -> None:
-    model = save(encoder_folder, tmp_path / "model", Pooling(32, "cls"))
+    model = save(encoder_folder, tmp_path / "model", layer("Pooling", 32, "cls"))
     own = tmp_path / "model" / "0_Transformer"
     own.mkdir()
     for path in list((tmp_path / "model").iterdir()):
@@ -146,7 +164,7 @@ class TestPrompts:
     PROMPTS = {"query": "quick: ", "document": "lazy dog "}
 
     def test_declared_prompts_come_before_queries_and_labels(self, encoder_folder: Path, tmp_path: Path) -> None:
-        model = save(encoder_folder, tmp_path / "model", Pooling(32), prompts=self.PROMPTS)
+        model = save(encoder_folder, tmp_path / "model", layer("Pooling", 32), prompts=self.PROMPTS)
         encoder = load(tmp_path / "model")
         model.max_seq_length = 32
         for side, encode in (("queries", model.encode_query), ("labels", model.encode_document)):
@@ -154,7 +172,7 @@ class TestPrompts:
             np.testing.assert_allclose(encoder.encode(SAMPLE_TEXTS, 32, side=side), right, atol=2e-6)
 
     def test_prompts_of_the_flags_replace_declared_ones(self, encoder_folder: Path, tmp_path: Path) -> None:
-        model = save(encoder_folder, tmp_path / "model", Pooling(32), prompts=self.PROMPTS)
+        model = save(encoder_folder, tmp_path / "model", layer("Pooling", 32), prompts=self.PROMPTS)
         encoder = load_pretrained(
             str(tmp_path / "model"), "auto", 32, 8, "cpu", query_prompt="red paint ", label_prompt=""
         )
@@ -178,7 +196,7 @@ class TestPrompts:
         assert (config.query_prompt, config.label_prompt) == right
 
     def test_prompt_that_the_pooling_leaves_out_is_refused(self, encoder_folder: Path, tmp_path: Path) -> None:
-        save(encoder_folder, tmp_path / "model", Pooling(32, include_prompt=False), prompts=self.PROMPTS)
+        save(encoder_folder, tmp_path / "model", layer("Pooling", 32, include_prompt=False), prompts=self.PROMPTS)
         with pytest.raises(EncoderError, match="include_prompt: false.* found 'quick: '.*--query-prompt ''"):
             load(tmp_path / "model")
         load_pretrained(str(tmp_path / "model"), "auto", 32, 8, "cpu", query_prompt="", label_prompt="")
@@ -235,7 +253,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_part_that_is_not_supported_is_refused_by_name(
     damage: Callable[[Path], object], complaint: str, encoder_folder: Path, tmp_path: Path
 ) -> None:
-    save(encoder_folder, tmp_path / "model", Pooling(32), random_dense(32, 16, torch.nn.Tanh()))
+    save(encoder_folder, tmp_path / "model", layer("Pooling", 32), random_dense(32, 16, torch.nn.Tanh()))
     damage(tmp_path / "model")
     with pytest.raises(EncoderError, match=complaint) as refusal:
         load(tmp_path / "model")
@@ -243,6 +261,6 @@ def test_part_that_is_not_supported_is_refused_by_name(
 
 
 def test_pooling_whose_vector_does_not_fit_the_next_layer_is_refused(encoder_folder: Path, tmp_path: Path) -> None:
-    save(encoder_folder, tmp_path / "model", Pooling(32), random_dense(32, 16, torch.nn.Tanh()))
+    save(encoder_folder, tmp_path / "model", layer("Pooling", 32), random_dense(32, 16, torch.nn.Tanh()))
     with pytest.raises(EncoderError, match=r"--pooling cls\+mean: expected a vector of 32 dimensions.* found 64"):
         load(tmp_path / "model", "cls+mean")
