@@ -125,13 +125,17 @@ def quick_export(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_road_export(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`build` copies the encoder of the bundle in the shared store instead of exporting the encoder of its run."""
+    copy_road_export(built, monkeypatch)
+
+
+def copy_road_export(built: Any, patch: pytest.MonkeyPatch) -> None:
+    """Let `build` copy the encoder of the bundle in the shared store instead of exporting the encoder of its run."""
 
     def copy(encoder: object, folder: Path, *_: object) -> None:
         for name in ("encoder.onnx", "tokenizer.json"):
             shutil.copy(built.store / "bundles" / built.version / name, folder)
 
-    monkeypatch.setattr("recollect.index_builder.build.export_encoder", copy)
+    patch.setattr("recollect.index_builder.build.export_encoder", copy)
 
 
 @pytest.fixture

@@ -40,21 +40,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     judged: dict[str, list[tuple[str, ...]]] = {"tune": [], "rank_run": []}
     learnt: list[set[str]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for step, texts_of_step in judged.items():
+        for step in judged:
             real = getattr(best, step)
 
-            def record(
-                settings: Any, part: HeldOutTexts, real: Any = real, texts_of_step: list[Any] = texts_of_step
-            ) -> Any:
+            def record(settings: Any, part: HeldOutTexts, step: str = step, real: Any = real) -> Any:
                 memory = open_memory(settings.run / "memory")
                 texts = list(read_texts(memory.folder / "instances.jsonl"))
-                texts_of_step.append(tuple(texts[row] for row in choose_queries(memory, settings.run, 10_000, 0, part)))
+                judged[step].append(tuple(texts[row] for row in choose_queries(memory, settings.run, 10_000, 0, part)))
                 held_out = held_out_of(memory, settings.run).mask(texts, len(texts))
                 learnt.append({text for text, held in zip(texts, held_out, strict=True) if not held})
+                if step == "tune":
+                    settings = settings.model_copy(update={"lambda_": [0.2, 0.8], "top_b": [50]})
                 return real(settings, part)
 
             patch.setattr(best, step, record)
-        run = train(tmp_path_factory.mktemp("best"), minutes=0.1, validation_fraction=0.5)
+        run = train(tmp_path_factory.mktemp("best"), texts=420, minutes=0.1, validation_fraction=0.5)
     return Trained(run, judged, learnt)
 
 

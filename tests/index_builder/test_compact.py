@@ -185,7 +185,7 @@ def test_compaction_without_a_run_reads_exact_keys_from_the_bundle(
 
 
 def test_compaction_without_a_run_encodes_the_texts_of_approximate_keys_again(
-    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built
+    store: Store, compact: Callable[..., tuple[int, str, str]], built: Built, quick_road_export: None
 ) -> None:
     recollect.build(built.run, store=store.root, index="SQ8", lexical="off", recall_target=0.5, activate=True)
     write(store, *changes(open_model(store.root).predictor.encode))

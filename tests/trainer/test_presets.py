@@ -249,10 +249,10 @@ class TestTwoStages:
     ) -> None:
         first, second = tmp_path / "first", tmp_path / "second"
         recollect.train(lesson, out=first, preset=PRIME, scale=0.001, tune="no")
-        recollect.train(lesson, out=second, preset=NGAME, scale=0.02, from_=first)
+        recollect.train(lesson, out=second, preset=NGAME, scale=0.02, from_=first, tune="no")
         recipe = training(second)["recipe"]
         assert (recipe["method"], recipe["train"], recipe["encoder"]["max_length"]) == ("ngame", "head", 32)
         weights, old = (load_file(run / "checkpoint" / "model.safetensors") for run in (second, first))
         assert all((weights[name] == old[name]).all() for name in old)
-        recollect.build(second, store=tmp_path / "store", activate=True)
+        recollect.build(second, store=tmp_path / "store", index="flat", lexical="off", activate=True)
         assert len(recollect.open(tmp_path / "store").predict("lawn over chair", top_k=3, lambda_=0)) == 3

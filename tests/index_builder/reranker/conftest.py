@@ -14,7 +14,8 @@ from recollect.index_builder.reranker.rank import rank_run
 from recollect.index_builder.settings import BuildSettings, RankSettings
 from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings
-from tests.conftest import made_once
+from tests.conftest import Built, made_once
+from tests.tiny_runs import copy_road_export
 
 NAMES = ["amber", "basil", "cedar", "daisy", "ember", "flint", "grape", "hazel", "ivory", "jade", "kelp", "lemon"]
 PHRASES = ("instead of {}", "and also {}", "compared with {}", "unlike {}", "next to {}", "far from {}")
@@ -44,8 +45,10 @@ def write_names(folder: Path, texts: int = 150) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ranked(tmp_path_factory: pytest.TempPathFactory) -> RankedRun:
-    folder = made_once(tmp_path_factory, "ranked", rank_names)
+def ranked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> RankedRun:
+    with pytest.MonkeyPatch.context() as patch:
+        copy_road_export(built, patch)
+        folder = made_once(tmp_path_factory, "ranked", rank_names)
     return RankedRun(folder / "run", folder / "store", (folder / "version").read_text())
 
 

@@ -70,7 +70,7 @@ def test_ranker_is_fitted_to_held_out_instances_alone(tmp_path: Path) -> None:
 
 
 def test_training_that_held_out_no_texts_gives_neither_votes_by_words_nor_probabilities(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: Path, quick_export: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     record_training(run, fraction=0)
