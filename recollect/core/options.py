@@ -104,7 +104,12 @@ _MOST_FIELDS, _MOST_VALUES = 32, 1_000
 
 
 def _as_where(given: object) -> object:
-    """The canonical JSON of a filter by fields, from an object, from its JSON, or from FIELD=VALUE,VALUE."""
+    """The canonical JSON of a filter by fields, from an object, from its JSON, or from FIELD=VALUE,VALUE.
+
+    None is no filter, as is an object without fields.
+    """
+    if given is None:
+        return None
     if isinstance(given, str):
         name, equals, listed = given.partition("=")
         if given.lstrip().startswith("{"):
@@ -133,7 +138,7 @@ def _as_where(given: object) -> object:
     return to_json({name: [pair_of(each)[1] for each in found] for name, found in pairs.items()}) or None
 
 
-Where = Annotated[str, BeforeValidator(_as_where, json_schema_input_type=dict[str, Value | list[Value]])]
+Where = Annotated[str | None, BeforeValidator(_as_where, json_schema_input_type=dict[str, Value | list[Value]] | None)]
 FieldNames = Annotated[tuple[str, ...], Field(max_length=_MOST_FIELDS, strict=False)]
 
 
@@ -204,7 +209,7 @@ class AnswerOptions:
     threshold: Share = _option("Minimum score of a returned label", 0.0, may_be_none=False)
     allow: Uids | None = _option("Uids of the only labels to return", None, filters=True)
     deny: Uids = _option("Uids of labels not to return", (), filters=True)
-    where: Where | None = _option(
+    where: Where = _option(
         "Fields that a returned label has, with the values of which it has at least one; FIELD=VALUE,VALUE or JSON",
         None,
     )

@@ -207,6 +207,12 @@ class FieldTable:
             row = max(row + 1, bisect_left(range(len(self.terms)), last, row, key=self.terms.raw))
 
     @functools.cached_property
+    def children(self) -> dict[str, list[int]]:
+        """The labels that name each label as a parent, by its uid."""
+        pairs = self.beginning_with(prefix_of("parents"))
+        return {str(pair_of(each)[1]): labels.tolist() for each, labels in pairs}
+
+    @functools.cached_property
     def _order(self) -> Int[np.ndarray, " term"]:
         return np.arange(len(self.terms), dtype=np.int32)
 

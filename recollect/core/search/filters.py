@@ -130,7 +130,7 @@ class Filters:
                     del self._kept[each]
         return made
 
-    def _marked(self, positions: Sequence[Int[np.ndarray, " found"]]) -> Bool[np.ndarray, " label"]:
+    def _marked(self, positions: Sequence[Int[np.ndarray, " _"]]) -> Bool[np.ndarray, " label"]:
         marks = np.zeros(len(self._labels), dtype=bool)
         marks[np.concatenate(positions)] = True
         return marks

@@ -159,21 +159,18 @@ class Labels:
 
     def below(self, uid: str) -> Int[np.ndarray, " found"]:
         """The positions of a label and of all labels below it, in no particular order. Each is found once."""
-        found: dict[int, None] = {}
+        fields, position = self.bundle_labels.fields, self.position(uid)
+        of_bundle = {} if fields is None else fields.children
+        found = dict[int, None]() if position is None else {position: None}
         wanted = [uid]
-        position = self.position(uid)
-        if position is not None:
-            found[position] = None
         while wanted:
-            new = [label for each in wanted for label in self.children.get(each, ()) if label not in found]
-            found.update(dict.fromkeys(new))
-            wanted = [self.uids[label] for label in dict.fromkeys(new)]
+            rows = [row for each in wanted for row in of_bundle.get(each, ())]
+            live = [self._live_rows(term("parents", each)) for each in wanted if self.live_fields.by_row]
+            children = self._present(np.concatenate([np.array(rows, dtype=np.int64), *live])).tolist()
+            new = dict.fromkeys(child for child in children if child not in found)
+            found |= new
+            wanted = [self.uids[child] for child in new]
         return np.array([*found], dtype=np.int64)
-
-    @functools.cached_property
-    def children(self) -> dict[str, list[int]]:
-        """The labels that name each label as a parent, by its uid."""
-        return {str(parent): labels.tolist() for parent, labels in self.values_of("parents")}
 
     def _live_rows(self, wanted: str) -> Int[np.ndarray, " row"]:
         rows = np.array(self.live_fields.rows.get(wanted, ()), dtype=np.int64)
