@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from recollect.core.bundle.label_fields import checked_fields, to_json, write_field_table
+from recollect.core.bundle.field_table import write_field_table
+from recollect.core.bundle.label_fields import checked_fields, to_json
 from recollect.core.bundle.strings import StringTable, write_table
 from recollect.core.system.files import save_array
 from recollect.index_builder.errors import BuildError

@@ -327,6 +327,6 @@ def _serialise(answers: Sequence[Answer]) -> list[bytes]:
         if size > MAX_ANSWER_BYTES:
             raise QueryError(
                 f"explain: expected an answer of at most {MAX_ANSWER_BYTES:,} bytes, found a larger one; set a smaller "
-                "top_k, send fewer queries, or set explain to false"
+                "top_k, send fewer queries, or leave out explain or fields"
             )
     return json

@@ -23,9 +23,9 @@ from jaxtyping import Bool, Int
 
 from recollect.core.bundle.arrays import map_array, map_offsets, map_positions
 from recollect.core.bundle.components import Components
+from recollect.core.bundle.field_table import FieldTable
 from recollect.core.bundle.files import table_files
 from recollect.core.bundle.integrity import read_manifest
-from recollect.core.bundle.label_fields import FieldTable
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.bundle.signing import VerifyKeys
 from recollect.core.bundle.strings import StringTable
