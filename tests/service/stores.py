@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 
+from recollect.core.bundle.field_table import write_field_table
 from recollect.core.bundle.integrity import describe_files
-from recollect.core.bundle.label_fields import to_json, write_field_table
+from recollect.core.bundle.label_fields import to_json
 from recollect.core.bundle.strings import write_table
 from recollect.service.redis_client import RedisClient
 from recollect.service.versions.reports import Report, reports_of, wait_for_replicas
