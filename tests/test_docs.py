@@ -23,6 +23,7 @@ import pytest
 
 import recollect
 from recollect.trainer.methods import METHODS
+from tests.extras import needs_extra
 from tests.processes import serving
 from tests.tiny_runs import write_tiny_encoder
 
@@ -85,11 +86,15 @@ def server(first_steps: Workshop) -> Iterator[str]:
         yield running.url.removeprefix("http://")
 
 
-TESTED = [page for page in PAGES if any(block.tested for block in blocks(page))]
+TESTED = [
+    pytest.param(page, id=named(page), marks=[needs_extra("annif")] if page.stem == "annif" else [])
+    for page in PAGES
+    if any(block.tested for block in blocks(page))
+]
 
 
 @pytest.mark.usefixtures("export_once")
-@pytest.mark.parametrize("page", TESTED, ids=named)
+@pytest.mark.parametrize("page", TESTED)
 def test_marked_commands_of_each_page_run_without_an_error(
     page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
