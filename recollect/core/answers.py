@@ -42,6 +42,9 @@ class LogitTerm(NamedTuple):
     log_odds: float
 
 
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+
 class ScoredLabel(NamedTuple):
     """A label of an answer.
 
@@ -61,11 +64,12 @@ class ScoredLabel(NamedTuple):
     probability: float | None = None
     because: list[Reason] | None = None
     ranked_by: list[LogitTerm] | None = None
-    fields: Mapping[str, Any] = MappingProxyType({})
+    fields: Mapping[str, Any] = NO_FIELDS
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"uid": self.uid, "name": self.name, "text": self.text, "score": self.score}
-        content |= {name: value for name, value in self.fields.items() if name not in content}
+        if self.fields:
+            content |= {name: value for name, value in self.fields.items() if name not in content}
         if self.probability is not None:
             content["probability"] = self.probability
         if self.because is not None:

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float
 
-from recollect.core.answers import Answer, Answers, ScoredLabel, Stopwatch
+from recollect.core.answers import NO_FIELDS, Answer, Answers, ScoredLabel, Stopwatch
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.label_fields import name_of
 from recollect.core.bundle.manifest import Defaults
@@ -268,18 +268,18 @@ def _describe(
     because = ranked.reasons(query, [label for label, *_ in rows]) if explain else [None] * len(rows)
     described = []
     for (label, score, probability), terms in zip(rows, because, strict=True):
-        text, fields = texts[label], labels.fields_of(label) if have_fields else {}
+        text, fields = texts[label], labels.fields_of(label) if have_fields else None
         described.append(
             ScoredLabel(
                 position=label,
                 uid=uids[label],
-                name=name_of(fields, text, options.language),
+                name=name_of(fields, text, options.language) if fields else text,
                 text=text,
                 score=score,
                 because=terms,
                 probability=probability,
                 ranked_by=ranked.logit_terms(query, label) if explain else None,
-                fields={name: fields[name] for name in options.fields if name in fields},
+                fields={name: fields[name] for name in options.fields if name in fields} if fields else NO_FIELDS,
             )
         )
     return described
