@@ -264,6 +264,11 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
         description="also print the metrics of ten groups of labels by frequency: with equally many labels, and with "
         "equally many training pairs",
     )
+    by: str | None = Field(
+        None,
+        description="also print the metrics of the labels with each of the most frequent values of a field, for "
+        "example groups; default: no such table",
+    )
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"

@@ -2,7 +2,7 @@
 
 The tests run each code block below a comment `<!-- tested -->`. The blocks of a page run in order. All pages share one
 folder with `data/` (a copy of examples/garden), `run/` and `store/`. VERSION is replaced by the version in the store,
-and localhost:8000 by the address of a real server that serves this store.
+and localhost:8000 by the address of a real server: the one that the page has started, or one that serves this store.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 
 import recollect
 from recollect.trainer.methods import METHODS
+from tests.extras import needs_extra
 from tests.processes import serving
 from tests.tiny_runs import write_tiny_encoder
 
@@ -85,29 +86,38 @@ def server(first_steps: Workshop) -> Iterator[str]:
         yield running.url.removeprefix("http://")
 
 
-TESTED = [page for page in PAGES if any(block.tested for block in blocks(page))]
+TESTED = [
+    pytest.param(page, id=named(page), marks=[needs_extra("annif")] if page.stem == "annif" else [])
+    for page in PAGES
+    if any(block.tested for block in blocks(page))
+]
 
 
 @pytest.mark.usefixtures("export_once")
-@pytest.mark.parametrize("page", TESTED, ids=named)
+@pytest.mark.parametrize("page", TESTED)
 def test_marked_commands_of_each_page_run_without_an_error(
     page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(first_steps.folder)
     names: dict[str, Any] = {}
-    for block in blocks(page):
-        if not block.tested:
-            continue
-        text = block.text.replace("VERSION", first_steps.version)
-        if "localhost:8000" in text:
-            text = text.replace("localhost:8000", request.getfixturevalue("server"))
-        if block.language == "python":
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(text, str(page), "exec"), names)
-        else:
+    with contextlib.ExitStack() as servers:
+        address = ""
+        for block in blocks(page):
+            if not block.tested:
+                continue
+            text = block.text.replace("VERSION", first_steps.version)
+            if "localhost:8000" in text:
+                text = text.replace("localhost:8000", address or request.getfixturevalue("server"))
+            if block.language == "python":
+                with contextlib.redirect_stdout(io.StringIO()):
+                    exec(compile(text, str(page), "exec"), names)
+                continue
             assert block.language == "sh"
             for command in text.replace("\\\n", " ").split("\n") if "recollect " in text else [text]:
-                if command not in first_steps.done:  # skip a slow command that another page has run already
+                if command.startswith("recollect serve --store "):
+                    running = servers.enter_context(serving(*shlex.split(command)[3:]))
+                    address = running.url.removeprefix("http://")
+                elif command not in first_steps.done:  # skip a slow command that another page has run already
                     run_shell(command)
                     first_steps.done.add(command)
 

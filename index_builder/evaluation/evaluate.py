@@ -11,6 +11,7 @@ from typing import Any, get_args
 from recollect.core.predictor import Predictor
 from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
+from recollect.index_builder.evaluation.groups import FieldGroups
 from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure, report
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
@@ -33,6 +34,8 @@ class Evaluation:
         differences: For each setting with both orders, each metric by probability minus the metric by score, and the
             ends of the 95% confidence interval of this difference.
         deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`), by `DECILES`.
+        by: For each setting, the `field` of `--by`, its number of `values`, and the metrics of its most frequent values
+            (`FieldGroups.measure`) as `groups`; empty without the flag.
         comparison: The version of `--compare`, its metrics with the numbers of training texts of `version`, and the
             differences; None without the flag.
     """
@@ -43,6 +46,7 @@ class Evaluation:
     coverage: list[dict[str, float]]
     differences: list[dict[str, Any]]
     deciles: list[dict[str, Any]]
+    by: list[dict[str, Any]]
     comparison: dict[str, Any] | None
 
 
@@ -53,8 +57,8 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         StoreError, BundleError: If the version cannot be opened.
         KeyFileError: If the public key cannot be read.
         DatasetError: If the dataset is invalid.
-        BuildError: If a bundle has none of the dataset's labels, uids are row numbers in another order, or
-            `--word-weight` needs a lexical index.
+        BuildError: If a bundle has none of the dataset's labels, uids are row numbers in another order, no label has
+            the field of `--by`, or `--word-weight` needs a lexical index.
     """
     if settings.report:
         settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
@@ -71,6 +75,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         )
     if without := int((truth.relevance.getnnz(axis=1) == 0).sum()):
         print_status(f"{settings.dataset}: {without:,} of {len(test):,} test texts have no true label and score 0")
+    groups = None if settings.by is None else FieldGroups.of(predictor, settings.by, truth.labels)
     grid = _grid(settings, predictor)
     sweep = [dataclasses.replace(grid[0], lambda_=lambda_) for lambda_ in _LAMBDAS] if settings.report else []
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
@@ -92,13 +97,15 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         judged.coverage(info.coverage) if info is not None and judged is not None else [],
         _differences(rows),
         [row.fields | row.deciles(truth) for row in rows],
+        [] if groups is None else [row.fields | row.by(groups, truth) for row in rows],
         None if comparison is None else comparison.as_json(),
     )
     if settings.report:
         from recollect.index_builder.evaluation.report import QualityPage  # loads matplotlib
 
         dataset_name = settings.dataset.resolve().name
-        QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison).write(settings.report)
+        page = QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison, groups)
+        page.write(settings.report)
     return evaluation
 
 

@@ -15,6 +15,7 @@ from scipy import sparse
 from recollect.core.predictor import Predictor
 from recollect.index_builder.evaluation.bootstrap import Sampled, Statistics, bootstrap, means, ratios
 from recollect.index_builder.evaluation.deciles import by_frequency
+from recollect.index_builder.evaluation.groups import FieldGroups
 from recollect.index_builder.evaluation.predictions import GroundTruth, Predictions, Setting, predict_top
 from recollect.index_builder.evaluation.probabilities import BINS, DEPTHS, JudgedProbabilities, bin_of
 from recollect.trainer.data.split import Split
@@ -170,6 +171,11 @@ class Measured:
             name: by_frequency(predicted.labels, predicted.hit, truth.relevance, truth.label_counts, deciles, sources)
             for (name, deciles), sources in zip(truth.deciles.items(), predicted.sources, strict=True)
         }
+
+    def by(self, groups: FieldGroups, truth: GroundTruth) -> dict[str, Any]:
+        """The metrics of the most frequent values of a field."""
+        measured = groups.measure(self.predictions.labels, self.predictions.hit, truth.relevance)
+        return {"field": groups.field, "values": len(groups.values), "groups": measured}
 
 
 def measure(

@@ -19,9 +19,11 @@ from matplotlib.figure import Figure
 
 from recollect.core.predictor import Predictor
 from recollect.core.system.files import write_text
+from recollect.index_builder.evaluation.groups import FieldGroups
 from recollect.index_builder.evaluation.measured import Comparison, Measured
 from recollect.index_builder.evaluation.predictions import GroundTruth
 from recollect.index_builder.evaluation.probabilities import DEPTHS, reliability
+from recollect.index_builder.evaluation.table import group_cells
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import ndcg_at, recall_at
 
@@ -49,6 +51,7 @@ class QualityPage:
     answering: Measured  # with the default options
     sweep: list[Measured]  # with other lambdas, in order of score
     comparison: Comparison | None
+    groups: FieldGroups | None = None
 
     def write(self, folder: Path) -> None:
         """Write the page into an existing folder. An earlier page is replaced."""
@@ -68,6 +71,11 @@ class QualityPage:
         yield from self._metrics()
         yield "<h2>Charts</h2>"
         yield self._charts()
+        if self.groups is not None:
+            measured = self.answering.by(self.groups, self.truth)["groups"]
+            yield f"<h2>By {escape(self.groups.field)}</h2>"
+            yield f"<p>Percent; {len(measured):,} of {len(self.groups.values):,} values, the most frequent first.</p>"
+            yield from _table(measured[0], map(group_cells, measured))
         yield "<h2>Hardest labels</h2>\n<p>Labels that the first ten answers to their test texts rarely contain.</p>"
         yield from _table(("label", "training texts", "test texts", "found", "often first instead"), self._labels())
         yield "<h2>Hardest texts</h2>\n<p>The texts with the lowest nDCG@5, the most certain answers first.</p>"

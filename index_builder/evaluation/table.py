@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from recollect.core.system.console import aligned
@@ -18,6 +18,8 @@ _DECILES = {
     "deciles": "tenths of the labels, the rarest first",
     "deciles_by_pairs": "tenths of the training pairs, the most frequent labels first",
 }
+# Maximum number of characters of a value of a field.
+_LONGEST_VALUE = 60
 _SHORT = {
     "temperature": "tau",
     "top_b": "b",
@@ -33,7 +35,7 @@ _SHORT = {
 
 
 def format_evaluation(evaluation: Evaluation, intervals: bool, deciles: bool) -> Iterator[str]:
-    """Format a whole result: the version, the rows, the coverage, the comparison and, on request, the deciles."""
+    """Format a whole result: the version, the rows, the coverage, the comparison, and deciles and groups on request."""
     yield f"version {evaluation.version}, {evaluation.queries:,} queries, in percent"
     yield from format_table(evaluation, intervals)
     yield from _format_coverage(evaluation.coverage)
@@ -41,6 +43,8 @@ def format_evaluation(evaluation: Evaluation, intervals: bool, deciles: bool) ->
         yield from _format_comparison(evaluation.version, evaluation.comparison)
     if deciles:
         yield from _format_deciles(evaluation)
+    for setting in evaluation.by:
+        yield from _format_groups(setting)
 
 
 def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[str]:
@@ -61,12 +65,31 @@ def _format_deciles(evaluation: Evaluation) -> Iterator[str]:
     """Format the metrics by label frequency: for each setting and way to form deciles, one line for each decile."""
     counts = ("decile", "labels", "least", "most", "true")
     for setting, (name, heading) in itertools.product(evaluation.deciles, _DECILES.items()):
-        options = [f"{name} {_format_cell(name, value)}" for name, value in setting.items() if name not in _DECILES]
         rows = setting[name]
         yield ""
-        yield f"{heading}: {', '.join(options)}"
+        yield f"{heading}: {_format_options(setting, _DECILES)}"
         cells = [[str(row[name]) if name in counts else _format_cell(name, row[name]) for name in row] for row in rows]
         yield from aligned([[_SHORT.get(name, name) for name in rows[0]], *cells], str.rjust)
+
+
+def _format_groups(setting: dict[str, Any]) -> Iterator[str]:
+    """Format the metrics by the values of a field with one setting: one line for each value."""
+    rows, options = setting["groups"], _format_options(setting, ("field", "values", "groups"))
+    yield ""
+    yield f"{setting['field']}, {len(rows):,} of {setting['values']:,} values, the most frequent first: {options}"
+    yield from aligned([[*rows[0]], *map(group_cells, rows)], str.rjust)
+
+
+def group_cells(row: dict[str, Any]) -> list[str]:
+    """The cells of a row of `FieldGroups.measure`."""
+    value, *others = row
+    shown = (f"{row[name]:,}" if type(row[name]) is int else _format_cell(name, row[name]) for name in others)
+    return [str(row[value])[:_LONGEST_VALUE], *shown]
+
+
+def _format_options(setting: dict[str, Any], others: Collection[str]) -> str:
+    """The options of a setting; `others` are the names of its results."""
+    return ", ".join(f"{name} {_format_cell(name, value)}" for name, value in setting.items() if name not in others)
 
 
 def _format_coverage(coverage: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -95,7 +95,8 @@ def add_docs(router: Router) -> None:
 class BundleFacts(BaseModel):
     """The answer of `GET /playground/bundle`: training texts to ask, and all measurements of the build.
 
-    `docs` tells whether a browser can open `/docs`; `writable`, whether this API key may change the memory.
+    `fields` are the fields by which labels can be filtered. `docs` tells whether a browser can open `/docs`;
+    `writable`, whether this API key may change the memory.
     """
 
     version: str
@@ -103,6 +104,7 @@ class BundleFacts(BaseModel):
     curves: dict[str, list[Point]]
     checks: list[Check]
     size_bytes: int
+    fields: list[str]
     docs: bool
     writable: bool
 
@@ -126,6 +128,7 @@ class FactsRoute:
                 curves=manifest.curves,
                 checks=manifest.checks,
                 size_bytes=manifest.size_bytes,
+                fields=sorted(predictor.memory.labels.valued_fields()),
                 docs=self.docs,
                 writable=self.writable and key is not None and key.writes,
             )

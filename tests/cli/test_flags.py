@@ -256,6 +256,7 @@ EVALUATE = Walk(
         "word_weight": (set(), [0.5]),
         "propensity": (set(), (0.6, 2.6)),
         "compare": (set(), "1"),
+        "by": (set(), "groups"),
         "report": (set(), "report"),
         "device": (set(), "auto"),
         **dict.fromkeys(("separate_memories", "json_"), (set[str](), True)),

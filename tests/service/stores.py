@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
+from recollect.core.bundle.field_table import write_field_table
 from recollect.core.bundle.integrity import describe_files
+from recollect.core.bundle.label_fields import to_json
 from recollect.core.bundle.strings import write_table
 from recollect.service.redis_client import RedisClient
 from recollect.service.versions.reports import Report, reports_of, wait_for_replicas
 from recollect.store.activations import ActivationRecord
 from recollect.store.store import Store
+from tests.conftest import TOPICS
 from tests.processes import PATIENCE_SECONDS, Load, copy_store, until
 
 # For each small version, the number of labels in an answer.
@@ -85,6 +88,16 @@ def relabel(uids: list[str]) -> Change:
         table = write_table(folder, "label_uids", uids)
         np.save(folder / "label_order.npy", table.sorted_rows())
         (folder / "golden.json").write_bytes(b"[]")  # the golden queries contain the old uids
+        rehash(folder, manifest)
+
+    return change
+
+
+def with_fields(fields: Mapping[str, dict[str, Any]]) -> Change:
+    """A change to a copied version of the topics: these labels get these fields."""
+
+    def change(folder: Path, manifest: dict[str, Any]) -> None:
+        write_field_table(folder, [to_json(fields.get(label, {})) for label in TOPICS])
         rehash(folder, manifest)
 
     return change

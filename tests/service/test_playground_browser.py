@@ -17,7 +17,7 @@ from recollect.core.bundle.strings import StringTable, write_table
 from tests import web
 from tests.conftest import TOPICS
 from tests.processes import copy_store, serving
-from tests.service.stores import add_version, make_first, rehash
+from tests.service.stores import add_version, make_first, rehash, with_fields
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
@@ -218,6 +218,55 @@ def test_scripts_in_queries_labels_and_training_texts_are_shown_as_text(page: Pa
     assert page.locator("img, body script").count() == 0
     with pytest.raises(Error, match="TrustedHTML"):  # the browser would refuse a page that reads texts as HTML
         page.evaluate("document.body.innerHTML = ''")
+
+
+@pytest.fixture(scope="module")
+def grouped_url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of topics with a name, a notation and groups."""
+    store = copy_store(light_versions, tmp_path_factory.mktemp("groups") / "store")
+    fields = {
+        label: {"name": f"On {label}", "notation": label[:2], "groups": ["all", "odd" if place % 2 else SCRIPT]}
+        for place, label in enumerate(TOPICS)
+    }
+    make_first(store, add_version(store, "v5", "grouped", with_fields(fields)))
+    with serving(store, "--poll-seconds", "600") as server:
+        yield server.url
+
+
+def test_labels_have_names_notations_and_groups_and_a_group_filters_the_answers(
+    browser: Browser, grouped_url: str
+) -> None:
+    with checked_page(browser, grouped_url) as page:
+        page.goto(address(grouped_url, q=QUERY))
+        expected = ask(grouped_url, query=QUERY)
+        expect(labels_of(page)).to_have_text([f"On {label['text']}" for label in expected])
+        expect(page.locator(".label-head .small").first).to_have_text(
+            f"{expected[0]['uid'][:2]} · {expected[0]['uid']}"
+        )
+        page.get_by_role("button", name="On ").first.click()
+        expect(page.locator(".why")).to_contain_text([f"Text of the label: {expected[0]['text']}"])
+
+        for group, view in ((SCRIPT, "ask"), ("odd", "sweep")):
+            page.goto(address(grouped_url, q=QUERY))
+            page.locator(".labels").get_by_role("button", name=group, exact=True).first.click()
+            chip = page.get_by_role("group", name="Filter").get_by_role("button")
+            expect(chip).to_be_focused()
+            filtered = ask(grouped_url, query=QUERY, where={"groups": group})
+            expect(labels_of(page)).to_have_text([f"On {label['text']}" for label in filtered])
+            page.get_by_role("button", name="Copy as curl").click()
+            assert json.dumps({"groups": [group]}, separators=(",", ":")).replace("'", r"'\''") in str(
+                page.locator("#share pre").text_content()
+            )
+            page.goto(address(grouped_url, view=view, q=QUERY, group=group))  # the URL holds the group
+            expect(chip).to_have_text(f"{group} ×")
+            if view == "sweep":
+                expect(page.locator(".chart tr")).to_have_count(1 + len(filtered))
+        chip.click()
+        expect(page.get_by_label("Your text")).to_be_focused()
+        expect(page.locator("#filter")).to_be_hidden()
+        expect(page.locator(".chart tr")).not_to_have_count(1 + len(filtered))
+        page.goto(address(grouped_url, q=QUERY, group="unknown"))
+        expect(page.locator("#view-ask .notice")).to_contain_text("expected values that a label has, such as")
 
 
 def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page: Page, url: str) -> None:

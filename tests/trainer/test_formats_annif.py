@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from recollect.core.bundle.label_fields import from_json
 from recollect.trainer.data.dataset import FORMATS, open_dataset
 from recollect.trainer.errors import DatasetError
 from tests.trainer.helpers import label_lists
@@ -71,22 +73,31 @@ def test_names_may_have_a_prefix(folder: Path, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", ["tsv", "skos"])
-@pytest.mark.parametrize("uri", [OLD, "http://example.org/unknown"], ids=["deprecated", "unknown"])
+@pytest.mark.parametrize(
+    ("uri", "refused", "dropped"),
+    [
+        (OLD, "is deprecated in the vocabulary", " (2 of them deprecated)"),
+        ("http://example.org/unknown", "is unknown", ""),
+    ],
+    ids=["deprecated", "unknown"],
+)
 def test_subject_that_is_not_a_label_is_refused_or_dropped_with_a_note(
-    folder: Path, write_lines: WriteLines, uri: str, vocabulary: str
+    folder: Path, write_lines: WriteLines, uri: str, refused: str, dropped: str, vocabulary: str
 ) -> None:
-    language = None if vocabulary == "tsv" else "en"
+    language, name = (None, "vocab.tsv") if vocabulary == "tsv" else ("en", "pets-skos.ttl")
     if vocabulary == "skos":
         use_skos(folder)
     write_lines(folder / "train.tsv", [f"one\t{CATS}", f"two\t<{uri}> <{DOGS}> {uri}"])
-    with pytest.raises(DatasetError, match=rf"train\.tsv:2: label uid '{uri}' is unknown; .* --unknown-labels drop$"):
+    with pytest.raises(DatasetError, match=rf"train\.tsv:2: label uid '{uri}' {refused}; .* --unknown-labels drop$"):
         open_dataset(folder, label_language=language).read_split("train")
     notes = list[str]()
     dataset = open_dataset(folder, label_language=language, unknown_labels="drop", note=notes.append)
     row = dataset.labels.uids.to_pylist().index(DOGS)
     assert dataset.read_split("train").labels.to_csr(2).toarray()[1].nonzero()[0].tolist() == [row]
     assert notes == [
-        f"{folder}/train.tsv: 2 names of labels are unknown; they are dropped (the first: {folder}/train.tsv:2: {uri})"
+        f"{folder}/{name}: 1 subjects are deprecated; they are no labels",
+        f"{folder}/train.tsv: 2 names of labels are unknown{dropped}; they are dropped "
+        f"(the first: {folder}/train.tsv:2: {uri})",
     ]
 
 
@@ -108,6 +119,77 @@ def test_alternative_names_and_notation_extend_the_text_of_a_label(folder: Path)
         open_dataset(folder, text_fields=fields)
     labels = open_dataset(use_skos(folder), label_language="en", text_fields=fields).labels
     assert labels.texts.to_pylist() == ["cats", "dogs; canines; domestic dogs; 59.2"]
+
+
+def fields_of(folder: Path, **flags: Any) -> dict[str, dict[str, Any]]:
+    """The fields of each label, by the last part of its uid."""
+    labels = open_dataset(folder, **flags).labels
+    texts = [""] * len(labels) if labels.fields is None else labels.fields.to_pylist()
+    uids = [uid.rpartition("/")[2] for uid in labels.uids.to_pylist()]
+    return dict(zip(uids, map(from_json, texts), strict=True))
+
+
+SKOS_FIELDS = f"""\
+<http://example.org/animals> a skos:Concept ; skos:prefLabel "animals"@en ;
+    skos:narrower <{CATS}> , <http://example.org/unlisted> .
+<{DOGS}> skos:broader <http://example.org/animals> , <{OLD}> , <http://example.org/unlisted> ;
+    skos:notation "636.7"^^<http://example.org/UDC> ; skos:inScheme <http://example.org/pets> , [] ;
+    a <http://example.org/meta#Species> .
+<http://example.org/home> a skos:Collection ; skos:prefLabel "at home"@en , "kotona"@fi ;
+    skos:member <{DOGS}> , <{CATS}> .
+<http://example.org/nameless> a skos:Collection ; skos:member <{DOGS}> , <{OLD}> .
+[] a skos:Collection ; skos:member <{DOGS}> .
+"""
+
+
+def test_skos_has_names_notation_parents_groups_scheme_and_type_of_a_label(folder: Path) -> None:
+    use_skos(folder, TURTLE + SKOS_FIELDS)
+    flags = {"label_language": "en", "text_fields": ("prefLabel", "altLabel")}
+    dogs = {
+        "name": "dogs",
+        "names": {"en": "dogs", "fi": "koirat"},
+        "notation": "59.2",
+        "parents": ["http://example.org/animals"],
+        "groups": ["animals", "at home", "http://example.org/nameless"],
+        "scheme": ["http://example.org/pets"],
+        "type": ["Species"],
+    }
+    cats = {"names": {"fi": "kissat"}, "parents": ["http://example.org/animals"], "groups": ["at home"]}
+    animals = {"names": {"en": "animals"}, "type": ["Collection"]}
+    assert fields_of(folder, **flags) == {"animals": animals, "cats": cats, "dogs": dogs}
+    finnish = fields_of(folder, label_language="fi", empty_texts="keep")
+    assert finnish["dogs"]["groups"] == ["animals", "http://example.org/nameless", "kotona"]
+    assert "name" not in finnish["dogs"]  # its text is its name
+    assert finnish["animals"]["names"] == {"en": "animals"}
+
+
+def test_tables_have_notation_and_names_of_a_label(folder: Path, write_lines: WriteLines) -> None:
+    assert fields_of(folder) == {"dogs": {"notation": "59.2"}, "cats": {}}
+    (folder / "vocab.tsv").unlink()
+    write_lines(folder / "vocab.csv", ["uri,label_en,label_pt_BR,notation", f"{DOGS},dogs,,59.2", f"{CATS},,gatos,"])
+    with pytest.raises(DatasetError, match=r"vocab\.csv: row 2, language en: the text is empty"):
+        open_dataset(folder, label_language="en")
+    expected = {"dogs": {"names": {"en": "dogs"}, "notation": "59.2"}, "cats": {"names": {"pt-br": "gatos"}}}
+    assert fields_of(folder, label_language="en", empty_texts="keep") == expected
+    write_lines(folder / "vocab.csv", ["uri,label_en us", f"{DOGS},dogs"])
+    with pytest.raises(DatasetError, match=r"expected columns with a language, such as label_pt-BR, found 'label_en u"):
+        open_dataset(folder)
+
+
+def test_invalid_fields_of_skos_are_one_note_or_one_message(folder: Path) -> None:
+    notes = list[str]()
+    use_skos(folder, TURTLE + f'<{DOGS}> skos:prefLabel "hounds"@en ; skos:broader <{CATS}> , <{DOGS}> .\n')
+    assert open_dataset(folder, label_language="en", note=notes.append).labels.texts.to_pylist() == ["cats", "dogs"]
+    assert [note.removeprefix(f"{folder}/pets-skos.ttl: ") for note in notes[::2]] == [
+        "1 concepts have several preferred names in a language; the first one by alphabet counts "
+        f"(the first: {DOGS}: 'dogs', 'hounds')",
+        f"expected parents without a cycle, found {DOGS!r} < {DOGS!r}; each of these labels is below the others",
+    ]
+    use_skos(folder, TURTLE + f'<{DOGS}> skos:prefLabel "x"@x-{"-a" * 20} .'.replace("--", "-"))
+    with pytest.raises(
+        DatasetError, match=rf"concept {DOGS}, language en: names\.x-a.*: String should have at most 35"
+    ):
+        open_dataset(folder, label_language="en")
 
 
 @pytest.mark.parametrize("name", ["vocab.rdf", "vocab.rdf.gz"])

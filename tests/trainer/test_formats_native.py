@@ -72,6 +72,29 @@ def test_text_field_that_no_record_has_is_refused(read: Read, tmp_path: Path) ->
         open_dataset(tmp_path, text_fields=("text", "lnog")).read_split("train")
 
 
+def test_labels_keep_their_fields_and_wrong_parents_are_two_notes(read: Read, tmp_path: Path) -> None:
+    long, name = "word " * 5_000, {"name": "Red", "names": {"de": "Rot"}}
+    rows = [
+        {"uid": "r", "title": long, "notation": "1", "parents": ["g", "no", "nor"], "year": [1, 2.5], **name},
+        {"uid": "g", "title": "Green", "parents": ["r"], "groups": []},
+    ]
+    write = [json.dumps(row) for row in rows]
+    with pytest.raises(DatasetError, match="expected the field 'text'"):
+        read(labels=write)
+    notes = list[str]()
+    labels = open_dataset(tmp_path, text_fields=("title", "notation"), note=notes.append).labels
+    assert labels.texts.to_pylist() == [f"{long} 1", "Green"]
+    assert labels.fields is not None
+    first, second = map(json.loads, labels.fields.to_pylist())
+    assert first == name | {"notation": "1", "parents": ["g", "no", "nor"], "year": [1, 2.5]}
+    assert second == {"parents": ["r"]}
+    path = tmp_path / "labels.jsonl"
+    assert notes == [
+        f"{path}: 2 parents are no labels (the first: 'no' of 'r'); a filter ignores them",
+        f"{path}: expected parents without a cycle, found 'r' < 'g' < 'r'; each of these labels is below the others",
+    ]
+
+
 def test_unknown_labels_are_dropped_with_a_note(read: Read, tmp_path: Path) -> None:
     read({"text": "t", "labels": ["red"]}, {"text": "u", "labels": ["red"]})
     with (tmp_path / "train.jsonl").open("a") as file:
@@ -170,6 +193,14 @@ def test_bad_line_is_refused_and_the_error_names_file_and_line(read: Read, line:
     [
         ({"text": "t"}, r"expected the field 'uid', found \['text'\]"),
         ({"uid": "l", "text": " "}, "'text': the text is empty"),
+        ({"uid": "l", "text": "t", "score": 1}, "score: expected another name of a field, this one is reserved"),
+        ({"uid": "l", "text": "t", "groups": "a"}, "groups: Input should be a valid list; found 'a'"),
+        ({"uid": "l", "text": "t", "names": {"en us": "t"}}, "names.en us: String should match pattern"),
+        ('{"uid": "l", "text": "t", "names": {"en": "a", "en": "b"}}', ".*'en'"),
+        (
+            {"uid": "l", "text": "t", "note": "a" * 20_000},
+            "fields: expected at most 20,000 bytes of JSON, found 20,011",
+        ),
     ],
 )
 def test_bad_label_is_refused_and_the_error_names_file_and_line(read: Read, line: Any, complaint: str) -> None:

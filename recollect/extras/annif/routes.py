@@ -16,13 +16,15 @@ from typing import Annotated, Any
 from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field, RootModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, RootModel, ValidationError
 
 from recollect.core.answers import ScoredLabel
+from recollect.core.bundle.label_fields import Language
 from recollect.core.errors import ChangeError, QueryError
 from recollect.core.options import MAX_TOP_K, check_query
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
+from recollect.core.tables.tables import Labels
 from recollect.core.words.terms import MAX_CHARACTERS
 from recollect.edits import changes
 from recollect.edits.changes import (
@@ -47,11 +49,14 @@ _MAX_FIELDS = 1_000
 # The most that is decoded of a field: each character of the longest text as four bytes, and each byte as %XX.
 _MAX_ENCODED = 12 * MAX_CHARACTERS
 _MAX_ENCODED_NAME = 100
+# Number of labels whose names state the languages of the vocabulary.
+_SAMPLE = 1_000
 
 
 class SuggestOptions(BaseModel):
-    """Options of a suggestion. The labels of a bundle have one language, so `language` is ignored."""
+    """Options of a suggestion. A label without a name in `language` has the name that people see."""
 
+    language: Annotated[Language | None, BeforeValidator(lambda text: text or None)] = None
     limit: Annotated[int, Field(ge=0)] = 10
     threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
@@ -122,12 +127,12 @@ class AnnifRoutes:
 
     async def projects(self) -> dict[str, Any]:
         """List the only project."""
-        return {"projects": [self._project()]}
+        return {"projects": [await asyncio.to_thread(self._project)]}
 
     async def project(self, project_id: str) -> dict[str, Any]:
         """Describe the project."""
         _require_project(project_id)
-        return self._project()
+        return await asyncio.to_thread(self._project)
 
     async def suggest(self, project_id: str, request: Request) -> dict[str, Any]:
         """Suggest subjects for the document in a form."""
@@ -170,7 +175,7 @@ class AnnifRoutes:
         suggestions: list[list[dict[str, Any]]] = [[] for _ in queries]
         if not asked or options.limit == 0:
             return suggestions
-        chosen = {"top_k": min(options.limit, MAX_TOP_K)}
+        chosen = {"top_k": min(options.limit, MAX_TOP_K), "fields": ("notation",), "language": options.language}
         texts, caller = [queries[row] for row in asked], Caller.of(request)
         _, found = await self.answering.answer(texts, chosen, caller, use_cache=False)
         for row, answer in zip(asked, found.answers, strict=True):
@@ -184,13 +189,14 @@ class AnnifRoutes:
 
     def _project(self) -> dict[str, Any]:
         current = self.versions.require_current()
-        manifest = current.predictor.manifest
+        with self.versions.lease() as predictor:
+            manifest, languages = predictor.manifest, _languages(predictor.memory.labels)
         return {
             "project_id": PROJECT,
             "name": f"Recollect {manifest.version}",
             "language": "und",
             "backend": {"backend_id": "recollect"},
-            "vocab": {"vocab_id": PROJECT, "languages": ["und"], "size": manifest.counts.labels, "loaded": True},
+            "vocab": {"vocab_id": PROJECT, "languages": languages, "size": manifest.counts.labels, "loaded": True},
             "is_trained": True,
             "modification_time": current.since.isoformat(),
         }
@@ -206,7 +212,14 @@ def _has_words(text: str) -> bool:
 
 def _suggestion(label: ScoredLabel) -> dict[str, Any]:
     score = label.score if label.probability is None else label.probability
-    return {"uri": label.uid, "label": label.text, "notation": None, "score": score}
+    return {"uri": label.uid, "label": label.name, "notation": label.fields.get("notation"), "score": score}
+
+
+def _languages(labels: Labels) -> list[str]:
+    """The languages of the names of labels, from evenly spaced labels; `und` if they have none."""
+    positions = range(0, len(labels), max(1, len(labels) // _SAMPLE)) if labels.have_fields else ()
+    found = {language for position in positions for language in labels.fields_of(position).get("names", {})}
+    return sorted(found) or ["und"]
 
 
 def _instance(text: str, subjects: list[Subject]) -> NewInstance:

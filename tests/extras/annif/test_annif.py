@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import TOPICS
 from tests.processes import Server, copy_store, serving
+from tests.service.stores import add_version, make_first, with_fields
 
 PROJECT = "/v1/projects/recollect"
 QUERY = "How doctors treat high blood pressure"
@@ -44,6 +46,37 @@ def test_form_may_encode_each_byte_of_its_text_and_the_last_of_equal_fields_coun
     assert suggest(f"text=cats&limit=5&metadata&{limit}&text={QUERY.replace(' ', '+')}").json() == expected
     assert suggest(f"text={encoded(QUERY + ' ' * 60 + chr(0x1F40B) * 80_000)}&{limit}").json() == expected
     assert suggest(f"text={QUERY}&limit").status_code == 422
+
+
+def test_suggestion_has_the_name_in_a_language_and_the_notation(light_versions: Path, tmp_path: Path) -> None:
+    store = copy_store(light_versions, tmp_path / "store")
+    fields = {
+        label: {
+            "name": f"{label}, all",
+            "names": {"fi": f"{label} (fi)", "sv-FI": f"{label} (sv)"},
+            "notation": label[:2],
+        }
+        for label in TOPICS
+    }
+    del fields["Cooking"]
+    make_first(store, add_version(store, "v5", "named", with_fields(fields)))
+
+    def pairs(response: httpx.Response) -> set[tuple[str, str, str | None]]:
+        return {(each["uri"], each["label"], each["notation"]) for each in response.json()["results"]}
+
+    with serving(store, "--annif") as server:
+        vocabulary = server.client.get("/v1/projects/recollect").json()["vocab"]
+        assert vocabulary["languages"] == ["fi", "sv-FI"]
+        body = {"text": QUERY, "limit": len(TOPICS)}
+        for language, end in ((None, ", all"), ("", ", all"), ("FI", " (fi)"), ("sv", ", all"), ("sv-FI-x", " (sv)")):
+            sent = body if language is None else body | {"language": language}
+            expected = {(label, f"{label}{end}", label[:2]) for label in fields} | {("Cooking", "Cooking", None)}
+            assert pairs(server.client.post(f"{PROJECT}/suggest", data=sent)) == expected, language
+        query, documents = {"language": "fi", "limit": 1}, {"documents": [{"text": QUERY, "document_id": "1"}]}
+        (result,) = server.client.post(f"{PROJECT}/suggest-batch", params=query, json=documents).json()
+        assert result["results"][0]["label"].endswith(" (fi)")
+        refused = server.client.post(f"{PROJECT}/suggest", data=body | {"language": "en us"})
+        assert (refused.status_code, "language" in refused.json()["detail"]) == (422, True)
 
 
 def test_form_with_too_many_fields_is_refused(client: httpx.Client) -> None:

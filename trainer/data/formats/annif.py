@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from recollect.core.bundle.label_fields import from_json, name_of
 from recollect.core.system.files import find_files
 from recollect.core.texts import is_blank
-from recollect.trainer.data.formats.fields import TextRule
+from recollect.trainer.data.formats.fields import TextRule, label_fields
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.data.formats.references import LabelReferences
 from recollect.trainer.data.formats.vocabulary import (
@@ -30,7 +31,7 @@ from recollect.trainer.data.formats.vocabulary import (
     find_matches,
     read_vocabulary,
 )
-from recollect.trainer.data.split import Entries, Split, SplitBuilder, SplitName, StringColumn
+from recollect.trainer.data.split import Entries, LabelColumns, Split, SplitBuilder, SplitName
 from recollect.trainer.errors import DatasetError
 
 EXPECTED = "vocab.tsv, vocab.csv or a SKOS file (.ttl, .nt, .rdf), and train.tsv[.gz], train.csv[.gz] or train/"
@@ -59,20 +60,21 @@ def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = _only(folder, VOCABULARIES)
     if wrong := [field for field in rule.fields if field not in FIELDS]:
         raise DatasetError(f"{path}: --text-fields: expected {', '.join(FIELDS)}, found {', '.join(wrong)}")
-    uids, texts = StringColumn(), StringColumn()
-    for subject in read_vocabulary(path, rule.label_language):
+    labels = LabelColumns()
+    for subject in read_vocabulary(path, rule):
         rule.seen.update(field for field, names in subject.names.items() if any(names))
-        uids.append(rule.check(subject.uri, f"{path}: URI of a concept"))
-        texts.append(rule.check(subject.text(rule.fields or TEXT_FIELDS), subject.where))
+        uri = rule.check(subject.uri, f"{path}: URI of a concept")
+        text = rule.check(subject.text(rule.fields or TEXT_FIELDS), subject.where)
+        labels.append(uri, text, label_fields(subject.fields(text), subject.where))
     rule.require_seen(path)
-    return path, Entries(uids.build(), texts.build())
+    return path, labels.build()
 
 
 def read_split(folder: Path, name: SplitName, labels: Entries, rule: TextRule) -> tuple[Path, Split]:
     path = _only(folder, _patterns(name))
     references, split = LabelReferences(labels, path, rule), SplitBuilder()
     if path.is_dir():
-        rows = _read_documents(path, _NamedSubjects(folder, labels, rule))
+        rows = _read_documents(path, _NamedSubjects(labels, rule))
     else:
         rows = _read_csv(path) if ".csv" in path.suffixes else _read_tsv(path)
     for where, text, uris in rows:
@@ -98,15 +100,10 @@ def _read_csv(path: Path) -> Iterator[_Row]:
 
 
 class _NamedSubjects:
-    """Finds subjects by their preferred names.
+    """Finds subjects by their preferred names, the names of the labels."""
 
-    Args:
-        labels: The labels. Their texts are the preferred names, unless the rule names other fields.
-        rule: What the text of a label is.
-    """
-
-    def __init__(self, folder: Path, labels: Entries, rule: TextRule) -> None:
-        self._folder, self._labels, self._rule = folder, labels, rule
+    def __init__(self, labels: Entries, rule: TextRule) -> None:
+        self._labels, self._rule = labels, rule
         self._shared: dict[str, list[str]] = {}
 
     def uri(self, name: str) -> str:
@@ -134,10 +131,11 @@ class _NamedSubjects:
         return {name: sorted(uris) for name, uris in found.items()}
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        if set(self._rule.fields) <= set(TEXT_FIELDS):
-            return zip(self._labels.texts.to_pylist(), self._labels.uids.to_pylist(), strict=True)
-        subjects = read_vocabulary(_only(self._folder, VOCABULARIES), self._rule.label_language)
-        return ((subject.text(TEXT_FIELDS), subject.uri) for subject in subjects)
+        uids, texts = self._labels.uids.to_pylist(), self._labels.texts.to_pylist()
+        if self._labels.fields is None:
+            return zip(texts, uids, strict=True)
+        rows = zip(self._labels.fields.to_pylist(), texts, uids, strict=True)
+        return ((name_of(from_json(fields), text), uid) for fields, text, uid in rows)
 
 
 def _read_documents(folder: Path, subjects_by_name: _NamedSubjects) -> Iterator[_Row]:

@@ -25,6 +25,7 @@ class TextRule:
         label_language: Language of the names in a SKOS vocabulary; None if the vocabulary has only one.
         unknown_labels: Whether a label of an instance that is not in the vocabulary is refused or dropped.
         seen: Names of the fields of all records and subjects that were read.
+        deprecated: URIs of the subjects of a vocabulary that are no labels, because they are deprecated.
     """
 
     fields: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class TextRule:
     unknown_labels: UnknownLabels = "refuse"
     note: Callable[[str], None] = print_status
     seen: set[str] = field(default_factory=set)
+    deprecated: set[str] = field(default_factory=set)
 
     def require_seen(self, path: Path) -> None:
         """Check that some record had each of `fields`.
@@ -44,9 +46,10 @@ class TextRule:
             found = ", ".join(sorted(self.seen))
             raise DatasetError(f"{path}: --text-fields: no record has the field {', '.join(absent)}; found {found}")
 
-    def report_unknown(self, path: Path, count: int, first: str) -> None:
+    def report_unknown(self, path: Path, count: int, first: str, deprecated: int = 0) -> None:
         """Report the number of names of labels that were dropped, and the first one with its row."""
-        self.note(f"{path}: {count:,} names of labels are unknown; they are dropped (the first: {first})")
+        also = f" ({deprecated:,} of them deprecated)" if deprecated else ""
+        self.note(f"{path}: {count:,} names of labels are unknown{also}; they are dropped (the first: {first})")
 
     def check(self, text: str, where: str) -> str:
         """Return a valid text unchanged.

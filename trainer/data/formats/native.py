@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recollect.core.bundle.label_fields import LabelFields
 from recollect.trainer.data.formats.fields import TextRule, label_fields, uid_field
 from recollect.trainer.data.formats.lines import find_file, read_records, require_file
 from recollect.trainer.data.formats.references import LabelReferences
@@ -28,9 +29,11 @@ def recognises(folder: Path) -> bool:
 def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = require_file(folder, _file_names("labels"))
     labels = LabelColumns()
+    # A further field that forms the text is not stored a second time: it may be long.
+    in_text = {"uid", "text", *rule.fields}.difference(LabelFields.model_fields)
     for number, record in read_records(path, unique=True):
         uid, text = uid_field(record, path, number), rule.read(record, TEXT_FIELDS, path, number)
-        others = {name: record[name] for name in record if name not in ("uid", "text")}
+        others = {name: record[name] for name in record if name not in in_text}
         labels.append(uid, text, label_fields(others, f"{path}:{number}"))
     return path, labels.build()
 

@@ -25,7 +25,7 @@ class LabelReferences:
 
     def __init__(self, labels: Entries, path: Path, rule: TextRule) -> None:
         self._labels, self._path, self._rule = labels, path, rule
-        self._unknown, self._first_unknown = 0, ""
+        self._unknown, self._deprecated, self._first_unknown = 0, 0, ""
 
     def find(self, references: object, field: str, where: str) -> list[int]:
         """The positions of the labels that a row names.
@@ -41,7 +41,7 @@ class LabelReferences:
     def report(self) -> None:
         """Report the number of references that were dropped."""
         if self._unknown:
-            self._rule.report_unknown(self._path, self._unknown, self._first_unknown)
+            self._rule.report_unknown(self._path, self._unknown, self._first_unknown, self._deprecated)
 
     def _find(self, reference: object, where: str) -> int | None:
         uid = integer_as_uid(reference)
@@ -54,6 +54,7 @@ class LabelReferences:
             if self._rule.unknown_labels == "refuse":
                 raise DatasetError(f"{where}: {self._describe_unknown(reference)}")
             self._unknown += 1
+            self._deprecated += uid in self._rule.deprecated
             self._first_unknown = self._first_unknown or f"{where}: {uid}"
         return position
 
@@ -62,6 +63,11 @@ class LabelReferences:
             return (
                 f"the label {reference} is no uid; as a position, it is the label "
                 f"{self._labels.uids[reference].as_py()!r}, but uids of this dataset are integers too: write uids"
+            )
+        if reference in self._rule.deprecated:
+            return (
+                f"label uid {reference!r} is deprecated in the vocabulary; expected a current one: replace it, or "
+                "choose --unknown-labels drop"
             )
         return (
             f"label uid {str(reference)!r} is unknown; expected one of the {len(self._labels):,} uids of the labels: "

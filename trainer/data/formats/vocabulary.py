@@ -5,7 +5,8 @@
     *.ttl | *.nt | *.rdf           SKOS in Turtle, N-Triples or RDF/XML: the instances of skos:Concept with a URI
 
 All of them may end in `.gz`. A concept with `owl:deprecated true` is deprecated. A deprecated subject is not a label.
-Names in SKOS-XL are read as those of SKOS.
+Names in SKOS-XL are read as those of SKOS. Subjects have these `LabelFields`: names, notation, and in SKOS also
+parents, groups, and the further fields `scheme` (URIs) and `type` (the last parts of URIs).
 
 A language matches the names with this tag, without case. If a subject has no such name, tags that extend it match: `en`
 finds `en-GB`. If there is none either, names without a language match.
@@ -16,13 +17,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recollect.core.system.files import find_files
 from recollect.core.texts import is_blank
+from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.lines import read_lines, read_table
 from recollect.trainer.errors import DatasetError
 
@@ -37,6 +40,10 @@ _XL = "http://www.w3.org/2008/05/skos-xl#"
 
 _PREFERRED = ("prefLabel", "label")  # rdfs:label stands in for skos:prefLabel
 _KINDS = (*_PREFERRED, "altLabel")
+# A language as columns of CSV name it.
+_LANGUAGE = re.compile(r"[A-Za-z0-9-]*")
+# A longer name, in characters, is a text of a label, but no field.
+_LONGEST_NAME = 1_000
 
 # A reference to an entity that a file declares: not to a character, and not to one that XML itself declares.
 _ENTITY_REFERENCE = re.compile(r"&(?!#|(?:amp|lt|gt|quot|apos);)")
@@ -51,13 +58,21 @@ class Subject:
 
     Attributes:
         uri: Its URI, which is the uid of the label.
-        names: Its names by field: `prefLabel`, `altLabel` and `notation`.
+        names: Its names by field: `prefLabel` (at most one), `altLabel` and `notation`.
         where: File, and line or language, for error messages.
+        others: The `LabelFields` besides the name and the notation.
     """
 
     uri: str
     names: dict[str, list[str]]
     where: str
+    others: Mapping[str, Any]
+
+    def fields(self, text: str) -> dict[str, Any]:
+        """The `LabelFields` of a label with a text. A name that equals the text is left out."""
+        name, notation = self.text(("prefLabel",)), self.names["notation"]
+        own = {"name": name} if name not in ("", text) and len(name) <= _LONGEST_NAME else {}
+        return own | ({"notation": notation[0]} if notation else {}) | {**self.others}
 
     def text(self, fields: tuple[str, ...]) -> str:
         """Join the names in these fields."""
@@ -72,23 +87,25 @@ def find_matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted(path for path in found if path.is_file() or find_files(path, "*.txt"))
 
 
-def read_vocabulary(path: Path, language: str | None) -> Iterator[Subject]:
+def read_vocabulary(path: Path, rule: TextRule) -> Iterator[Subject]:
     """Yield the subjects of a vocabulary that are not deprecated: the rows of a table, or concepts sorted by URI.
 
-    Args:
-        language: Language of the names; None if the vocabulary has only one.
+    The rule gets the URIs of the deprecated ones.
 
     Raises:
         DatasetError: If the vocabulary is invalid, or does not have the language. The message names the file.
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix in _SKOS:
-        return _read_skos(path, _SKOS[suffix], language)
-    if suffix == ".csv":
-        return _read_csv(path, language)
-    if language is not None:
+        yield from _read_skos(path, _SKOS[suffix], rule)
+    elif suffix == ".csv":
+        yield from _read_csv(path, rule)
+    elif rule.label_language is not None:
         raise DatasetError(f"{path}: --label-language: expected a vocabulary as SKOS or CSV, found TSV; omit the flag")
-    return _read_tsv(path)
+    else:
+        yield from _read_tsv(path, rule)
+    if rule.deprecated:
+        rule.note(f"{path}: {len(rule.deprecated):,} subjects are deprecated; they are no labels")
 
 
 def clean_uri(uri: str) -> str:
@@ -96,7 +113,7 @@ def clean_uri(uri: str) -> str:
     return uri.removeprefix("<").removesuffix(">")
 
 
-def _read_tsv(path: Path) -> Iterator[Subject]:
+def _read_tsv(path: Path, rule: TextRule) -> Iterator[Subject]:
     for number, line in read_lines(path):
         columns = [column.strip() for column in line.split("\t", 2)]
         uri, name, notation = (columns + ["", ""])[:3]
@@ -104,50 +121,137 @@ def _read_tsv(path: Path) -> Iterator[Subject]:
             continue
         if not uri:
             raise DatasetError(f"{path}:{number}: expected a URI, a tab and a name, found {line[:40]!r}")
-        if not is_blank(name):
-            yield Subject(clean_uri(uri), {"prefLabel": [name], "notation": [notation]}, f"{path}:{number}")
+        uri = clean_uri(uri)
+        if is_blank(name):
+            rule.deprecated.add(uri)
+        else:
+            yield Subject(uri, {"prefLabel": [name], "notation": _not_blank(notation)}, f"{path}:{number}", {})
 
 
-def _read_csv(path: Path, language: str | None) -> Iterator[Subject]:
+def _read_csv(path: Path, rule: TextRule) -> Iterator[Subject]:
+    columns, language = dict[str, str](), None
     for number, row in read_table(path, ("uri",)):
-        tags = {_normal(name.removeprefix("label").lstrip("_")): name for name in row if name.startswith("label")}
         if number == 1:
-            language = _choose_language(tags, path, language)
-        tagged = [(tag, row[name].strip()) for tag, name in tags.items() if not is_blank(row[name])]
-        names = _in_language(tagged, language)
-        if names:
-            notation = row.get("notation", "").strip()
-            yield Subject(
-                clean_uri(row["uri"].strip()), {"prefLabel": names[:1], "notation": [notation]}, f"{path}: row {number}"
-            )
+            columns = {name: name.removeprefix("label").lstrip("_") for name in row if name.startswith("label")}
+            if wrong := [name for name, tag in columns.items() if not _LANGUAGE.fullmatch(tag.replace("_", "-"))]:
+                raise DatasetError(f"{path}: expected columns with a language, such as label_pt-BR, found {wrong[0]!r}")
+            columns = {name: _normal(tag) for name, tag in columns.items()}
+            language = _choose_language(columns.values(), path, rule.label_language)
+        uri = clean_uri(row["uri"].strip())
+        tagged = [(tag, row[name].strip()) for name, tag in columns.items() if not is_blank(row[name])]
+        if not tagged:
+            rule.deprecated.add(uri)
+            continue
+        names = {"prefLabel": _in_language(tagged, language)[:1], "notation": _not_blank(row.get("notation", ""))}
+        where = f"{path}: row {number}" + (f", language {language}" if language else "")
+        yield Subject(uri, names, where, {"names": _by_language(tagged)})
 
 
-def _read_skos(path: Path, syntax: str, language: str | None) -> Iterator[Subject]:
-    from rdflib import URIRef
+def _read_skos(path: Path, syntax: str, rule: TextRule) -> Iterator[Subject]:
     from rdflib.namespace import OWL, RDF, SKOS
 
     graph = _parse(path, syntax)
-    concepts = sorted(
-        concept
-        for concept in set(graph.subjects(RDF.type, SKOS.Concept))
-        if isinstance(concept, URIRef)  # rdflib gives a blank node another name each time
-        and not any(value.toPython() is True for value in graph.objects(concept, OWL.deprecated))
-    )
+    deprecated = {subject for subject, value in graph.subject_objects(OWL.deprecated) if value.toPython() is True}
+    found = {*_uris(graph.subjects(RDF.type, SKOS.Concept))}
+    rule.deprecated.update(map(str, found & deprecated))
+    concepts = sorted(found - deprecated)
     if not concepts:
         raise DatasetError(f"{path}: expected instances of skos:Concept that are not deprecated, found none")
-    names = {concept: {kind: _names(graph, concept, kind) for kind in _KINDS} for concept in concepts}
-    preferred = (name for of_concept in names.values() for kind in _PREFERRED for name in of_concept[kind])
-    language = _choose_language((tag for tag, _ in preferred), path, language)
-    for concept, of_concept in names.items():
-        chosen = {kind: _in_language(of_kind, language) for kind, of_kind in of_concept.items()}
-        # An invalid vocabulary may have several preferred names in a language: one of them is enough.
-        fields = {
+    names = {kind: _names(graph, kind) for kind in _KINDS}
+    preferred = [names[kind][concept] for kind in _PREFERRED for concept in concepts if concept in names[kind]]
+    language = _choose_language((tag for tagged in preferred for tag, _ in tagged), path, rule.label_language)
+    notations, schemes, types = (_objects(graph, each) for each in (SKOS.notation, SKOS.inScheme, RDF.type))
+    parents, groups = _parents(graph, {*concepts}), _groups(graph, names, language)
+    doubled = list[str]()
+    for concept in concepts:
+        of_concept = {kind: names[kind].get(concept, []) for kind in _KINDS}
+        chosen = {kind: _in_language(tagged, language) for kind, tagged in of_concept.items()}
+        doubled += _doubled(concept, of_concept["prefLabel"])
+        of_text = {
             "prefLabel": (chosen["prefLabel"] or chosen["label"])[:1],
             "altLabel": chosen["altLabel"],
-            "notation": sorted(str(value) for value in graph.objects(concept, SKOS.notation)),
+            "notation": sorted(str(value) for value in notations.get(concept, ()) if not is_blank(value)),
+        }
+        others = {
+            "names": _by_language(of_concept["label"], of_concept["prefLabel"]),
+            "parents": sorted(parents.get(concept, ())),
+            "groups": sorted(groups.get(concept, ())),
+            "scheme": sorted(map(str, _uris(schemes.get(concept, ())))),
+            "type": sorted({_last_part(uri) for uri in _uris(types[concept]) if uri != SKOS.Concept}),
         }
         where = f"{path}: concept {concept}" + (f", language {language}" if language else "")
-        yield Subject(str(concept), fields, where)
+        yield Subject(str(concept), of_text, where, others)
+    if doubled:
+        rule.note(
+            f"{path}: {len(doubled):,} concepts have several preferred names in a language; the first one by alphabet "
+            f"counts (the first: {doubled[0]})"
+        )
+
+
+def _objects(graph: Any, predicate: Any) -> dict[Any, list[Any]]:
+    """The objects of each subject. One pass is several times faster than a search for each concept."""
+    found = defaultdict[Any, list[Any]](list)
+    for subject, value in graph.subject_objects(predicate):
+        found[subject].append(value)
+    return found
+
+
+def _parents(graph: Any, concepts: set[Any]) -> dict[Any, set[str]]:
+    """The broader concepts of each concept, among some concepts."""
+    from rdflib.namespace import SKOS
+
+    found = defaultdict[Any, set[str]](set)
+    narrower = ((concept, broader) for broader, concept in graph.subject_objects(SKOS.narrower))
+    for concept, broader in (*graph.subject_objects(SKOS.broader), *narrower):
+        if broader in concepts:
+            found[concept].add(str(broader))
+    return found
+
+
+def _groups(graph: Any, names: Mapping[str, Mapping[Any, list[_Tagged]]], language: str | None) -> dict[Any, set[str]]:
+    """The names of the collections of each concept, or the URIs of collections without a name."""
+    from rdflib.namespace import SKOS
+
+    found = defaultdict[Any, set[str]](set)
+    for collection, members in _objects(graph, SKOS.member).items():
+        tagged = next((each for kind in _PREFERRED if (each := names[kind].get(collection))), [])
+        tagged = [(tag, name) for tag, name in sorted(tagged) if not is_blank(name)]
+        called = [*_in_language(tagged, language), *(name for _, name in tagged), *map(str, _uris([collection]))][:1]
+        for member in members:
+            found[member].update(called)
+    return found
+
+
+def _doubled(concept: Any, tagged: list[_Tagged]) -> list[str]:
+    """A message if a concept has several names in a language, as only an invalid vocabulary has."""
+    by_tag = defaultdict[str, set[str]](set)
+    for tag, name in tagged:
+        by_tag[tag].add(name)
+    several = (f"{concept}: {', '.join(map(repr, sorted(names)))}" for names in by_tag.values() if len(names) > 1)
+    return [*several][:1]
+
+
+def _by_language(*tagged: list[_Tagged]) -> dict[str, str]:
+    """The first name in each language. Names of a later list stand before those of an earlier one."""
+    ordered = (each for names in tagged for each in sorted(names, reverse=True))
+    names = {tag: name for tag, name in ordered if tag and len(name) <= _LONGEST_NAME and not is_blank(name)}
+    return dict(sorted(names.items()))
+
+
+def _uris(nodes: Iterable[Any]) -> list[Any]:
+    """The nodes with a URI. rdflib gives a blank node another name each time."""
+    from rdflib import URIRef
+
+    return [node for node in nodes if isinstance(node, URIRef)]
+
+
+def _last_part(uri: str) -> str:
+    """The last part of a URI: the name of a type without its namespace."""
+    return re.split(r"[/#:]", uri.rstrip("/#:"))[-1]
+
+
+def _not_blank(text: str) -> list[str]:
+    return [] if is_blank(text) else [text.strip()]
 
 
 def _choose_language(tags: Iterable[str], path: Path, language: str | None) -> str | None:
@@ -178,15 +282,18 @@ def _in_language(names: list[_Tagged], language: str | None) -> list[str]:
     return exact or longer or sorted(name for tag, name in names if not tag)
 
 
-def _names(graph: Any, concept: Any, kind: str) -> list[_Tagged]:
-    """The names of a concept in all languages, also those in SKOS-XL."""
+def _names(graph: Any, kind: str) -> dict[Any, list[_Tagged]]:
+    """The names of all subjects in all languages, also those in SKOS-XL."""
     from rdflib import URIRef
     from rdflib.namespace import RDFS, SKOS
 
-    names: list[Any] = list(graph.objects(concept, RDFS.label if kind == "label" else SKOS[kind]))
-    for label in graph.objects(concept, URIRef(_XL + kind)):
-        names += graph.objects(label, URIRef(f"{_XL}literalForm"))
-    return [(_normal(getattr(name, "language", None) or ""), str(name)) for name in names]
+    found = _objects(graph, RDFS.label if kind == "label" else SKOS[kind])
+    for subject, label in graph.subject_objects(URIRef(_XL + kind)):
+        found[subject] += graph.objects(label, URIRef(f"{_XL}literalForm"))
+    return {
+        subject: [(_normal(getattr(name, "language", None) or ""), str(name)) for name in names]
+        for subject, names in found.items()
+    }
 
 
 def _parse(path: Path, syntax: str) -> Any:

@@ -3,7 +3,7 @@
 import { count, el } from "./dom.js";
 import { LabelList, showWhy } from "./labels.js";
 import { Problem, Task, apiKey, send } from "./service.js";
-import { chosenOptions, store } from "./state.js";
+import { chosenFilter, requestOptions, store } from "./state.js";
 import { Feedback, LabelSearch } from "./writing.js";
 
 const TYPING_DELAY = 150;
@@ -21,7 +21,7 @@ export class AskView {
   #explained = { request: "", labels: null };
   #explaining = null;
 
-  constructor(section, side, facts, askQuery) {
+  constructor(section, side, facts, askQuery, chooseGroup) {
     Object.assign(this, { section, facts, askQuery });
     this.status = section.querySelector(".status");
     this.headings = section.querySelector(".headings");
@@ -31,7 +31,7 @@ export class AskView {
     this.timing = side.querySelector("#timing");
     this.share = side.querySelector("#share");
     const judge = (label, relevant) => this.feedback.judge(store.state.query, label, relevant);
-    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid), judge);
+    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid), judge, chooseGroup);
     this.feedback = new Feedback(section.querySelector(".judged"), () => this.show({ atOnce: true }));
     new LabelSearch(this.adding, (label) => judge(label, true), (text) => this.feedback.create(store.state.query, text));
     this.task = new Task(section, this.slot);
@@ -42,7 +42,7 @@ export class AskView {
   }
 
   #request() {
-    return { query: store.state.query, ...chosenOptions(this.facts.defaults) };
+    return { query: store.state.query, ...requestOptions(this.facts) };
   }
 
   /** Send a request that knows the last change of this tab. */
@@ -99,7 +99,7 @@ export class AskView {
   /** Draw a line below the labels that the service would assign. */
   async #showAssigned(query, labels, signal) {
     try {
-      const { json } = await this.#send({ query, assign: true }, signal);
+      const { json } = await this.#send({ query, assign: true, ...chosenFilter() }, signal);
       const uids = new Set(json.labels.map((label) => label.uid));
       this.#show(query, labels, labels.filter((label) => uids.has(label.uid)).length);
     } catch (error) {

@@ -19,6 +19,7 @@ export class BundleView {
         ["training texts", counts.instances],
         ["labels", counts.labels],
         ["pairs", counts.pairs],
+        ...(facts.fields.length ? [["fields of labels", facts.fields.join(", ")]] : []),
         ["size", `${number(Number((facts.size_bytes / 1e6).toPrecision(3)))} MB`],
         ["encoder", `${encoder.name}, ${encoder.precision}, ${encoder.max_length} tokens`],
         ["dimension", facts.dim],

@@ -1,8 +1,8 @@
-// The list of labels with their scores as bars, their thumbs, and the explanation of a score.
+// The list of labels with their scores as bars, their groups, their thumbs, and the explanation of a score.
 
 import { count, el, score, svg } from "./dom.js";
 
-const SHOWN_TERMS = 12;
+const SHOWN_TERMS = 12, SHOWN_GROUPS = 8;
 const REMARKS = { label: "label text", correction: "judged as not relevant" };
 // A hand with the thumb up, in a square of 20 units.
 const HAND = "M3 9.5h3V17H3zM6 9.8l3.2-6.3c1.6-.1 2.5 1.2 2.1 2.7l-.7 2.6h4.9c1.1 0 1.9 1 1.6 2.1l-1.3 4.7C15.6 16.5 14.9 17 14 17H6";
@@ -10,9 +10,12 @@ const HAND = "M3 9.5h3V17H3zM6 9.8l3.2-6.3c1.6-.1 2.5 1.2 2.1 2.7l-.7 2.6h4.9c1.
 export class LabelList {
   #rows = new Map();
 
-  /** `onSelect(uid)` is called when a label is selected, `onJudge(label, relevant)` when one is judged. */
-  constructor(list, onSelect, onJudge) {
-    Object.assign(this, { list, onSelect, onJudge });
+  /**
+   * `onSelect(uid)` is called when a label is selected, `onJudge(label, relevant)` when one is judged, and `onGroup(group)`
+   * when a group is chosen.
+   */
+  constructor(list, onSelect, onJudge, onGroup) {
+    Object.assign(this, { list, onSelect, onJudge, onGroup });
   }
 
   /**
@@ -54,30 +57,42 @@ export class LabelList {
 
   #row(uid) {
     const text = el("span", { class: "label-text", dir: "auto" });
-    const shownUid = el("span", { class: "small" });
+    const codes = el("span", { class: "small" });
     const probability = el("span", { class: "probability figure", title: "Probability that the label is true" });
     const value = el("span", { class: "score figure" });
     const fill = el("i");
     const bar = el("span", { class: "bar", "aria-hidden": "true" }, fill);
     const onclick = () => this.onSelect(uid);
-    const head = el("button", { type: "button", class: "label-head", "aria-expanded": "false", onclick }, el("span", {}, text, " ", shownUid), probability, value, bar);
+    const head = el("button", { type: "button", class: "label-head", "aria-expanded": "false", onclick }, el("span", {}, text, " ", codes), probability, value, bar);
+    const groups = el("div", { class: "buttons", role: "group" });
     const why = el("div", { class: "why", hidden: true });
     const thumbs = el("span", { class: "thumbs", role: "group" });
     const update = (label, width, judgement) => {
-      const name = label.text || uid;
+      const name = label.name || uid;
       text.textContent = name;
-      shownUid.textContent = uid === name ? "" : uid;
+      codes.textContent = [label.notation, uid !== name && uid].filter(Boolean).join(" · ");
       value.textContent = score(label.score);
       probability.textContent = label.probability === undefined ? "" : `${(100 * label.probability).toFixed(0)}%`;
       fill.style.width = `${100 * Math.min(1, width)}%`;
       thumbs.setAttribute("aria-label", `Judge ${name}`);
       for (const thumb of [up, down]) thumb.show(name, judgement);
+      const listed = label.groups ?? [];
+      groups.hidden = listed.length === 0;
+      groups.setAttribute("aria-label", `Groups of ${name}`);
+      groups.replaceChildren(
+        ...listed.slice(0, SHOWN_GROUPS).map((group) => groupButton(group, () => this.onGroup(group))),
+        el("span", { class: "small" }, listed.length > SHOWN_GROUPS ? `${listed.length - SHOWN_GROUPS} more` : ""));
     };
-    const up = thumb(true, () => this.onJudge({ uid, text: text.textContent }, true));
-    const down = thumb(false, () => this.onJudge({ uid, text: text.textContent }, false));
+    const up = thumb(true, () => this.onJudge({ uid, name: text.textContent }, true));
+    const down = thumb(false, () => this.onJudge({ uid, name: text.textContent }, false));
     thumbs.append(up.node, down.node);
-    return { node: el("li", {}, el("div", { class: "row" }, head, thumbs), why), head, why, update };
+    return { node: el("li", {}, el("div", { class: "row" }, head, thumbs), groups, why), head, why, update };
   }
+}
+
+/** A button that chooses a group, or removes it. */
+export function groupButton(group, onclick, title = "Show only labels of this group") {
+  return el("button", { type: "button", class: "chip", dir: "auto", title, onclick }, group);
 }
 
 /** A button that judges a label as relevant or as not relevant; one that is pressed already undoes this. */
@@ -112,6 +127,7 @@ export function showWhy(place, label, onAsk) {
     event.target.remove();
   };
   place.replaceChildren(
+    label.text === label.name ? "" : el("p", { class: "small", dir: "auto" }, `Text of the label: ${label.text}`),
     el("p", { class: "small" }, introduction(terms)),
     list,
     rest > 0 ? el("button", { type: "button", onclick }, `Show ${count(rest, "more vote")}`) : "",

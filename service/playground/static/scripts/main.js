@@ -3,6 +3,7 @@
 import { AskView } from "./ask.js";
 import { BundleView } from "./bundle.js";
 import { count, el } from "./dom.js";
+import { groupButton } from "./labels.js";
 import { OptionsPanel } from "./options.js";
 import { Task, send } from "./service.js";
 import { format, store } from "./state.js";
@@ -13,6 +14,7 @@ const EXAMPLES = 4;
 const main = document.querySelector("main");
 const query = document.getElementById("query");
 const side = document.getElementById("side");
+const filter = document.getElementById("filter");
 const section = (view) => document.getElementById(`view-${view}`);
 const facts = {};
 let panel, views, shown;
@@ -41,7 +43,7 @@ async function loadFacts(signal) {
 function connect() {
   panel = new OptionsPanel(document.getElementById("options"), facts);
   views = {
-    ask: new AskView(section("ask"), side, facts, askQuery),
+    ask: new AskView(section("ask"), side, facts, askQuery, chooseGroup),
     sweep: new SweepView(section("sweep"), facts),
     bundle: new BundleView(section("bundle"), facts),
   };
@@ -75,6 +77,7 @@ function show() {
   document.getElementById("examples").hidden = state.query !== "";
   main.className = state.view;
   if (query.value !== state.query) query.value = state.query;
+  showFilter(state.group);
   // Make the field as high as its text.
   query.style.height = "auto";
   query.style.height = `${query.scrollHeight}px`;
@@ -87,6 +90,20 @@ function askQuery(text) {
   store.update({ query: text, why: "" }, { push: true });
   query.focus();
   scrollTo({ top: 0 });
+}
+
+/** Admit only the labels of a group; the empty group admits all. */
+function chooseGroup(group) {
+  store.update({ group }, { push: true });
+  (group ? filter.querySelector("button") : query).focus();
+}
+
+function showFilter(group) {
+  filter.hidden = group === "";
+  if (group === "" || filter.querySelector("button")?.firstChild.data === group) return;
+  const button = groupButton(group, () => chooseGroup(""), "Show labels of all groups");
+  button.append(el("span", { "aria-hidden": "true" }, " ×"));
+  filter.replaceChildren(el("span", { class: "small" }, "Only labels of the group"), button);
 }
 
 function showExamples(start = 0) {

@@ -2,7 +2,7 @@
 
 import { el, number, svg, table } from "./dom.js";
 import { Task, send } from "./service.js";
-import { chosenOptions, store } from "./state.js";
+import { requestOptions, store } from "./state.js";
 
 const LAMBDAS = [0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1];
 const DEPTH = 10;
@@ -27,7 +27,7 @@ export class SweepView {
 
   show() {
     const { query } = store.state;
-    const { lambda, top_k, ...options } = chosenOptions(this.facts.defaults);
+    const { lambda, top_k, ...options } = requestOptions(this.facts);
     const asked = JSON.stringify([query, options, this.facts.version]);
     if (query.trim() === "") {
       this.hide();
@@ -79,8 +79,8 @@ export class SweepView {
       drawLines(lines, this.#columns, width, this.#selected, select),
       el("details", { open },
         el("summary", {}, "Ranks as a table"),
-        table(["Label", ...LAMBDAS], lines.map(({ uid, text, ranks }) => [
-          el("button", { type: "button", class: "link", dir: "auto", "aria-pressed": String(uid === this.#selected), onclick: () => select(uid) }, text),
+        table(["Label", ...LAMBDAS], lines.map(({ uid, name, ranks }) => [
+          el("button", { type: "button", class: "link", dir: "auto", "aria-pressed": String(uid === this.#selected), onclick: () => select(uid) }, name),
           ...ranks.map((rank) => (rank === undefined ? "–" : rank + 1)),
         ]))));
   }
@@ -89,8 +89,8 @@ export class SweepView {
 /** For each label in any column, its ranks: `undefined` where it is not among the labels. */
 function linesOf(columns) {
   const lines = new Map();
-  columns.forEach(({ labels }, column) => labels.forEach(({ uid, text }, rank) => {
-    if (!lines.has(uid)) lines.set(uid, { uid, text: text || uid, ranks: columns.map(() => undefined) });
+  columns.forEach(({ labels }, column) => labels.forEach(({ uid, name }, rank) => {
+    if (!lines.has(uid)) lines.set(uid, { uid, name: name || uid, ranks: columns.map(() => undefined) });
     lines.get(uid).ranks[column] = rank;
   }));
   return [...lines.values()];
@@ -104,15 +104,15 @@ function drawLines(lines, columns, width, selected, onSelect) {
   const x = (column) => left + (column / last) * (width - left - right);
   const y = (rank) => TOP + (rank + 0.5) * ROW;
   const every = (width - left - right) / columns.length < 26 ? 2 : 1;
-  const groups = lines.map(({ uid, text, ranks }) => {
+  const groups = lines.map(({ uid, name, ranks }) => {
     const curve = path(ranks, x, y);
     return svg("g", { class: uid === selected ? "line selected" : "line", onclick: () => onSelect(uid) },
-      svg("title", {}, text),
+      svg("title", {}, name),
       svg("path", { class: "touch", d: curve }),
       svg("path", { d: curve }),
       ...ranks.map((rank, column) => rank !== undefined && svg("circle", { cx: x(column), cy: y(rank), r: 4 })),
-      left > EDGE && ranks[0] !== undefined && svg("text", { x: x(0) - 12, y: y(ranks[0]) + 4, "text-anchor": "end" }, shortened(text)),
-      right > EDGE && ranks[last] !== undefined && svg("text", { x: x(last) + 12, y: y(ranks[last]) + 4 }, shortened(text)),
+      left > EDGE && ranks[0] !== undefined && svg("text", { x: x(0) - 12, y: y(ranks[0]) + 4, "text-anchor": "end" }, shortened(name)),
+      right > EDGE && ranks[last] !== undefined && svg("text", { x: x(last) + 12, y: y(ranks[last]) + 4 }, shortened(name)),
     );
   });
   // The emphasised line is drawn last, above the others.

@@ -33,7 +33,7 @@ export class Feedback {
       const { json } = await send("feedback", { body: { query, label: label.uid, relevant }, signal });
       return () => {
         this.#judgements.set(key, { relevant, id: json.id });
-        const message = `${quote(label.text || label.uid)} is ${relevant ? "" : "not "}relevant to ${quote(query)}.`;
+        const message = `${quote(label.name || label.uid)} is ${relevant ? "" : "not "}relevant to ${quote(query)}.`;
         this.#show(json.sequence, message, (later) => this.#retract(key, later));
       };
     };
@@ -115,11 +115,11 @@ export class LabelSearch {
   }
 
   #show(text, labels) {
-    const known = labels.some((label) => label.uid === text || label.text === text);
+    const known = labels.some((label) => [label.uid, label.text, label.name].includes(text));
     this.#options = [
       ...labels.map((label) => this.#option(() => this.onChoose(label),
-        el("span", { class: "label-text", dir: "auto" }, label.text || label.uid),
-        label.uid !== label.text && el("span", { class: "small" }, label.uid),
+        el("span", { class: "label-text", dir: "auto" }, label.name || label.uid),
+        label.uid !== label.name && el("span", { class: "small" }, label.uid),
         el("span", { class: "small figure" }, count(label.training_count, "training text")))),
       ...(known ? [] : [this.#option(() => this.onCreate(text), el("span", { class: "label-text", dir: "auto" }, `Create the label “${text}”`))]),
     ];
