@@ -10,10 +10,19 @@ from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.core.bundle.manifest import Precision
 from recollect.core.options import Share, Temperature, TopB
-from recollect.core.settings import Device, EngineSettings, Location, ReadIf, ServiceSettings, Settings, refuse_unread
+from recollect.core.settings import (
+    Device,
+    EngineSettings,
+    Listed,
+    Location,
+    ReadIf,
+    ServiceSettings,
+    Settings,
+    refuse_unread,
+)
 from recollect.trainer.methods import METHODS, MethodName
 from recollect.trainer.modes import OF_ENCODER
-from recollect.trainer.settings import DatasetSettings, Listed, Metric, NotEmpty, Propensity, TrainingInputs
+from recollect.trainer.settings import DatasetSettings, Metric, NotEmpty, Propensity, TrainingInputs
 
 Lexical = Literal["on", "off", "auto"]
 
@@ -102,7 +111,7 @@ class PublishSettings(EngineSettings):
     )
     gate_dataset: Path | None = Field(
         None,
-        description="dataset folder; the bundle and the current version are compared on its test split; see --max-drop",
+        description="dataset; the bundle and the current version are compared on its test split; see --max-drop",
     )
     max_drop: float = Field(
         0.5, ge=0, description="points of P@1, P@5, nDCG@5 and R@100 that the bundle may lose on the gate dataset"
@@ -217,6 +226,7 @@ class RankSettings(Settings):
 class EvaluateSettings(DatasetSettings, ServiceSettings):
     """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
+    verb = "evaluate"
     read_if = (
         _OF_CACHE,
         ReadIf(
@@ -277,6 +287,7 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
 class CompareSettings(TrainingInputs):
     """Train methods with the same dataset, encoder, budget and seeds, measure them, and write a report."""
 
+    verb = "compare"
     read_if = OF_ENCODER
     _refuse_unread = model_validator(mode="after")(refuse_unread)
 

@@ -99,9 +99,13 @@ def predict_file(input: str | Path, output: str | Path, *, store: str | Path, **
         return predict_rows(settings)
 
 
-def train(dataset: str | Path, *, out: str | Path, **flags: Any) -> Path:
-    """Train an encoder on a dataset folder, write a run folder (`checkpoint/` and `memory/`), and return it."""
-    with _settings("train", dataset=dataset, out=out, **flags) as settings:
+def train(dataset: str | Path | Any, *, out: str | Path, **flags: Any) -> Path:
+    """Train an encoder on a dataset, write a run folder (`checkpoint/` and `memory/`), and return it.
+
+    Args:
+        dataset: A dataset folder, the file of a table, or a data frame of pandas, polars or Arrow.
+    """
+    with _dataset_settings("train", dataset, out=out, **flags) as settings:
         from recollect.index_builder.training import train as train_run
 
         train_run(settings)
@@ -153,15 +157,15 @@ def push(run: str | Path, *, to: str, **flags: Any) -> str:
         return str(extras.load("verb", "push").push(settings))
 
 
-def evaluate(dataset: str | Path, *, store: str | Path, **flags: Any) -> dict[str, Any]:
-    """Measure a bundle on the test split of a dataset folder.
+def evaluate(dataset: str | Path | Any, *, store: str | Path, **flags: Any) -> dict[str, Any]:
+    """Measure a bundle on the test split of a dataset: a folder, the file of a table, or a data frame.
 
     Returns:
         `version`, `queries` (their number) and `rows`: for each combination of `lambda`, `temperature` and `top_b`, a
         dict with these three and every metric in percent (None if undefined). `recollect evaluate --json` prints the
         same dict as JSON.
     """
-    with _settings("evaluate", dataset=dataset, store=store, **flags) as settings:
+    with _dataset_settings("evaluate", dataset, store=store, **flags) as settings:
         from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
 
         return vars(evaluate_bundle(settings))
@@ -189,6 +193,14 @@ def _settings(verb: str, /, **keywords: Any) -> Iterator[Any]:
     """Yield the settings of a call. An error names the extra to install if a package of the verb is missing."""
     with require_extra(VERBS[verb].extra):
         yield _from_keywords(verb, keywords)
+
+
+@contextlib.contextmanager
+def _dataset_settings(verb: str, dataset: Any, /, **keywords: Any) -> Iterator[Any]:
+    """Yield the settings of a call that reads a dataset, which may be a data frame."""
+    is_path = isinstance(dataset, str | Path)
+    with _settings(verb, dataset=dataset if is_path else "DataFrame", **keywords) as settings:
+        yield settings if is_path else settings.with_frame(dataset)
 
 
 def _from_keywords(function: str, keywords: Mapping[str, Any], declared: Any = None) -> Any:

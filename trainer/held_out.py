@@ -12,19 +12,19 @@ raises the limit, so it holds out no text from which the encoder has learnt. New
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
+
+from recollect.trainer.data.split import text_numbers
 
 # Without --validation-fraction: this share of the labelled texts, but at least so many texts, or at most so large a
 # share of a small dataset.
 _SHARE, _ENOUGH_TEXTS, _LARGEST_SHARE = 0.05, 600, 0.2
 _MOST_TEXTS = 4_000
-_NUMBER_BITS = 53  # a float stores so many bits exactly
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class HeldOutTexts:
             earlier: The texts from which the encoder has not learnt.
         """
         seed = seed if earlier == ALL else earlier.seed
-        rising = np.sort(_numbers(texts, len(labelled), seed)[labelled])
+        rising = np.sort(text_numbers(texts, len(labelled), str(seed))[labelled])
         count = min(_count(len(rising), fraction), max(0, len(rising) - 1))
         return cls(seed, min(float(rising[count]), earlier.below) if count else 0.0)
 
@@ -84,7 +84,7 @@ class HeldOutTexts:
 
     def halves(self, texts: Iterable[str], labelled: Bool[np.ndarray, " text"]) -> tuple[HeldOutTexts, HeldOutTexts]:
         """Divide the held-out texts into two parts with equally many labelled texts."""
-        numbers = _numbers(texts, len(labelled), self.seed)[labelled]
+        numbers = text_numbers(texts, len(labelled), str(self.seed))[labelled]
         middle = float(np.median(numbers[(self.start <= numbers) & (numbers < self.below)]))
         return HeldOutTexts(self.seed, middle, self.start), HeldOutTexts(self.seed, self.below, middle)
 
@@ -96,7 +96,7 @@ class HeldOutTexts:
         """
         if self.below == 0 or self == ALL:
             return np.full(count, self == ALL)
-        numbers = _numbers(texts, count, self.seed)
+        numbers = text_numbers(texts, count, str(self.seed))
         return (self.start <= numbers) & (numbers < self.below)
 
 
@@ -108,15 +108,3 @@ def _count(texts: int, fraction: float | None) -> int:
     if fraction is None:
         return round(min(max(_SHARE * texts, _ENOUGH_TEXTS), _LARGEST_SHARE * texts, _MOST_TEXTS))
     return min(round(fraction * texts), _MOST_TEXTS)
-
-
-def _numbers(texts: Iterable[str], count: int, seed: int) -> Float[np.ndarray, " text"]:
-    """The number of each text. Case and white space do not count, because few encoders and word indexes see them."""
-
-    def number(text: str) -> int:
-        words = f"{seed}\n{' '.join(text.casefold().split())}"
-        digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "big") >> (64 - _NUMBER_BITS)
-
-    numbers: Float[np.ndarray, " text"] = np.fromiter(map(number, texts), dtype=np.int64, count=count) / 2**_NUMBER_BITS
-    return numbers

@@ -7,17 +7,12 @@ in `recollect.trainer.methods`. No module with settings imports torch, so that `
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic_settings import CliImplicitFlag, CliPositionalArg, NoDecode
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from recollect.core.settings import ReadIf, Settings, refuse_unread
-
-
-def _split(value: object) -> object:
-    """Split a comma-separated list in a flag or an environment variable: 0,.1,.5."""
-    return value.split(",") if isinstance(value, str) else value
+from recollect.core.settings import Listed, ReadIf, Settings, TableSettings, as_flag, refuse_unread
 
 
 def _check_pooling(pooling: str) -> str:
@@ -26,7 +21,6 @@ def _check_pooling(pooling: str) -> str:
     return pooling
 
 
-Listed = (NoDecode, BeforeValidator(_split))
 NotEmpty = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -81,10 +75,18 @@ class PresetsSettings(Settings):
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
 
 
-class DatasetSettings(Settings):
-    """A dataset folder, and how it is read: the flags of every verb that reads one."""
+class DatasetSettings(TableSettings):
+    """A dataset, and how it is read: the flags of every verb that reads one.
 
-    dataset: CliPositionalArg[Path] = Field(description="dataset folder")
+    Attributes:
+        verb: The verb that reads it, for messages.
+    """
+
+    verb: ClassVar[str] = "train"
+
+    dataset: CliPositionalArg[Path] = Field(
+        description="dataset folder, or a table: .csv, .tsv, .jsonl (each also .gz) or .parquet"
+    )
     format: Literal["auto", "native", "xmc", "pecos", "xclib", "attentionxml", "parquet", "annif"] = Field(
         "auto", description="layout of the dataset; auto: recognised from the folder's files"
     )
@@ -102,6 +104,37 @@ class DatasetSettings(Settings):
     unknown_labels: UnknownLabels = Field(
         "refuse", description="names of labels that the dataset lacks: refuse them, or drop them"
     )
+    labels: Path | None = Field(
+        None,
+        description="table of the labels of a table, with the columns uid, text and fields; unset: --label-column has "
+        "the texts of the labels",
+    )
+    test_fraction: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description="share of the texts that is the test split, by a hash of the text; 0: a file of its own",
+    )
+    _frame: Any = PrivateAttr(None)
+
+    @property
+    def frame(self) -> Any:
+        """The data frame that is read instead of a file; None if `dataset` is a path."""
+        return self._frame
+
+    def with_frame(self, frame: Any) -> Self:
+        """A copy that reads a data frame. `dataset` is its name in messages."""
+        copy = self.model_copy()
+        copy._frame = frame
+        return copy
+
+    def command(self) -> list[str]:
+        """The words of this command, for messages that show one; empty in Python."""
+        if self.frame is not None:
+            return []
+        found = {name: getattr(self, name, None) for name in ("out", "store")}  # a URL may contain a password
+        flags = [word for name, path in found.items() if isinstance(path, Path) for word in (as_flag(name), str(path))]
+        return ["recollect", self.verb, str(self.dataset), *flags]
 
 
 class TrainingInputs(DatasetSettings):

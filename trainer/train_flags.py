@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
+from recollect.core.settings import Listed
 from recollect.trainer.methods import METHODS, Method, MethodName, MethodOptions, methods_with
-from recollect.trainer.settings import VALIDATE_LAMBDA, Listed, NotEmpty, Positive, RankChoice, Share, TrainingInputs
+from recollect.trainer.settings import VALIDATE_LAMBDA, NotEmpty, Positive, RankChoice, Share, TrainingInputs
 
 
 def _those_with(holds: Callable[[Method], bool]) -> str:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from recollect.core.errors import SettingsError
 
@@ -30,6 +39,14 @@ FileLocation = Annotated[Path | str | None, _AS_PATH, Field(repr=False)]
 # The flag value that means None. No command-line argument can contain this character, so `--verify-key null` means a
 # file with the name `null`.
 NO_WORD = "\0"
+
+
+def _split(value: object) -> object:
+    """Split a comma-separated list in a flag or an environment variable: 0,.1,.5."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+Listed = (NoDecode, BeforeValidator(_split))
 
 # The folder in which workers share their metrics. prometheus_client reads this variable at import time.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
@@ -155,6 +172,65 @@ def as_flag(name: str) -> str:
 
 
 _Settings = TypeVar("_Settings", bound=Settings)
+
+
+class TableSettings(Settings):
+    """The columns of a table that have its texts and labels."""
+
+    text_columns: Annotated[list[str], *Listed] = Field(
+        [], description="columns of a table that form a text: title,description"
+    )
+    label_column: str | None = Field(None, min_length=1, description="column of a table with the labels of each text")
+    label_separator: str | None = Field(
+        None, min_length=1, description="text between the labels in --label-column, such as '|'; unset: one label"
+    )
+    id_column: str | None = Field(
+        None,
+        min_length=1,
+        description="column of a table with the uids of the texts; rows with the same uid are one text",
+    )
+
+    def example(self, flags: Mapping[str, str], command: Sequence[str]) -> str:
+        """The next step for a table that is read with wrong flags: these flags, or those of them that are given.
+
+        Args:
+            command: The command that reads the table, without flags of tables; empty in Python.
+        """
+        values = {name: getattr(self, name) or value for name, value in flags.items()}
+        if not command:
+            return "add " + ", ".join(f"{name}={value!r}" for name, value in values.items())
+        words = [
+            (as_flag(name), ",".join(value) if isinstance(value, list) else value) for name, value in values.items()
+        ]
+        return f"for example `{shlex.join([*command, *itertools.chain(*words)])}`"
+
+
+def fill_in(
+    settings: Settings,
+    declared: Mapping[str, FieldInfo],
+    remembered: Mapping[str, Any],
+    source: str,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """The remembered values of the flags that nobody gives. A given flag with another value is reported, and stays.
+
+    Args:
+        declared: The flags and their defaults.
+        remembered: The values that differ from the defaults, as JSON.
+        source: Name of the run or the version that remembers them.
+        note: Function that reports.
+    """
+    for name in declared:
+        value, given = remembered.get(name, declared[name].default), getattr(settings, name)
+        if name in settings.model_fields_set and (str(given) if isinstance(given, Path) else given) != value:
+            note(f"{as_flag(name)} {_shown(given)}: {source} has {_shown(value)}; the given value is used")
+    return {name: remembered[name] for name in declared if name in remembered.keys() - settings.model_fields_set}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class EngineSettings(Settings):

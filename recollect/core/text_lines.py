@@ -113,14 +113,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_csv(
-    lines: Iterable[str], name: str, error: type[RecollectError] = InputError
+    lines: Iterable[str], name: str, error: type[RecollectError] = InputError, delimiter: str = ","
 ) -> tuple[list[str], Iterator[dict[str, str]]]:
     """The columns of the header of CSV lines (with their ends), and the rows after it. Blank lines are skipped.
 
     A wrong header is an error at once: no columns, or equal ones. A wrong row is one when it is read.
     """
     csv.field_size_limit(_MAX_VALUE_CHARACTERS)
-    table = csv.reader(lines, strict=True)
+    table = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         columns = next(itertools.filterfalse(_is_blank_line, table), [])
     except csv.Error as wrong:

@@ -15,7 +15,7 @@ import recollect
 from recollect.core.errors import RecollectError
 from recollect.core.settings import ENV_PREFIX, Settings, as_flag
 from recollect.index_builder.settings import BuildSettings, CompareSettings, EvaluateSettings, RankSettings
-from recollect.trainer.settings import TuneSettings
+from recollect.trainer.settings import DatasetSettings, TuneSettings
 from recollect.trainer.train_settings import TrainSettings
 
 Flags = dict[str, Any]
@@ -96,6 +96,10 @@ TRAIN = Walk(
         "empty_texts": (set(), "drop"),
         "label_language": (set(), "en"),
         "unknown_labels": (set(), "drop"),
+        "text_columns": (set(), ["title"]),
+        **dict.fromkeys(("label_column", "label_separator", "id_column"), (set[str](), "x")),
+        "labels": (set(), "labels.csv"),
+        "test_fraction": (set(), 0.1),
         "encoder": (set(), "bert-base-uncased"),
         "static_from": (EVERY - {"static"}, "bert-base-uncased"),
         "pooling": (set(), "mean"),
@@ -234,10 +238,7 @@ BUILD = Walk(
     },
 )
 
-DATASET: dict[str, Row] = {
-    name: TRAIN.table[name]
-    for name in ("dataset", "format", "text_fields", "empty_texts", "label_language", "unknown_labels")
-}
+DATASET: dict[str, Row] = {name: TRAIN.table[name] for name in DatasetSettings.model_fields}
 EVALUATE = Walk(
     EvaluateSettings,
     {"dataset": "data", "store": "store"},

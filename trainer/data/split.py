@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from recollect.core.bundle.label_fields import to_json
@@ -25,6 +25,7 @@ from recollect.core.texts import is_blank
 SplitName = Literal["train", "test"]
 
 _CHUNK_STRINGS = 65_536
+_NUMBER_BITS = 53  # a float stores so many bits exactly
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,24 @@ def numbered(texts: Iterable[str]) -> Entries:
 def row_numbers(rows: int) -> pa.LargeStringArray:
     """The uids of rows that have no uids: their numbers, from 0."""
     return pc.cast(pa.array(np.arange(rows)), pa.large_string())
+
+
+def text_numbers(texts: Iterable[str], count: int, salt: str) -> Float[np.ndarray, " text"]:
+    """A number from 0 to 1 for each of `count` texts, which depends only on its words and the salt.
+
+    Case and white space do not count, because few encoders and word indexes see them.
+
+    Raises:
+        ValueError: If there are fewer texts.
+    """
+
+    def number(text: str) -> int:
+        words = f"{salt}\n{' '.join(text.casefold().split())}"
+        digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> (64 - _NUMBER_BITS)
+
+    numbers: Float[np.ndarray, " text"] = np.fromiter(map(number, texts), dtype=np.int64, count=count) / 2**_NUMBER_BITS
+    return numbers
 
 
 def fingerprint(labels: Entries, split: Split) -> str:

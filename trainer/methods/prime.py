@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import CliImplicitFlag
 
+from recollect.core.settings import Listed
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.methods.method import Method, MethodOptions
-from recollect.trainer.settings import Listed, NotEmpty, Positive
+from recollect.trainer.settings import NotEmpty, Positive
 
 if TYPE_CHECKING:
     from jaxtyping import Float

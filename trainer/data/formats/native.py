@@ -26,6 +26,10 @@ def recognises(folder: Path) -> bool:
     return any(find_file(folder, _file_names(stem)) for stem in ("labels", "train", "test"))
 
 
+def has_split(folder: Path, name: SplitName) -> bool:
+    return find_file(folder, _file_names(name)) is not None
+
+
 def read_labels(folder: Path, rule: TextRule) -> tuple[Path, Entries]:
     path = require_file(folder, _file_names("labels"))
     labels = LabelColumns()
