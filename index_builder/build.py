@@ -23,7 +23,7 @@ from recollect.store.store import Store
 from recollect.trainer.encoding.checkpoint import encoder_digest, load_checkpoint
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.encoding.label_texts import describe_unclear_labels
-from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.memory.memory import Memory, open_memory, read_dataset_flags
 from recollect.trainer.static.query_encoder import load_query_encoder
 
 _DEFAULT_TOP_K = 10
@@ -92,7 +92,8 @@ def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, s
     order: Order = "score" if ranker is None else "probability"
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order)
-    new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured)
+    read = read_dataset_flags(memory.folder)
+    new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured, read)
 
 
 def _check_index(memory: Memory, settings: BuildSettings) -> None:

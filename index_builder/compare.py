@@ -40,13 +40,13 @@ from recollect.index_builder.errors import BuildError, ContestantError
 from recollect.index_builder.evaluation.bootstrap import bootstrap, means
 from recollect.index_builder.run_quality import TESTED, LabelledQueries, Quality, measure
 from recollect.index_builder.settings import CompareSettings
-from recollect.trainer.data.dataset import open_named
+from recollect.trainer.data.dataset import open_named, with_remembered
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.encoder import choose_device
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.memory.left_out import choose_queries
-from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.memory import open_memory, read_dataset_flags
 from recollect.trainer.methods import METHODS
 from recollect.trainer.metrics import SEGMENTS
 from recollect.trainer.settings import TuneSettings
@@ -135,8 +135,11 @@ def compare(settings: CompareSettings) -> str:
         ContestantError: If the training or the tuning of a run fails; the finished runs stay in the output folder.
     """
     require_single_process("recollect compare")
+    settings = _with_remembered(settings)
     out, device, compared = settings.out, choose_device(settings.device), contestants(settings)
     dataset = open_named(settings)
+    if dataset.is_one_split:
+        raise BuildError(f"{settings.dataset}: expected --test-fraction, such as .1, because a table has no test split")
     train, test = dataset.read_split("train"), dataset.read_split("test")
     test = test.head(settings.limit) if settings.limit else test
     if unknown := sorted({path.name for path in find_files(out)} - _KNOWN_FILES):
@@ -165,6 +168,16 @@ def compare(settings: CompareSettings) -> str:
     write_text(out / "report.md", "\n".join(_markdown(report, results)))
     print_status(f"{out}: wrote report.md and report.json")
     return json.dumps(report) if settings.json_ else quality_table(results)
+
+
+def _with_remembered(settings: CompareSettings) -> CompareSettings:
+    """The flags of the dataset that the comparison in --out, or the run of --encoder, remembers."""
+    checkpoint = Path(settings.encoder)
+    of_encoder = [checkpoint.parent] if checkpoint.is_dir() else []
+    for run in (settings.out / UNTRAINED, *of_encoder):
+        if remembered := read_dataset_flags(run / "memory"):
+            return with_remembered(settings, remembered, str(run))
+    return settings
 
 
 # ---- Contestants ----

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import faiss
 import torch
@@ -79,6 +79,7 @@ class Draft:
         probabilities: Probabilities | None,
         sequence: int,
         metrics: dict[str, float],
+        dataset: dict[str, Any],
     ) -> None:
         """Write the keys and the manifest, after all other files. The memory has the live entries up to `sequence`.
 
@@ -109,6 +110,7 @@ class Draft:
             probabilities=probabilities,
             metrics=metrics,
             curves=curves,
+            dataset=dataset,
             memory_sequence=sequence,
             files=files,
         )

@@ -30,6 +30,7 @@ from recollect.trainer.memory.memory import (
     check_same_plan,
     is_complete,
     open_memory,
+    write_dataset_flags,
 )
 from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
@@ -121,6 +122,8 @@ class Run:
         if self.has_intact_memory(memory):
             self.report_existing_memory(plan)
             return
+        if self.ranks.first:
+            write_dataset_flags(memory, self.dataset.flags(self.settings))
         start = time.monotonic()
         computed = write_memory(
             memory,

@@ -16,7 +16,9 @@ from recollect.index_builder.evaluation.measured import Comparison, Measured, di
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.model import open_model
-from recollect.trainer.data.dataset import open_dataset, open_named
+from recollect.trainer.data.dataset import open_named, with_remembered
+from recollect.trainer.data.split import Split
+from recollect.trainer.settings import DatasetSettings
 
 # Lambdas of the chart, with more values near 0, where the quality of most memories changes fastest.
 _LAMBDAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -64,8 +66,11 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
     predictor = _open(settings, settings.version)
     other = None if settings.compare is None else _open(settings, settings.compare)
+    settings = with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}")
     dataset = open_named(settings)
     test = dataset.read_split("test")
+    if dataset.is_one_split:
+        _require_new_texts(settings.dataset, test, predictor)
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset, test, predictor.bundle)
     if len(test.labels.indices) == 0:
@@ -109,6 +114,19 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     return evaluation
 
 
+def _require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
+    """Refuse a test split whose texts are all in the memory, from which an answer takes their labels."""
+    known, texts = predictor.bundle.instances.texts, {*test.entries.strings()}
+    learnt = len(texts & {known[row] for row in range(len(known)) if known[row] in texts})
+    if learnt == len(texts):
+        raise BuildError(
+            f"{path}: expected other texts than those of version {predictor.version}, found none; name a table with "
+            "other texts, or train with --test-fraction .1"
+        )
+    if learnt:
+        print_status(f"{path}: {learnt:,} of {len(texts):,} different texts are also in the memory")
+
+
 def _open(settings: EvaluateSettings, version: str) -> Predictor:
     flags = settings.verify_key, settings.bundle_cache, settings.threads, settings.device
     return open_model(settings.store, version, *flags, live="off").predictor
@@ -128,7 +146,8 @@ def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
 
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     """Measure a bundle with its default options on a test split, in percent. Undefined metrics are left out."""
-    dataset = open_dataset(folder, "auto")
+    settings = DatasetSettings.model_construct(dataset=folder)
+    dataset = open_named(with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}"))
     test = dataset.read_split("test")
     truth = align_labels(dataset, test, predictor.bundle)
     (predicted,) = predict_top(predictor, test, truth, [Setting.default(predictor)])

@@ -182,4 +182,4 @@ def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, se
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
         )
-    new.complete(memory, old.encoder, old.defaults, old.probabilities, sequence, {})
+    new.complete(memory, old.encoder, old.defaults, old.probabilities, sequence, {}, dict(old.dataset))

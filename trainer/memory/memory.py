@@ -7,6 +7,7 @@
               filtered_pairs.npy  [P, 2]    pairs (instance, label): when the instance is a query, the label is removed
                                             from its predictions
               labels.jsonl  instances.jsonl  {"uid", "text"}, row by row; labels with their fields
+              dataset.json                  the layout and the flags with which `recollect train` read the dataset
               query_vectors.npy  [N, d]      with a distilled query encoder: its vectors of the instances
 
 Three things are not stored. A label key votes for its own label, so the identity below Y in the paper is implicit.
@@ -41,6 +42,7 @@ from recollect.trainer.memory.label_keys import LabelKeys
 
 FORMAT_VERSION = 2
 QUERY_VECTORS = "query_vectors.npy"
+DATASET = "dataset.json"
 KeyDtype = Literal["float32", "float16"]
 
 # Default scoring settings, from the experiments in RAE-XMC, section 4. With alpha 0, the key of a label is the vector
@@ -197,6 +199,32 @@ def read_texts(path: Path) -> Iterator[str]:
         raise MemoryFolderError(
             f"{path}: expected JSON lines with a text, found: {error!r}; run `recollect train` again"
         ) from None
+
+
+def read_dataset_flags(folder: Path) -> dict[str, Any]:
+    """The layout and the flags with which the dataset of a memory was read; empty if the memory does not know them.
+
+    Raises:
+        MemoryFolderError: If the file is damaged.
+    """
+    path = folder / DATASET
+    if not path.is_file():
+        return {}
+    try:
+        saved = read_json(path)
+        flags: dict[str, Any] = saved["flags"]
+        if saved["format_version"] != 1 or not isinstance(flags, dict):
+            raise ValueError(f"{saved!r:.80}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise MemoryFolderError(
+            f"{path}: expected the flags of a dataset of format_version 1, found: {error!r}; train again"
+        ) from None
+    return flags
+
+
+def write_dataset_flags(folder: Path, flags: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / DATASET, {"format_version": 1, "flags": flags})
 
 
 def is_complete(folder: Path) -> bool:

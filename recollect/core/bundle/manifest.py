@@ -239,6 +239,7 @@ class Manifest(_Section):
         metrics: Quality figures, measured when the bundle was built.
         curves: All measurements from which the build chose the index.
         checks: Quality checks of the build.
+        dataset: The layout of the dataset and the flags with which it was read; empty if they are not known.
         memory_sequence: The last entry of the store's live memory that the bundle contains; 0 if it contains none.
         files: SHA-256 and size of every file.
     """
@@ -256,6 +257,7 @@ class Manifest(_Section):
     metrics: dict[str, float]
     curves: dict[str, list[Point]] = {}
     checks: list[Check] = []
+    dataset: dict[str, str | float | list[str] | None] = {}
     memory_sequence: int = Field(0, ge=0)
     files: dict[str, FileInfo]
 
