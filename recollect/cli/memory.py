@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.cli.versions import open_store
-from recollect.core.settings import Location, ServiceSettings
+from recollect.core.settings import Location, ServiceSettings, TableSettings
 from recollect.core.system.console import print_status
 
 
@@ -74,7 +74,7 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-class ExtendSettings(_PositionalStore):
+class ExtendSettings(_PositionalStore, TableSettings):
     """Add instances and labels to the live memory of a store, and remove some, without a server.
 
     All lines are checked before anything is written. The texts are encoded with the encoder of the current version.
@@ -83,7 +83,8 @@ class ExtendSettings(_PositionalStore):
     add: Path | None = Field(
         None,
         description='File of JSON lines: instances {"uid", "text", "labels", ...} and labels {"uid", "text"}, with the '
-        "fields that the HTTP interface takes; an existing uid is replaced",
+        "fields that the HTTP interface takes; or a table as that of the training (.csv, .tsv, .jsonl, .parquet); an "
+        "existing uid is replaced",
     )
     remove: Path | None = Field(
         None, description='File of JSON lines, {"instance": UID} or {"label": UID}; removed before --add is added'
@@ -93,7 +94,9 @@ class ExtendSettings(_PositionalStore):
 def extend(settings: ExtendSettings) -> str:
     from recollect.edits.extend import extend as extend_memory
 
-    done = extend_memory(open_store(settings), settings.add, settings.remove)
+    store = open_store(settings)
+    command = ["recollect", "extend", store.name, "--add", str(settings.add)]
+    done = extend_memory(store, settings.add, settings.remove, settings, command)
     if done.unknown:
         print_status(f"uids to remove that are not in the memory: {len(done.unknown):,}, such as {done.unknown[0]}")
     return (

@@ -1,21 +1,25 @@
 """`recollect extend`: adds instances and labels to the live memory of a store, and removes some, without a server.
 
+A file to add has entries as JSON lines, or it is a table with the columns of that from which the version was trained.
 Both files are checked completely before the first entry is written. Removals are written first, then labels, then
 instances, in blocks. A second write of the same entry changes nothing, so an interrupted task can be started again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
 from recollect.core.encoder import QueryEncoder
 from recollect.core.errors import InputError, SettingsError
-from recollect.core.system.console import progress_bar
+from recollect.core.settings import TableSettings, fill_in
+from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
+from recollect.core.table_files import LabelledText, Table, TextColumns, kind_of, open_table, read_label_rows
 from recollect.core.tables.entries import Entry, Kind, Remove, Subject
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.text_lines import read_objects
@@ -61,8 +65,18 @@ class Extended(NamedTuple):
     sequence: int
 
 
-def extend(store: Store, add: Path | None, remove: Path | None) -> Extended:
+def extend(
+    store: Store,
+    add: Path | None,
+    remove: Path | None,
+    columns: TableSettings | None = None,
+    command: Sequence[str] = (),
+) -> Extended:
     """Add the lines of a file to the live memory of a store, and remove those of another file.
+
+    Args:
+        columns: The columns of a table, where they are not those of the version.
+        command: The words of the command, for messages that show one.
 
     Raises:
         SettingsError: If neither file is given.
@@ -72,9 +86,16 @@ def extend(store: Store, add: Path | None, remove: Path | None) -> Extended:
     """
     if add is None and remove is None:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
-    additions = _read_additions(add) if add else {}
+    current = store.require_current()
+    dataset = store.manifest(current).dataset
+    names_are_labels = False  # whether a label that the memory lacks is a new one, whose text is its name
+    additions: dict[Subject, _Addition] = {}
+    if add:
+        table = _open_as_table(add, columns or TableSettings.model_construct(), dataset, f"version {current}", command)
+        additions = _read_additions(add) if table is None else _read_table(*table)
+        names_are_labels = table is not None and dataset.get("format") == "table" and "labels" not in dataset
     removals = _read_removals(remove) if remove else []
-    bundle = store.open(store.require_current())
+    bundle = store.open(current)
     log = MemoryLog.of(store, bundle.manifest)
     live = follow(log, bundle)
     memory = live.catch_up()
@@ -85,6 +106,13 @@ def extend(store: Store, add: Path | None, remove: Path | None) -> Extended:
         subject = ("label", uid)
         return subject in additions or (subject not in gone and memory.labels.position(uid) is not None)
 
+    if names_are_labels:
+        additions |= {
+            ("label", uid): _Addition(where, checked(_ROWS["label"], {"uid": uid, "text": uid}, where, InputError))
+            for where, row in [*additions.values()]
+            for uid in (row.labels if isinstance(row, NewInstance) else ())
+            if not is_label(uid)
+        }
     _check_labels(additions.values(), is_label)
     find = {"instance": memory.instance, "label": memory.labels.position}
     unknown = [uid for kind, uid in removals if find[kind](uid) is None]
@@ -147,6 +175,71 @@ def _read_additions(path: Path) -> dict[Subject, _Addition]:
         row = checked(_ROWS[kind], fields, where, InputError)
         if (other := found.setdefault((kind, row.uid), _Addition(where, row))).where != where:
             raise _twice(where, (kind, row.uid), other.where)
+    return found
+
+
+def _open_as_table(
+    path: Path, given: TableSettings, dataset: Mapping[str, Any], source: str, command: Sequence[str]
+) -> tuple[Table, TextColumns | None, str | None] | None:
+    """Open a file to add as a table; None if it has entries as JSON lines.
+
+    JSON lines are rows of a table if flags name its columns, or if the version was trained from a table and the first
+    object is no entry.
+
+    Returns:
+        The table, the columns of its texts (None for a table of labels), and the separator.
+    """
+    remembered = dataset if dataset.get("format") == "table" else {}
+    if kind_of(path) in (None, "jsonl") and not given.model_fields_set & TableSettings.model_fields.keys():
+        first = next(iter(read_objects(path)), (1, {"uid": "", "text": ""}))[1] if remembered else {}
+        if not remembered or first.keys() >= {"uid", "text"}:
+            return None
+    declared = TableSettings.model_fields
+    settings = given.model_copy(update=fill_in(given, declared, remembered, source, print_status))
+    wanted = [*settings.text_columns, *filter(None, (settings.label_column, settings.id_column))]
+    table = open_table(path, wanted)
+    if {*table.columns} >= {"uid", "text"} and settings.label_column not in table.columns:
+        return table, None, settings.label_separator
+    return table, TextColumns.of(settings, table, command, InputError), settings.label_separator
+
+
+def _read_table(table: Table, columns: TextColumns | None, separator: str | None) -> dict[Subject, _Addition]:
+    """Read a table of texts with labels, or a table of labels.
+
+    Without a column of uids, the uid of a text is a hash of it. Rows of one uid are joined. Rows without a label are
+    left out, and reported.
+
+    Raises:
+        InputError: If a row is wrong, or two rows of one uid have different texts.
+    """
+    found: dict[Subject, _Addition] = {}
+    if columns is None:
+        for label in read_label_rows(table, separator, InputError):
+            fields = {"uid": label.uid, "text": label.text, **label.fields}
+            row = checked(_ROWS["label"], fields, label.where, InputError)
+            if (other := found.setdefault(("label", row.uid), _Addition(label.where, row))).where != label.where:
+                raise _twice(label.where, ("label", row.uid), other.where)
+        return found
+    joined: dict[str, LabelledText] = {}
+    without: list[str] = []
+    for read in columns.read(table, InputError):
+        if not read.labels:
+            without.append(read.where)
+            continue
+        uid = read.uid or f"text-{hashlib.blake2b(read.text.encode(errors='replace'), digest_size=8).hexdigest()}"
+        first = joined.setdefault(uid, read)
+        if first.text != read.text:
+            raise InputError(
+                f"{read.where}: {columns.uid}: expected the text of {uid!r} that is in {first.where}, found another "
+                "one; correct it"
+            )
+        if first is not read:
+            joined[uid] = first._replace(labels=[*dict.fromkeys([*first.labels, *read.labels])])
+    for uid, read in joined.items():
+        fields = {"uid": uid, "text": read.text, "labels": read.labels}
+        found["instance", uid] = _Addition(read.where, checked(_ROWS["instance"], fields, read.where, InputError))
+    if without:
+        print_status(f"{table.name}: {len(without):,} rows have no label; they are left out (the first: {without[0]})")
     return found
 
 
