@@ -61,7 +61,7 @@ class ServeSettings(RedisSettings, EngineSettings):
     )
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Maximum size of a request body in bytes")
     max_query_bytes: int = Field(
-        8192, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
+        1 << 16, ge=64, description="Maximum size of a query in bytes (UTF-8); a longer query gets status 413"
     )
     max_batch: int = Field(64, ge=1, le=MAX_BATCH, description="Maximum number of queries in one request")
     max_queue: int = Field(

@@ -21,7 +21,7 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import EncoderInfo, Precision
 from recollect.core.errors import opening
 from recollect.core.settings import Device
-from recollect.core.tokenizer import open_tokenizer
+from recollect.core.tokenizer import encode_beginnings, open_tokenizer
 
 TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
 # Number of texts in one batch of the encoder. The texts of a batch have similar lengths, so that padding costs little.
@@ -59,7 +59,7 @@ class Side:
         texts = [self.prompt + text for text in texts]
         known = [self.words and self.words.encode(text) for text in texts]
         unknown = [text for text, ids in zip(texts, known, strict=True) if ids is None]
-        encodings = self.tokenizer.encode_batch_fast(unknown) if unknown else []
+        encodings = encode_beginnings(self.tokenizer, unknown) if unknown else []
         others = ((encoding.ids, bool(encoding.overflowing)) for encoding in encodings)
         return [ids or next(others) for ids in known]
 
@@ -211,7 +211,7 @@ class WordPieces:
         return ids + self._after, False
 
     def _split(self, word: str) -> list[int]:
-        pieces: list[int] = self._tokenizer.encode(word, add_special_tokens=False).ids
+        pieces: list[int] = encode_beginnings(self._tokenizer, [word], add_special_tokens=False)[0].ids
         if len(word) <= _LONGEST_WORD:
             if len(self._known) >= _MOST_WORDS:
                 self._known.clear()
