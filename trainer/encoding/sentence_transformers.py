@@ -5,6 +5,7 @@ sentence_bert_config.json          whether texts become lower case
 1_Pooling/config.json              the pooling
 2_Dense/config.json                sizes and activation of a layer
 2_Dense/model.safetensors          its weights
+0_StaticEmbedding/                 in place of transformer and pooling: tokenizer.json and the vectors of the tokens
 config_sentence_transformers.json  the prompts of queries and documents
 """
 
@@ -17,7 +18,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, normalizers, processors
+from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from recollect.core.system.files import read_json
@@ -25,6 +27,8 @@ from recollect.trainer.encoding.pooling import ACTIVATIONS, Layer, Pooler
 from recollect.trainer.errors import EncoderError
 from recollect.trainer.settings import POOLINGS
 
+# Kind of the only module of a static model, and the names that its table of vectors may have.
+_STATIC, _TOKEN_VECTORS = "StaticEmbedding", {"embedding.weight", "embeddings"}
 # Name of the pooling `last` in the files of sentence-transformers.
 _LAST = "lasttoken"
 # Names of the prompt of documents, which is the prompt of labels here; the first one that a model declares counts.
@@ -58,7 +62,8 @@ class Declared:
     """The declarations of a model.
 
     Attributes:
-        transformer: Folder of the transformer in the model.
+        transformer: Folder of the transformer in the model, or of its token vectors.
+        is_static: Whether the model has token vectors in place of a transformer. The vector of a text is their mean.
         layers: The layers after the pooling. A `Normalize` at the end is left out, because encoders do that anyway.
         include_prompt: Whether the pooling includes the tokens of a prompt.
     """
@@ -72,6 +77,43 @@ class Declared:
     include_prompt: bool = True
     query_prompt: str = ""
     label_prompt: str = ""
+    is_static: bool = False
+
+    def load_token_vectors(self) -> Tensor:
+        """Load the vectors of a static model, of shape (token, dim).
+
+        Raises:
+            EncoderError: If they are missing, or if there are other tensors too.
+        """
+        name = f"{self.transformer}/model.safetensors".lstrip("/")
+        if (path := _find(self.source, name)) is None:
+            raise EncoderError(f"{self.source}/{name}: expected the vectors of tokens, found no such file")
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise EncoderError(f"{path}: expected the vectors of tokens, found: {error}") from None
+        if len(tensors) != 1 or not tensors.keys() <= _TOKEN_VECTORS or (found := [*tensors.values()])[0].ndim != 2:
+            raise EncoderError(
+                f"{path}: expected one table, {' or '.join(sorted(_TOKEN_VECTORS))}, found "
+                f"{', '.join(sorted(tensors)) or 'nothing'}; choose another encoder"
+            )
+        return found[0].float()
+
+    def load_static_tokenizer(self) -> Tokenizer:
+        """Load the tokenizer of a static model, which adds no special tokens to a text.
+
+        Raises:
+            EncoderError: If it is missing or damaged.
+        """
+        name = f"{self.transformer}/tokenizer.json".lstrip("/")
+        if (path := _find(self.source, name)) is None:
+            raise EncoderError(f"{self.source}/{name}: expected a tokenizer, found no such file")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise EncoderError(f"{path}: expected a tokenizer, found: {error}") from None
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+        return tokenizer
 
     def load_weights(self, pooler: Pooler) -> None:
         """Load the weights of the layers.
@@ -107,10 +149,14 @@ def read_declared(source: str) -> Declared:
     """
     modules = _read_modules(source)
     kinds = [kind for kind, _ in modules]
+    if kinds[:1] == [_STATIC] and {*kinds[1:]} <= {"Normalize"}:
+        query_prompt, label_prompt = _read_prompts(source)
+        folder = modules[0][1]
+        return Declared(source, folder, query_prompt=query_prompt, label_prompt=label_prompt, is_static=True)
     if kinds[:2] != ["Transformer", "Pooling"] or not _LAYERS.keys() >= set(kinds[2:]):
         raise EncoderError(
-            f"{source}/modules.json: expected Transformer, Pooling, and then any of {', '.join(_LAYERS)}, found "
-            f"{', '.join(kinds) or 'none'}; choose another encoder"
+            f"{source}/modules.json: expected Transformer, Pooling, and then any of {', '.join(_LAYERS)}, or "
+            f"{_STATIC}, found {', '.join(kinds) or 'none'}; choose another encoder"
         )
     while kinds[-1] == "Normalize":
         kinds.pop()
@@ -123,8 +169,7 @@ def read_declared(source: str) -> Declared:
     legacy = {_legacy(kind): None for kind in POOLINGS}
     declared = _settings(source, pooling, _POOLING | legacy)
     layers = [_layer(source, kind, folder) for kind, folder in zip(kinds[2:], folders[2:], strict=True)]
-    model = _settings(source, "config_sentence_transformers.json", _MODEL)
-    query_prompt, label_prompt = _prompts(source, model)
+    query_prompt, label_prompt = _read_prompts(source)
     return Declared(
         source,
         folders[0],
@@ -188,8 +233,9 @@ def _layer(source: str, kind: str, folder: str) -> Layer:
     return layer | {"bias": bool(settings.get("bias", True)), "activation": activation_name}
 
 
-def _prompts(source: str, model: Mapping[str, Any]) -> tuple[str, str]:
+def _read_prompts(source: str) -> tuple[str, str]:
     """The prompts of queries and of documents; without these names, both have the default prompt of the model."""
+    model = _settings(source, "config_sentence_transformers.json", _MODEL)
     prompts = model.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise _unsupported(source, "config_sentence_transformers.json", "prompts", prompts)
