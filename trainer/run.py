@@ -21,6 +21,7 @@ from recollect.trainer.encoding.checkpoint import (
     save_checkpoint,
 )
 from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.encoding.instance_texts import describe_instances
 from recollect.trainer.encoding.label_texts import describe_unclear_labels
 from recollect.trainer.encoding.lora import add_lora, require_linear_layers, require_peft
 from recollect.trainer.encoding.tokens import VectorTable
@@ -81,6 +82,8 @@ def write_run(settings: TrainSettings, validated: HeldOutTexts | None = None) ->
             check_same_dataset(settings.dataset, fingerprint(dataset.labels, instances), ranks, device)
         run.report(f"{settings.dataset}: {len(instances):,} instances, {len(dataset.labels):,} labels")
         for line in describe_unclear_labels(encoder, map(str, dataset.labels.texts)) if ranks.first else ():
+            print_status(line)
+        for line in describe_instances(encoder, instances.entries.texts) if ranks.first else ():
             print_status(line)
         if settings.preset is not None:
             run.report(find_preset(settings.preset).describe_variant(len(instances), len(dataset.labels)))

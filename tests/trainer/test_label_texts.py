@@ -19,7 +19,7 @@ def test_train_counts_the_label_texts_of_each_problem_and_shows_one(
     lines = train("--max-length", 16, *flags, dataset=toy).err.splitlines()
     assert [line for line in lines if line.startswith("labels: ")] == [
         "labels: 1 of 7 texts have the tokens of an earlier label, so their keys are equal; for example 'Red PAINT'",
-        f"labels: 2 of 7 texts are cut at --label-max-length 8; for example {texts[2][:60]!r}",
+        f"labels: 2 of 7 texts are cut at --label-max-length 8 (50% of their tokens); for example {texts[2][:60]!r}",
         "labels: 1 of 7 texts have characters that the tokenizer cannot read ([UNK]); for example '\u4ea4\u97ff'",
     ]
 
@@ -28,5 +28,5 @@ def test_texts_in_another_script_are_told_for_minilm_only(minilm: Any, tiny_enco
     texts = ["Straßenbahn", "Phở bò", "β-carotene", "2,000 €", "музыка", "음악"]
     (line,) = (line for line in describe_unclear_labels(minilm, texts) if "English" in line)
     assert line.startswith("labels: 2 of 6 texts are not in Latin script, and minilm is an English model")
-    assert line.endswith("choose another --encoder; for example 'музыка'")
+    assert line.endswith("choose another --encoder, such as multilingual; for example 'музыка'")
     assert not any("English" in line for line in describe_unclear_labels(tiny_encoder, texts))
