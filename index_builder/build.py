@@ -43,7 +43,7 @@ def build(settings: BuildSettings) -> str:
     signing_key = signing_key_of(settings)
     settings = settings.model_copy(update={"run": _local_run(settings.run)})
     memory = open_memory(settings.run / "memory")
-    encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
+    encoder = load_checkpoint(settings.run / "checkpoint", "cpu", settings)
     _check_match(settings.run, memory, encoder)
     query_encoder = load_query_encoder(settings.run, memory, encoder)
     choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes

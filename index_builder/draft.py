@@ -47,9 +47,6 @@ from recollect.index_builder.verify import current_metrics, format_checks, verif
 from recollect.store.store import Store
 from recollect.trainer.memory.memory import Memory
 
-# Minimum time limit of the calls of an engine in a build. They write, load and search more than the calls of a query.
-_ENGINE_SECONDS = 600.0
-
 
 @runtime_checkable
 class KeyWriter(Protocol):
@@ -144,7 +141,7 @@ def draft(
     Raises:
         StoreError, BundleError, DatasetError: If the current version or the gate dataset cannot be read.
     """
-    settings = settings.model_copy(update={"engine_seconds": max(settings.engine_seconds, _ENGINE_SECONDS)})
+    settings = settings.patient()
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)

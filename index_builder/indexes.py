@@ -17,9 +17,10 @@ from recollect.index_builder.faiss_index import KeysToIndex, factory_string
 from recollect.index_builder.settings import PublishSettings
 from recollect.trainer.memory.memory import Memory
 
-# Exact search of an index may take at most this long, unless no other index meets the requirements. A transformer takes
-# milliseconds to encode a query, so a faster search would hardly shorten an answer. A static encoder takes 0.03 ms.
-_EXACT_MILLISECONDS = {"transformer": 2.0, "static": 0.2}
+# Exact search of an index may take at most this long, unless no other index meets the requirements. A transformer or a
+# server takes milliseconds to encode a query, so a faster search would hardly shorten an answer. A static encoder takes
+# 0.03 ms.
+_EXACT_MILLISECONDS = {"transformer": 2.0, "server": 2.0, "static": 0.2}
 
 
 def write_indexes(

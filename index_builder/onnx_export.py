@@ -14,6 +14,7 @@ import bisect
 import contextlib
 import copy
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -34,11 +35,13 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from recollect.core.bundle.files import ENCODER_SERVER
 from recollect.core.bundle.manifest import EncoderInfo, Precision
 from recollect.core.encoder import QueryEncoder
 from recollect.index_builder.errors import BuildError
 from recollect.trainer.encoding.encoder import Encoder, UnitVectorModel
 from recollect.trainer.encoding.static_model import StaticModel, TextVectors, at_positions
+from recollect.trainer.heads.dual_encoder import VectorDualEncoder
 
 _MAX_INT8 = 127
 # Least cosine allowed between the vectors of the exported and the trained encoder, for each precision.
@@ -108,7 +111,28 @@ class Sample:
 
 
 def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None = None) -> EncoderInfo:
-    """The manifest entry of an encoder in this precision. If it was distilled, `teacher` is the encoder of the keys."""
+    """The manifest entry of an encoder in this precision. If it was distilled, `teacher` is the encoder of the keys.
+
+    Raises:
+        BuildError: If a server gives the vectors, and the precision is not the default.
+    """
+    if encoder.served is not None:
+        if precision != "fp32":
+            raise BuildError(
+                f"--precision {precision}: expected no such flag for a run whose vectors come from a server, which "
+                "decides the precision; omit the flag"
+            )
+        return EncoderInfo(
+            name=encoder.config.name,
+            pooling=encoder.config.pooling,
+            precision="fp16",
+            max_length=None,
+            pad_id=encoder.pad_id,
+            kind="server",
+            normalised=encoder.config.normalised,
+            query_prompt=encoder.config.query_prompt,
+            label_prompt=encoder.config.label_prompt,
+        )
     return EncoderInfo(
         name=encoder.config.name,
         pooling=encoder.config.pooling,
@@ -127,6 +151,8 @@ def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None
 def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sample) -> None:
     """Write `encoder.onnx` and `tokenizer.json` of an encoder on the CPU.
 
+    If a server gives the vectors, the graph has the layers above them, and `encoder_server.json` records the server.
+
     Args:
         info: Manifest entry of the encoder. The precision of the graph is `fp32`, `fp16` (the transformer in half
             precision, for GPUs) or `int8` (weights and activations in eight bits). Of a static encoder, only the
@@ -136,7 +162,11 @@ def export_encoder(encoder: Encoder, folder: Path, info: EncoderInfo, sample: Sa
     Raises:
         BuildError: If a number of the encoder is too large for `fp16`.
     """
-    encoder.tokenizer.enable_truncation(info.max_length)
+    if encoder.served is not None:
+        (folder / ENCODER_SERVER).write_text(json.dumps(encoder.served) + "\n", encoding="utf-8")
+        _export_layers(encoder.vector_model().to("cpu").eval(), folder / "encoder.onnx")
+        return
+    encoder.tokenizer.enable_truncation(info.tokens)
     encoder.tokenizer.save(str(folder / "tokenizer.json"))
     model, path = encoder.model, folder / "encoder.onnx"
     match info.precision:
@@ -170,6 +200,22 @@ def _export_graph(model: UnitVectorModel, path: Path) -> None:
             input_names=["input_ids", "attention_mask"],
             output_names=["vectors"],
             dynamic_shapes={name: {0: batch, 1: token} for name in ("input_ids", "attention_mask")},
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def _export_layers(model: VectorDualEncoder, path: Path) -> None:
+    """Export the adapter and the head of queries; without both, the graph returns its input."""
+    with _quiet():
+        torch.onnx.export(
+            model,
+            (torch.ones((2, model.dim)),),
+            path,
+            input_names=["text_vectors"],
+            output_names=["vectors"],
+            dynamic_shapes={"vectors": {0: torch.export.Dim("batch", min=1)}},
             dynamo=True,
             external_data=False,
             verbose=False,

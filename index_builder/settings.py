@@ -11,6 +11,7 @@ from pydantic_settings import CliImplicitFlag, CliPositionalArg
 from recollect.core.bundle.manifest import Precision
 from recollect.core.options import Share, Temperature, TopB
 from recollect.core.settings import (
+    ConnectionSettings,
     Device,
     EngineSettings,
     Listed,
@@ -59,7 +60,7 @@ def _without_cache(settings: PublishSettings | EvaluateSettings) -> str | None:
 _OF_CACHE = ReadIf(("bundle_cache",), "a store at a URL, or --verify-key", _without_cache)
 
 
-class PublishSettings(EngineSettings):
+class PublishSettings(ConnectionSettings):
     """Settings of the verbs that publish a bundle: its indexes, its checks and its signature."""
 
     read_if: ClassVar[tuple[ReadIf, ...]] = (

@@ -24,7 +24,7 @@ from recollect.core.options import (
     chosen_options,
     first_problem,
 )
-from recollect.core.settings import Device, EngineSettings, default_live
+from recollect.core.settings import ConnectionSettings, Device, default_live
 from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
@@ -46,13 +46,13 @@ def open_model(
     threads: int = 1,
     device: Device = "cpu",
     live: Live | None = None,
-    engine: EngineSettings | None = None,
+    engine: ConnectionSettings | None = None,
 ) -> Model:
     """Open a version of a store; `recollect.open` describes the arguments.
 
     Args:
-        engine: The connection to Milvus, for a version whose keys are there; None means that of the environment
-            variables.
+        engine: The connections to Milvus and to a server of vectors, for a version that needs them; None means those
+            of the environment variables.
 
     Raises:
         StoreError: If the store or the version does not exist.
@@ -60,7 +60,8 @@ def open_model(
         MemoryLogError: If the log of the store is damaged.
         KeyFileError: If `verify_key` is not a file of Ed25519 public keys.
         SettingsError: If an argument has a wrong value, or the keys are in Milvus, and its address is not given.
-        EngineError: If the keys are in Milvus, and it does not answer.
+        EngineError, EncoderDownError: If the keys are in Milvus, or the vectors come from a server, and it does not
+            answer.
     """
     if threads < 0:
         raise SettingsError(f"threads: expected 0 or more, found {threads}")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import CliImplicitFlag
 
 from recollect.core.errors import SettingsError
-from recollect.core.settings import LIVE_HELP, Device, EngineSettings, LiveEntries, RedisSettings, default_live
+from recollect.core.settings import LIVE_HELP, ConnectionSettings, Device, LiveEntries, RedisSettings, default_live
 from recollect.service.addresses import is_loopback
 
 Access = Literal["public", "key", "off"]
@@ -21,7 +21,7 @@ MAX_BATCH = 4096
 _ORIGIN = re.compile(r"\*|https?://[^/?#@\s]+")
 
 
-class ServeSettings(RedisSettings, EngineSettings):
+class ServeSettings(RedisSettings, ConnectionSettings):
     """Answer queries over HTTP with the current version of the store."""
 
     host: Annotated[str, AfterValidator(lambda host: host.strip("[]"))] = Field(
@@ -191,6 +191,11 @@ def require_consistent(settings: ServeSettings) -> None:
         raise SettingsError(
             f"--hang-seconds: must be greater than four times --engine-seconds ({settings.engine_seconds:g}), because "
             f"a block of a batch may wait for several calls of Milvus; found {settings.hang_seconds:g}"
+        )
+    if settings.encoder_url is not None and settings.hang_seconds <= settings.encoder_seconds:
+        raise SettingsError(
+            f"--hang-seconds: must be greater than --encoder-seconds ({settings.encoder_seconds:g}), because a block "
+            f"of a batch may wait so long for the server of vectors; found {settings.hang_seconds:g}"
         )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")

@@ -7,7 +7,7 @@ flags with which the user overrides the preset.
 
 from __future__ import annotations
 
-from recollect.core.settings import ReadIf, as_flag
+from recollect.core.settings import ReadIf, as_flag, is_encoder_url
 from recollect.trainer.methods import METHODS, Method, methods_with
 from recollect.trainer.settings import STATIC, TrainingInputs
 from recollect.trainer.train_flags import SharedTrainSettings
@@ -41,6 +41,10 @@ def _static(settings: TrainingInputs) -> str | None:
 
 def _not_static(settings: TrainingInputs) -> str | None:
     return None if _static(settings) else f"--encoder {settings.encoder}"
+
+
+def _served(settings: TrainingInputs) -> str | None:
+    return f"--encoder {settings.encoder}" if is_encoder_url(settings.encoder) else None
 
 
 def _without_lora(settings: SharedTrainSettings) -> str | None:
@@ -152,6 +156,7 @@ def _of_method(name: str) -> ReadIf:
 OF_ENCODER = (
     ReadIf(("static_from",), f"--encoder {STATIC}", _not_static),
     ReadIf(("query_prompt", "label_prompt"), "an encoder with a transformer", _static),
+    ReadIf(("pooling", "max_length", "label_max_length"), "no server of vectors, which decides this itself", _served),
 )
 READ_IF = (
     *OF_ENCODER,

@@ -35,6 +35,7 @@ from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.memory.reuse import has_labels, open_earlier
 from recollect.trainer.memory.tune import is_tuned, tune
 from recollect.trainer.methods import METHODS
+from recollect.trainer.modes import whole_encoder
 from recollect.trainer.presets.preset import find_preset
 from recollect.trainer.recipe import Recipe
 from recollect.trainer.run_folder import RunFolder
@@ -75,6 +76,11 @@ def write_run(settings: TrainSettings, validated: HeldOutTexts | None = None) ->
         dataset = open_named(settings, note=print_status if ranks.first else lambda _: None)
         instances = dataset.read_split("train")
         encoder = _load_encoder(settings, dataset, instances, device)
+        if encoder.served is not None and settings.epochs != 0 and (found := whole_encoder(settings)):
+            raise TrainingError(
+                f"--encoder {settings.encoder}: expected --train adapter, --train head or --epochs 0, because nothing "
+                f"trains the model of a server, found {found}"
+            )
         check_query_encoder(settings, encoder, instances)
         run = Run(settings, dataset, instances, encoder, RunFolder(settings.out), ranks, validated)
         run = dataclasses.replace(run, encoder=_with_earlier_head(run))

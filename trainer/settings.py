@@ -146,7 +146,7 @@ class TrainingInputs(DatasetSettings):
         "minilm",
         description="Hugging Face encoder by name or folder, or a run's checkpoint/; minilm: packaged, for English; "
         + "".join(f"{name}: {model.source} ({model.about}); " for name, model in SHORTHANDS.items())
-        + "static: token vectors",
+        + "static: token vectors; http://HOST/v1#MODEL: a server with OpenAI's route /embeddings",
     )
     static_from: str = Field(
         "minilm", description="encoder that gives a static encoder its tokenizer and its first token vectors"

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from recollect.core.settings import as_flag
+from recollect.core.settings import as_flag, is_encoder_url
 from recollect.core.system.files import read_json
 from recollect.trainer.errors import TrainingError
 from recollect.trainer.modes import READ_IF, chosen_method, untrained, without_clusters, without_head, without_held_out
@@ -105,6 +105,8 @@ def _contradictions_with_best(settings: TrainSettings) -> Iterator[str]:
         yield f"{flag}: expected no such flag, because --best chooses it; omit {flag} or --best"
     if settings.encoder == STATIC:
         yield f"--encoder {STATIC}: expected a pretrained encoder, because --best trains a static one too; omit it"
+    if is_encoder_url(settings.encoder):
+        yield "--best: expected an encoder with its own weights, because --best distils it, found a server; omit --best"
     if settings.validation_fraction == 0:
         yield "--validation-fraction 0: expected held-out instances, by which --best chooses; omit the flag"
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import Precision
 from recollect.core.bundle.strings import StringTable
-from recollect.core.encoder import QueryEncoder
+from recollect.core.encoder import TextEncoder
 from recollect.core.search.searcher import KeyIndex, Keys, Searcher
 from recollect.core.settings import EngineSettings
 from recollect.core.system.console import print_status, progress_bar
@@ -62,7 +62,7 @@ class _Part:
             return reconstruct
         return None
 
-    def check(self, bundle: Bundle, encoder: QueryEncoder) -> None:
+    def check(self, bundle: Bundle, encoder: TextEncoder) -> None:
         """Raise `BuildError` if the encoder of the bundle does not make the keys from their texts."""
         rows = evenly_spaced_rows(len(self.texts), _SAMPLE_TEXTS)
         vectors = self._encode(encoder, rows.tolist())
@@ -77,7 +77,7 @@ class _Part:
                 f"expected {minimum:g}); name the run from which the version was built"
             )
 
-    def keys(self, encoder: QueryEncoder) -> Iterator[Float[np.ndarray, "block dim"]]:
+    def keys(self, encoder: TextEncoder) -> Iterator[Float[np.ndarray, "block dim"]]:
         """Yield the keys, in blocks: those of the index, or newly encoded ones."""
         if self.read is not None:
             for start in range(0, len(self.texts), _BLOCK_KEYS):
@@ -89,12 +89,12 @@ class _Part:
                 yield self._encode(encoder, block)
                 bar.update(len(block))
 
-    def _encode(self, encoder: QueryEncoder, rows: Sequence[int]) -> Float[np.ndarray, "row dim"]:
+    def _encode(self, encoder: TextEncoder, rows: Sequence[int]) -> Float[np.ndarray, "row dim"]:
         texts = [self.texts[row] for row in rows]
         return encoder.encode_texts([], texts) if self.name == "label" else encoder.encode_texts(texts)
 
 
-def read_bundle_memory(bundle: Bundle, encoder: QueryEncoder, folder: Path, engine: EngineSettings) -> Memory:
+def read_bundle_memory(bundle: Bundle, encoder: TextEncoder, folder: Path, engine: EngineSettings) -> Memory:
     """Read the memory of a bundle, and write its keys into a folder.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.manifest import Manifest
-from recollect.core.encoder import QueryEncoder
+from recollect.core.encoder import TextEncoder
 from recollect.core.errors import ActivationConflictError
 from recollect.core.golden import write_golden
 from recollect.core.settings import EngineSettings
@@ -66,7 +66,9 @@ def compact(settings: CompactSettings) -> str | None:
     current, record = store.require_current(), store.activation()
     bundle = store.open(current)
     old = bundle.manifest
-    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(settings.threads))
+    encoder = TextEncoder.of(
+        bundle, threads=1, parallel=threads_or_cores(settings.threads), connections=settings.patient()
+    )
     live = follow(MemoryLog.of(store, old, encoder.encode_texts), bundle)
     memory = live.catch_up()
     if memory.sequence == old.memory_sequence:
@@ -135,7 +137,7 @@ def _describe(store: Store, old: Manifest, memory: Snapshot, kept: int) -> None:
 
 
 def _base_memory(
-    run: Path | None, bundle: Bundle, encoder: QueryEncoder, folder: Path, engine: EngineSettings
+    run: Path | None, bundle: Bundle, encoder: TextEncoder, folder: Path, engine: EngineSettings
 ) -> Memory:
     """The memory of the current version, from its run or from its bundle, whose keys are written into a folder."""
     if run is None:
@@ -145,7 +147,7 @@ def _base_memory(
     return memory
 
 
-def _check_run(memory: Memory, encoder: QueryEncoder, bundle: Bundle, run: Path) -> None:
+def _check_run(memory: Memory, encoder: TextEncoder, bundle: Bundle, run: Path) -> None:
     """Check that a run has the instances and labels of a bundle, row by row, and keys of its encoder."""
     version = bundle.manifest.version
     for name, uids in (("instances", bundle.instances.uids), ("labels", bundle.labels.uids)):
@@ -173,7 +175,7 @@ def _sample(memory: Memory) -> Sample:
 def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> None:
     old, folder = bundle.manifest, new.folder
     write_bundle_tables(memory, folder)
-    for name in ("encoder.onnx", "tokenizer.json", *([RANKER] if old.has_ranker else [])):
+    for name in (*old.encoder_files, *([RANKER] if old.has_ranker else [])):
         shutil.copyfile(bundle.folder / name, folder / name)
     write_golden(folder, golden_queries(memory, sample))
     if old.has_ranker:

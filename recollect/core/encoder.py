@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from recollect.core import extras
 from recollect.core.bundle.bundle import Bundle
+from recollect.core.bundle.files import TOKENIZER
 from recollect.core.bundle.manifest import EncoderInfo, Precision
 from recollect.core.errors import opening
-from recollect.core.settings import Device
+from recollect.core.settings import ConnectionSettings, Device
 from recollect.core.tokenizer import encode_beginnings, open_tokenizer
 
-TOKENIZER, GRAPH = "tokenizer.json", "encoder.onnx"
+GRAPH = "encoder.onnx"
 # Number of texts in one batch of the encoder. The texts of a batch have similar lengths, so that padding costs little.
 # An int8 transformer gets one text at a time: a batch has one scale for its activations, so the vector of a text would
 # depend on the other texts of the batch. In int8, batches are not faster anyway, because int8 runs on the CPU. A static
@@ -66,21 +69,86 @@ class Side:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenised batch; `truncated` marks the texts that are longer than the encoder's limit."""
+    """A tokenised batch; `truncated` marks the texts that are longer than the encoder's limit.
+
+    For a server, which has the tokenizer, `texts` are the texts with their prompts, and `ids` is empty.
+    """
 
     ids: list[list[int]]
     truncated: list[bool]
+    texts: list[str] = field(default_factory=list)
 
 
-class QueryEncoder:
+class TextEncoder(abc.ABC):
     """Encodes texts as unit vectors.
+
+    Attributes:
+        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
+    """
+
+    dim: int
+    cpu_reason: str = ""
+
+    def __init__(self) -> None:
+        self._known: dict[str, np.ndarray] = {}
+
+    @staticmethod
+    def of(
+        bundle: Bundle,
+        threads: int,
+        device: Device = "cpu",
+        parallel: int = 1,
+        connections: ConnectionSettings | None = None,
+    ) -> TextEncoder:
+        """Open the encoder of a bundle. Versions with an equal encoder share it.
+
+        Args:
+            connections: The connection to the server of the vectors; None reads the environment variables.
+
+        Raises:
+            BundleError: If a file does not open, or the server has another model than the bundle.
+            EncoderDownError, SettingsError: If the vectors come from a server, and it does not answer or is not given.
+        """
+        if bundle.manifest.encoder.kind == "server":
+            hook = extras.load("encoder", "server")
+            encoder: TextEncoder = hook.open_encoder(bundle, threads, device, connections or ConnectionSettings())
+            return encoder
+        return QueryEncoder.of_files(bundle, threads, device, parallel)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server of the vectors gives none at present; None if it gives some, or if there is no server."""
+        return None
+
+    @abc.abstractmethod
+    def tokenise(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Tokens:
+        """Tokenise queries, then labels, each with the prompt and the greatest length of its side."""
+
+    @abc.abstractmethod
+    def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
+        """Encode tokenised texts as unit vectors; `checkpoint` is called before each batch of the encoder."""
+
+    def encode_texts(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Float[np.ndarray, "text dim"]:
+        """Encode queries or instances, then labels, as unit vectors."""
+        return self.encode(self.tokenise(queries, labels))
+
+    def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
+        """Encode a query that the next version is likely to encode too, for example a golden query. Keep its vector."""
+        vector = self._known.get(text)
+        if vector is None:
+            vector = self.encode_texts([text])
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[text] = vector
+        return vector
+
+
+class QueryEncoder(TextEncoder):
+    """An encoder of files of the bundle.
 
     Args:
         parallel: Number of batches that are computed at the same time, each on the threads of the session. For many
             short texts, this is faster than more threads of the session.
-
-    Attributes:
-        cpu_reason: Why the requested GPU is not used; empty if it is used, or if no GPU was requested.
     """
 
     def __init__(
@@ -92,6 +160,7 @@ class QueryEncoder:
         device: Device = "cpu",
         parallel: int = 1,
     ) -> None:
+        super().__init__()
         self._tokenizer, self._words = tokenizer, words
         self._session, self._pad_id = session, info.pad_id
         self._parallel = parallel
@@ -99,27 +168,25 @@ class QueryEncoder:
         self._batch_rows = _INT8_ROWS if info.precision == "int8" and info.kind == "transformer" else _BATCH_ROWS
         missing = device != "cpu" and _CUDA not in session.get_providers()
         self.cpu_reason = f"encoder.onnx: {_INT8_ON_GPU if info.precision == 'int8' else _NO_CUDA}" if missing else ""
-        self.dim: int = session.get_outputs()[0].shape[-1]
-        self._known: dict[str, np.ndarray] = {}
+        self.dim = session.get_outputs()[0].shape[-1]
 
     @classmethod
-    def of(cls, bundle: Bundle, threads: int, device: Device = "cpu", parallel: int = 1) -> QueryEncoder:
+    def of_files(cls, bundle: Bundle, threads: int, device: Device, parallel: int) -> QueryEncoder:
         """Open the encoder of a bundle. Versions with an equal encoder share it."""
         info, components = bundle.manifest.encoder, bundle.components
-        tokenizer = components.open(open_tokenizer, TOKENIZER, info.max_length)
-        words = components.open(_open_words, TOKENIZER, tokenizer, info.max_length)
+        tokenizer = components.open(open_tokenizer, TOKENIZER, info.tokens)
+        words = components.open(_open_words, TOKENIZER, tokenizer, info.tokens)
         session = components.open(open_session, GRAPH, info.precision, threads, device)
         return components.open(_join, GRAPH, tokenizer, words, session, info, device, parallel)
 
     @classmethod
     def open(cls, folder: Path, info: EncoderInfo, threads: int) -> QueryEncoder:
         """Open an encoder that is not part of a bundle yet."""
-        tokenizer = open_tokenizer(folder / TOKENIZER, info.max_length)
-        words = _open_words(folder / TOKENIZER, tokenizer, info.max_length)
+        tokenizer = open_tokenizer(folder / TOKENIZER, info.tokens)
+        words = _open_words(folder / TOKENIZER, tokenizer, info.tokens)
         return cls(tokenizer, words, open_session(folder / GRAPH, info.precision, threads, "cpu"), info)
 
     def tokenise(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Tokens:
-        """Tokenise queries, then labels, each with the prompt and the greatest length of its side."""
         rows = Side(self._tokenizer, self._words, self._info.query_prompt).tokenise(queries)
         rows += self._labels.tokenise(labels) if labels else []
         # A text without tokens gets a padding token, as in training.
@@ -136,7 +203,6 @@ class QueryEncoder:
         return Side(tokenizer, words, self._info.label_prompt)
 
     def encode(self, tokens: Tokens, checkpoint: Callable[[], None] = lambda: None) -> Float[np.ndarray, "query dim"]:
-        """Encode tokenised texts as unit vectors; `checkpoint` is called before each batch of the encoder."""
         vectors = np.empty((len(tokens.ids), self.dim), dtype=np.float32)
         order = np.argsort([len(ids) for ids in tokens.ids], kind="stable")
         batches = [order[start : start + self._batch_rows] for start in range(0, len(order), self._batch_rows)]
@@ -153,20 +219,6 @@ class QueryEncoder:
                 for _ in threads.map(encode_batch, batches):
                     pass
         return vectors
-
-    def encode_texts(self, queries: Sequence[str], labels: Sequence[str] = ()) -> Float[np.ndarray, "text dim"]:
-        """Encode queries or instances, then labels, as unit vectors."""
-        return self.encode(self.tokenise(queries, labels))
-
-    def encode_known(self, text: str) -> Float[np.ndarray, "1 dim"]:
-        """Encode a query that the next version is likely to encode too, for example a golden query. Keep its vector."""
-        vector = self._known.get(text)
-        if vector is None:
-            vector = self.encode_texts([text])
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[text] = vector
-        return vector
 
     def _run(self, rows: list[list[int]]) -> Float[np.ndarray, "row dim"]:
         lengths = np.array([len(ids) for ids in rows])

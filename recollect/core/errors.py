@@ -25,6 +25,7 @@ ServiceError (like the errors of all packages, a RecollectError)
 ├── SettingsError             settings contradict each other, or a file or Redis that they name cannot be used
 ├── RedisError                Redis does not answer
 ├── EngineError               Milvus does not answer, or refuses a call
+├── EncoderDownError          the server of an encoder does not answer, or not with the vectors of the version
 ├── InsufficientMemoryError   too little memory is free to open a bundle
 ├── NotServedError            a replica does not serve the current version
 ├── NotReadyError             no bundle is open yet
@@ -160,6 +161,11 @@ class RedisError(ServiceError):
 class EngineError(ServiceError):
     exit_status = 1
     status, code = 503, "engine_down"
+
+
+class EncoderDownError(ServiceError):
+    exit_status = 1
+    status, code = 503, "encoder_down"
 
 
 class InsufficientMemoryError(ServiceError):

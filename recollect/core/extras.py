@@ -33,10 +33,12 @@ class Extra(NamedTuple):
 EXTRAS: dict[tuple[str, str], Extra] = {
     ("bulk format", "parquet"): Extra("parquet.rows", "pyarrow", "Parquet files need pyarrow"),
     ("bulk workers", "ray"): Extra("ray.tasks", "ray", "--ray: expected the package ray, found none"),
+    ("encoder", "server"): Extra("encoder_server.query_encoder"),
     ("key engine", "milvus"): Extra("milvus.collection", "pymilvus", "--engine-uri: needs pymilvus"),
     ("key writer", "milvus"): Extra("milvus.index", "pymilvus", "--engine-uri: needs pymilvus"),
     ("routes", "annif"): Extra("annif.routes"),
     ("runs", "hf"): Extra("hub.runs"),
+    ("trained encoder", "server"): Extra("encoder_server.trained"),
     ("verb", "push"): Extra("hub.runs"),
 }
 

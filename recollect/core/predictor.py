@@ -17,15 +17,15 @@ from recollect.core.answers import NO_FIELDS, Answer, Answers, ScoredLabel, Stop
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.label_fields import name_of
 from recollect.core.bundle.manifest import Defaults
-from recollect.core.encoder import QueryEncoder
-from recollect.core.errors import BundleError
+from recollect.core.encoder import TextEncoder
+from recollect.core.errors import BundleError, EncoderDownError, EngineError, ServiceError
 from recollect.core.memory import LiveMemory, Memory
 from recollect.core.options import AnswerOptions, group_by_options, resolve_options
 from recollect.core.rank import Queries, RankedLabels, rank, search
 from recollect.core.reranker.assign import assigned_counts
 from recollect.core.search.filters import LabelFilter
 from recollect.core.search.searcher import Engine
-from recollect.core.settings import Device, EngineSettings
+from recollect.core.settings import ConnectionSettings, Device
 from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.label_search import LabelSearch
 
@@ -50,12 +50,12 @@ class Predictor:
     block_keys = 16_384
 
     def __init__(
-        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: EngineSettings | None = None
+        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: ConnectionSettings | None = None
     ) -> None:
         self._threads = threads
         self.bundle = bundle
         self.manifest = bundle.manifest
-        self.encoder = QueryEncoder.of(bundle, threads, device)
+        self.encoder = TextEncoder.of(bundle, threads, device, connections=engine)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
         self._live = LiveMemory(bundle, device, engine)
         self.memory = self.bundle_memory = self._live.apply([])
@@ -72,17 +72,18 @@ class Predictor:
         threads: int,
         device: Device = "cpu",
         pause: Callable[[], None] | None = None,
-        engine: EngineSettings | None = None,
+        engine: ConnectionSettings | None = None,
     ) -> _Opened:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
-        the reasons. `pause` is called between the steps, so that a caller can slow them down. `engine` is the
-        connection to the engine of the keys, as for `Searcher.open`.
+        the reasons. `pause` is called between the steps, so that a caller can slow them down. `engine` has the
+        connections to the engine of the keys and to a server of vectors; None reads the environment variables.
 
         Raises:
             BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
-            EngineError, SettingsError: If the keys are in an engine, and it does not answer or is not given.
+            EngineError, EncoderDownError, SettingsError: If the keys are in an engine, or the vectors come from a
+                server, and it does not answer or is not given.
         """
         predictor = cls(bundle, threads, device, engine)
         try:
@@ -108,6 +109,13 @@ class Predictor:
         return self._live.searcher.engine
 
     @property
+    def problem(self) -> ServiceError | None:
+        """The reason why no query can be answered at present: a program that the version needs does not answer."""
+        if self.engine is not None and self.engine.problem is not None:
+            return EngineError(self.engine.problem)
+        return None if self.encoder.problem is None else EncoderDownError(self.encoder.problem)
+
+    @property
     def version(self) -> str:
         return self.manifest.version
 
@@ -115,17 +123,19 @@ class Predictor:
     def is_faster_together(self) -> bool:
         """Whether several queries take clearly less time together than one after the other.
 
-        With a static encoder, a quarter of the time is the overhead of calls, which a batch has only once.
+        With a static encoder, a quarter of the time is the overhead of calls, which a batch has only once. With a
+        server of vectors, a batch is one call.
         """
-        return self.manifest.encoder.kind == "static"
+        return self.manifest.encoder.kind != "transformer"
 
     @property
     def quick_cost(self) -> float:
         """The highest cost (see `request_cost`) of a query that is quick enough for the event loop to compute it.
 
-        A query with cost c takes at most (1 + c) / 2 times as long as a normal one. A call of an engine may block.
+        A query with cost c takes at most (1 + c) / 2 times as long as a normal one. A call of an engine or of a server
+        of vectors may block.
         """
-        if self.engine is not None or not self.is_faster_together:
+        if self.engine is not None or self.manifest.encoder.kind != "static":
             return 0.0
         return 2 * _QUICK_MILLISECONDS / self.milliseconds - 1
 

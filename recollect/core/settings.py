@@ -52,7 +52,11 @@ Listed = (NoDecode, BeforeValidator(_split))
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 # Settings of keys and certificates.
-_KEYS = frozenset({"api_keys", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"})
+_KEYS = frozenset(
+    {"api_keys", "encoder_token", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
+)
+# Minimum time limit of the calls of other programs in a training, a build or a compaction.
+_BUILD_SECONDS = 600.0
 # Secrets with fewer characters can be guessed.
 _MIN_SECRET_CHARACTERS = 16
 
@@ -83,6 +87,54 @@ def _check_engine_uri(uri: SecretStr) -> SecretStr:
     if not is_server and ("://" in given or not given.endswith(".db")):
         raise SettingsError("--engine-uri: expected http://HOST:PORT, https://HOST:PORT or a file that ends in .db")
     return uri
+
+
+class EncoderAddress(NamedTuple):
+    """A server of vectors with OpenAI's route `/embeddings`: its URL without this route, and the name of a model."""
+
+    url: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.url}#{self.model}"
+
+    def or_model(self, model: str) -> EncoderAddress:
+        """This address, with a model if it names none."""
+        return self if self.model else self._replace(model=model)
+
+    @classmethod
+    def parse(cls, given: str, flag: str) -> EncoderAddress:
+        """Parse `http://HOST/v1#MODEL`; the model may be absent.
+
+        Raises:
+            SettingsError: If it is no such URL, or contains a password or a query, which may be a key.
+        """
+        url, _, model = given.partition("#")
+        try:
+            parts = urlsplit(url)
+            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # for example, a port that is not a number
+            is_url = False
+        if not is_url or not url.isascii() or not url.isprintable() or " " in url:
+            raise SettingsError(
+                f"{flag}: expected http://HOST:PORT/v1#MODEL or https://HOST/v1#MODEL, found no such URL"
+            )
+        if "@" in parts.netloc or parts.query:
+            raise SettingsError(
+                f"{flag}: expected a URL without a password and without a query, found one; give the token in "
+                "RECOLLECT_ENCODER_TOKEN"
+            )
+        return cls(url.rstrip("/").removesuffix("/embeddings"), model)
+
+
+def is_encoder_url(encoder: str) -> bool:
+    """Whether --encoder names a server of vectors, not a model or a folder."""
+    return encoder.startswith(("http://", "https://"))
+
+
+def _check_encoder_url(given: str) -> str:
+    EncoderAddress.parse(given, "--encoder-url")
+    return given
 
 
 class ReadIf(NamedTuple):
@@ -257,6 +309,35 @@ class EngineSettings(Settings):
     )
 
 
+class EncoderServerSettings(Settings):
+    """Settings of the connection to a server of vectors, for runs and bundles that have no encoder of their own."""
+
+    encoder_url: Annotated[str, AfterValidator(_check_encoder_url)] | None = Field(
+        None,
+        description="Server of the vectors of versions that were trained with --encoder URL: http://HOST:PORT/v1 or "
+        "https://HOST/v1, followed by #MODEL if the model has another name there (default: none)",
+    )
+    encoder_token: SecretStr | None = Field(
+        None, description="Token of the server of vectors, sent as Authorization: Bearer (default: it needs none)"
+    )
+    encoder_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="Maximum seconds for one batch of the server of vectors, with repeated calls; a query that needs "
+        "longer gets status 503",
+    )
+
+
+class ConnectionSettings(EngineSettings, EncoderServerSettings):
+    """Settings of the connections to other programs that a version may need: Milvus, and a server of vectors."""
+
+    def patient(self) -> Self:
+        """The same connections with a time limit for builds, whose calls take longer than those of a query."""
+        seconds = {name: max(getattr(self, name), _BUILD_SECONDS) for name in ("engine_seconds", "encoder_seconds")}
+        return self.model_copy(update=seconds)
+
+
 class ServiceSettings(Settings):
     """Settings of a bundle store."""
 
@@ -305,7 +386,7 @@ def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> lis
         flag, value = as_flag(name), getattr(settings, name)
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         has_password = "://" in text and "@" in text
-        if flag in given and (has_password or name == "engine_token"):
+        if flag in given and (has_password or name in ("encoder_token", "engine_token")):
             secret_flags.append(flag)
     return secret_flags
 

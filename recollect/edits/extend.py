@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
-from recollect.core.encoder import QueryEncoder
+from recollect.core.encoder import TextEncoder
 from recollect.core.errors import InputError, SettingsError
-from recollect.core.settings import TableSettings, fill_in
+from recollect.core.settings import ConnectionSettings, TableSettings, fill_in
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
 from recollect.core.table_files import LabelledText, Table, TextColumns, kind_of, open_table, read_label_rows
@@ -116,7 +116,9 @@ def extend(
     _check_labels(additions.values(), is_label)
     find = {"instance": memory.instance, "label": memory.labels.position}
     unknown = [uid for kind, uid in removals if find[kind](uid) is None]
-    encoder = QueryEncoder.of(bundle, threads=1, parallel=threads_or_cores(0))
+    encoder = TextEncoder.of(
+        bundle, threads=1, parallel=threads_or_cores(0), connections=ConnectionSettings().patient()
+    )
     with progress_bar(len(removals) + len(additions), "entry", "extend") as bar:
         for subjects in _blocks(removals):
             live.write(_removed(subjects))
@@ -133,7 +135,7 @@ def _removed(subjects: Sequence[Subject]) -> Callable[[Snapshot], list[Entry]]:
     return lambda _: [Remove(*subject) for subject in subjects]
 
 
-def _added(block: Sequence[_Addition], encoder: QueryEncoder) -> Callable[[Snapshot], list[Entry]]:
+def _added(block: Sequence[_Addition], encoder: TextEncoder) -> Callable[[Snapshot], list[Entry]]:
     """A function that makes the entries of some additions, and checks the labels again."""
     instances = [each.row for each in block if isinstance(each.row, NewInstance)]
     labels = [each.row for each in block if isinstance(each.row, NewLabel)]

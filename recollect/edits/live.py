@@ -11,7 +11,7 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.errors import ChangeError
 from recollect.core.memory import Memory
 from recollect.core.predictor import Predictor
-from recollect.core.settings import Device, EngineSettings
+from recollect.core.settings import ConnectionSettings, Device
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
 from recollect.edits.changes import Encode
@@ -31,7 +31,7 @@ class LivePredictor(Predictor):
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: EngineSettings | None = None
+        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: ConnectionSettings | None = None
     ) -> None:
         super().__init__(bundle, threads, device, engine)
         self.log: MemoryWriter[Memory] | None = None

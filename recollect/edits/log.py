@@ -433,7 +433,7 @@ def _in_parallel(call: Callable[[int], _Result], items: Sequence[int]) -> Iterat
 
 def _encoder_of(manifest: Manifest) -> EncoderOfCommit:
     """The encoder of a version: the digest of its files, its prompts, and the lengths at which it truncates texts."""
-    files = manifest.files["encoder.onnx"].sha256, manifest.files["tokenizer.json"].sha256
+    files = [manifest.files[name].sha256 for name in manifest.encoder_files]
     info = manifest.encoder
     prompts = [json.dumps([info.query_prompt, info.label_prompt])] if info.query_prompt or info.label_prompt else []
     lengths = [str(each) for each in (info.max_length, info.label_max_length) if each is not None]

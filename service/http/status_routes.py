@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
 
-from recollect.core.errors import DrainingError, EngineError
+from recollect.core.errors import DrainingError
 from recollect.service.http.problems import ProblemError, documented
 from recollect.service.http.schemas import Health, VersionResponse
 from recollect.service.redis_client import RedisClient
@@ -49,15 +49,15 @@ class StatusRoutes:
     async def health_ready(self) -> Health:
         """Return 200 if a bundle is open and has answered its golden queries, and no batch hangs.
 
-        `degraded` lists the components that do not work, with the reason. Without the engine of its keys, the current
-        version cannot answer, so the replica is not ready.
+        `degraded` lists the components that do not work, with the reason. Without the engine of its keys or
+        the server of its vectors, the current version cannot answer, so the replica is not ready.
         """
         if self.versions.draining:
             raise DrainingError
         self._require_no_hung_batch()
         self.versions.require_current()
-        if (problem := self.versions.engine_problem()) is not None:
-            raise EngineError(problem)
+        if (problem := self.versions.problem()) is not None:
+            raise problem
         return Health(status="ready", degraded=(self.redis.problems or None) if self.redis else None)
 
     def _require_no_hung_batch(self) -> None:

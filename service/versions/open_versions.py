@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from recollect.core.errors import NotReadyError, VersionNotOpenError
+from recollect.core.errors import NotReadyError, ServiceError, VersionNotOpenError
 from recollect.edits.live import LivePredictor
 
 
@@ -111,6 +111,11 @@ class OpenVersions:
         current = self.current
         engine = None if current is None else current.predictor.engine
         return None if engine is None else engine.problem
+
+    def problem(self) -> ServiceError | None:
+        """The reason why the current version cannot answer at present; None if it can, or none is open."""
+        current = self.current
+        return None if current is None else current.predictor.problem
 
     def names(self) -> list[str]:
         """The names of the open versions, the current one first."""

@@ -22,7 +22,7 @@ from recollect.core.bundle.manifest import Manifest
 from recollect.core.errors import InsufficientMemoryError
 from recollect.core.golden import check_golden
 from recollect.core.search.searcher import Observer
-from recollect.core.settings import Device, EngineSettings
+from recollect.core.settings import ConnectionSettings, Device
 from recollect.core.system.ram import free_bytes
 from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
@@ -82,7 +82,8 @@ class Opener:
     threads: int  # of the encoder and of each search
     device: Device = "cpu"
     workers: int = 1  # processes; during a swap, all of them open the next version at the same time
-    engine: EngineSettings | None = None  # the connection to Milvus; None means that of the environment variables
+    # The connections to Milvus and to a server of vectors; None means those of the environment variables.
+    engine: ConnectionSettings | None = None
     observer: Observer | None = None  # gets the calls of Milvus
     reads_live_entries: bool = True
 
@@ -101,7 +102,8 @@ class Opener:
             InsufficientMemoryError: If too little memory is free.
             BundleError: If the bundle is damaged, or is not signed by the key that the store requires.
             WrongAnswersError: If the answers to the golden queries contain too few of the expected labels.
-            EngineError, SettingsError: If the keys are in Milvus, and it does not answer or is not given.
+            EngineError, EncoderDownError, SettingsError: If the keys are in Milvus, or the vectors come from a server,
+                and it does not answer or is not given.
             MemoryLogError: If the log of the live memory cannot be read.
             CancelledWorkError: If the throttle is cancelled.
         """
@@ -155,5 +157,6 @@ def private_bytes(manifest: Manifest, share_with: Sequence[Manifest] = ()) -> in
     def added(name: str) -> int:
         return 0 if any(other.files[name] == manifest.files[name] for other in alike) else manifest.files[name].size
 
-    private = _ENCODER_FACTOR * added("encoder.onnx") + _TOKENIZER_FACTOR * added("tokenizer.json")
+    graph, inputs = map(added, manifest.encoder_files)
+    private = _ENCODER_FACTOR * graph + _TOKENIZER_FACTOR * inputs
     return int(private) + _CONSTANT_BYTES

@@ -1,11 +1,11 @@
 """The checkpoint folder: an encoder in the Hugging Face layout, with its adapter, head and settings.
 
-    checkpoint/   config.json  model.safetensors  tokenizer.json ...  recollect.json
+    checkpoint/   [config.json  model.safetensors  tokenizer.json ...]  recollect.json
                   [layers.safetensors]  [adapter.safetensors]  [head.safetensors]
 
 `recollect.json` contains the pooling and the layers after it, the length limits, the prompts, the texts that the
 training held out (as the rule of `recollect.trainer.held_out`), the shapes of the adapter and the head, and how they
-read labels.
+read labels. If a server gives the vectors, there is no transformer, and `recollect.json` records the server's model.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from recollect.core import extras
+from recollect.core.settings import ConnectionSettings, is_encoder_url
 from recollect.core.system.files import flush_files, read_json
 from recollect.core.tokenizer import check_reads_every_text
 from recollect.trainer.encoding.encoder import Encoder, EncoderConfig, UnitVectorModel
@@ -53,17 +55,8 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
-        transformer = encoder.model.transformer
-        transformer.save_pretrained(incoming, state_dict=merged_weights(transformer))
-        encoder.tokenizer.no_truncation()
-        pad = encoder.tokenizer.id_to_token(encoder.pad_id)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
-        try:
-            tokenizer.save_pretrained(incoming)
-        except Exception as error:  # tokenizers raises plain Exception
-            raise EncoderError(
-                f"{folder}: the tokenizer cannot be written ({error}); free disk space, or choose another --out"
-            ) from None
+        if encoder.served is None:
+            _save_transformer(encoder, folder, incoming)
         if encoder.config.layers:
             save_file(encoder.model.pooler.state_dict(), incoming / _LAYERS)
         adapter = encoder.model.adapter
@@ -79,6 +72,8 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
             "head": head and {"kind": head.kind, **head.shape},
             **encoder.config.as_json(),
         }
+        if encoder.served is not None:
+            config["server"] = encoder.served
         (incoming / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         flush_files(incoming)
         if folder.exists():
@@ -91,6 +86,20 @@ def save_checkpoint(encoder: Encoder, folder: Path) -> None:
     finally:
         recover_checkpoint(folder)
         shutil.rmtree(incoming, ignore_errors=True)
+
+
+def _save_transformer(encoder: Encoder, folder: Path, incoming: Path) -> None:
+    transformer = encoder.model.transformer
+    transformer.save_pretrained(incoming, state_dict=merged_weights(transformer))
+    encoder.tokenizer.no_truncation()
+    pad = encoder.tokenizer.id_to_token(encoder.pad_id)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, pad_token=pad)  # type: ignore[no-untyped-call]
+    try:
+        tokenizer.save_pretrained(incoming)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise EncoderError(
+            f"{folder}: the tokenizer cannot be written ({error}); free disk space, or choose another --out"
+        ) from None
 
 
 def recover_checkpoint(folder: Path) -> None:
@@ -118,7 +127,7 @@ def load_encoder(
     query_prompt: str | None = None,
     label_prompt: str | None = None,
 ) -> Encoder:
-    """Load an encoder to start training from: a checkpoint folder, or a model that `load_pretrained` finds.
+    """Load an encoder to start training from: a server, a checkpoint folder, or a model that `load_pretrained` finds.
 
     The adapter of a checkpoint is loaded. The head is not loaded, because it belongs to the labels of the previous
     training: see `load_head`.
@@ -126,7 +135,14 @@ def load_encoder(
     Raises:
         EncoderError: If the encoder is missing, invalid or untrusted, or has fewer token positions than the length
             limits.
+        EncoderDownError, SettingsError: If the server does not answer, or the URL is wrong.
     """
+    if is_encoder_url(name):
+        if flag != "--encoder":
+            raise EncoderError(f"{flag}: expected an encoder with its own weights, found a server; name a model")
+        served = extras.load("trained encoder", "server")
+        encoder: Encoder = served.load(name, max_length, label_max_length, device, query_prompt, label_prompt)
+        return encoder
     if not (Path(name) / _CONFIG).is_file():
         return load_pretrained(name, pooling, max_length, label_max_length, device, flag, query_prompt, label_prompt)
     saved = load_checkpoint(Path(name), device)
@@ -138,14 +154,19 @@ def load_encoder(
         normalised=True,
         **given_settings(pooling, query_prompt, label_prompt),
     )
+    if saved.served is not None:
+        return saved.replaced(config, saved.layered(saved.model.adapter, None, True))
     check_lengths(config, saved.model.transformer)
     saved.model.pooler.pooling = config.pooling
     model = UnitVectorModel(saved.model.transformer, saved.model.pooler, saved.model.adapter)
     return Encoder(config, model, saved.tokenizer, saved.pad_id, device)
 
 
-def load_checkpoint(folder: Path, device: str) -> Encoder:
+def load_checkpoint(folder: Path, device: str, connections: ConnectionSettings | None = None) -> Encoder:
     """Load a checkpoint that `save_checkpoint` wrote.
+
+    Args:
+        connections: The connection to a server that gives the vectors; None reads the environment variables.
 
     Raises:
         EncoderError: If the checkpoint is missing, incomplete or in an unknown format.
@@ -162,11 +183,20 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
         hidden = saved.pop("adapter_hidden")
         if not (hidden is None or (type(hidden) is int and hidden > 0)):
             raise ValueError(f"adapter_hidden {hidden!r}")
-        head = saved.pop("head")
+        head, server = saved.pop("head"), saved.pop("server", None)
         config = EncoderConfig.of_json(saved)
         pooler = Pooler(config.pooling, config.layers)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{path}: expected a checkpoint's settings, found: {error!r}; train again") from None
+
+    def layers(dim: int) -> tuple[Adapter | None, Head | None]:
+        adapter = None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER)
+        return adapter, None if head is None else _load_weights(_create_head(path, dim, head), folder / _HEAD)
+
+    if server is not None:
+        served = extras.load("trained encoder", "server")
+        encoder: Encoder = served.of_checkpoint(path, server, config, layers, device, connections)
+        return encoder
     transformer = load_transformer(str(folder), str(folder))
     try:  # AutoTokenizer would rebuild the tokenizer by the rules of the architecture
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -177,8 +207,7 @@ def load_checkpoint(folder: Path, device: str) -> Encoder:
     model = UnitVectorModel(
         transformer,
         _load_weights(pooler, folder / _LAYERS) if config.layers else pooler,
-        None if hidden is None else _load_weights(Adapter(dim, hidden), folder / _ADAPTER),
-        None if head is None else _load_weights(_create_head(path, dim, head), folder / _HEAD),
+        *layers(dim),
         config.normalised,
     )
     return Encoder(config, model, tokenizer, pad_id, device)
@@ -219,13 +248,19 @@ def _load_weights(module: _Module, path: Path) -> _Module:
 
 
 def encoder_digest(encoder: Encoder) -> str:
-    """SHA-256 over the weights and the tokenizer. The digest does not depend on the file layout."""
+    """SHA-256 over the weights and the tokenizer. The digest does not depend on the file layout.
+
+    A server is represented by the name of its model, because its vectors vary a little.
+    """
     digest = hashlib.sha256()
     if not encoder.config.normalised:
         digest.update(b"not normalised")
     for name, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    if encoder.served is not None:
+        digest.update(f"{encoder.served['model']} {encoder.served['dim']}".encode())
+        return digest.hexdigest()
     tokenizer = Tokenizer.from_str(encoder.tokenizer.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -138,7 +138,11 @@ class Encoder:
 
     Attributes:
         tokenizer: The tokenizer. It does not pad. It truncates texts to the `max_length` of the latest call.
+        served: The server that gives the vectors, as JSON; it has the tokenizer and the transformer. None: this encoder
+            has both.
     """
+
+    served: dict[str, Any] | None = None
 
     def __init__(
         self, config: EncoderConfig, model: UnitVectorModel, tokenizer: Tokenizer, pad_id: int, device: str
@@ -190,20 +194,24 @@ class Encoder:
 
         The weights of the transformer are shared.
         """
-        model = UnitVectorModel(self.model.transformer, self.model.pooler, adapter, head, self.model.normalised)
         config = dataclasses.replace(self.config, label_alpha=label_alpha)
-        return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
+        return self.replaced(config, self.layered(adapter, head, self.model.normalised))
 
     def trained_without(self, held_out: HeldOutTexts) -> Encoder:
         """This encoder, as one that has not learnt from the held-out texts. The weights are shared."""
-        config = dataclasses.replace(self.config, held_out=held_out)
-        return Encoder(config, self.model, self.tokenizer, self.pad_id, self.device)
+        return self.replaced(dataclasses.replace(self.config, held_out=held_out))
 
     def without_normalisation(self) -> Encoder:
         """This encoder with vectors that keep their lengths. The weights are shared."""
-        model = UnitVectorModel(self.model.transformer, self.model.pooler, normalised=False)
-        config = dataclasses.replace(self.config, normalised=False)
-        return Encoder(config, model, self.tokenizer, self.pad_id, self.device)
+        return self.replaced(dataclasses.replace(self.config, normalised=False), self.layered(None, None, False))
+
+    def replaced(self, config: EncoderConfig, model: UnitVectorModel | None = None) -> Encoder:
+        """This encoder with other settings, and with another model unless it is None."""
+        return Encoder(config, self.model if model is None else model, self.tokenizer, self.pad_id, self.device)
+
+    def layered(self, adapter: Adapter | None, head: Head | None, normalised: bool) -> UnitVectorModel:
+        """A model with another adapter and head. The weights of the transformer are shared."""
+        return UnitVectorModel(self.model.transformer, self.model.pooler, adapter, head, normalised)
 
     def vector_model(self) -> VectorDualEncoder:
         """The adapter and head, as a model from vectors of the bare encoder to keys. The weights are shared."""

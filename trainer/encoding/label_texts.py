@@ -22,6 +22,8 @@ def describe_unclear_labels(encoder: Encoder, texts: Iterable[str]) -> Iterator[
     Args:
         encoder: The encoder of the label keys, whose tokenizer reads each text once.
     """
+    if encoder.served is not None:  # only the server knows its tokens
+        return
     length, prompt = encoder.config.label_max_length, encoder.config.label_prompt
     unknown = {encoder.tokenizer.token_to_id(name) for name in _UNKNOWN} - {None}
     is_english = encoder.config.name.rpartition(":")[2] == PACKAGED  # also `static:minilm`

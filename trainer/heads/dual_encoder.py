@@ -46,6 +46,11 @@ class DualEncoder(nn.Module):
         return self.dim if self.head is None else self.head.key_dim
 
     @property
+    def is_static(self) -> bool:
+        """Whether a table of token vectors is in the place of the transformer."""
+        return False
+
+    @property
     def table(self) -> LabelTable | None:
         """The vectors that the loss compares in the place of label texts; None if it compares texts."""
         return None if self.head is None else self.head.table

@@ -52,6 +52,11 @@ def check_query_encoder(settings: TrainSettings, encoder: Encoder, instances: Sp
             f"{flag}: expected an encoder with a transformer, found the static encoder {settings.encoder}, which is as "
             "fast already; omit the flag"
         )
+    if encoder.served is not None:
+        raise TrainingError(
+            f"{flag}: expected an encoder with its own weights, which are distilled, found {settings.encoder}, whose "
+            "vectors come from a server; omit the flag"
+        )
     if len(instances) == 0:
         raise TrainingError(f"{flag}: {settings.dataset}: expected instances to learn from, found none; omit the flag")
 

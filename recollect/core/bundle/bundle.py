@@ -1,7 +1,8 @@
 """The bundle folder: all data that a replica serves, mapped into memory after its integrity is checked.
 
 bundle/   manifest.json  manifest.sig           description of the bundle, and its signature if it is signed
-          encoder.onnx  tokenizer.json          turn a query into a unit vector
+          encoder.onnx  tokenizer.json          turn a query into a unit vector; with a server of vectors,
+                                                encoder_server.json is in place of the tokenizer
           instance_keys.faiss  label_keys.faiss one index for each part of the memory; none if the keys are in Milvus
           golden.json                           queries with the labels that the bundle must answer
           value_indptr.npy  value_indices.npy   the labels that each instance votes for

@@ -27,10 +27,12 @@ def posting_files(name: str) -> tuple[str, str, str, str]:
 
 # Files of the keys. A bundle whose keys are in Milvus does not have them.
 INDEX_FILES: frozenset[str] = frozenset({"instance_keys.faiss", "label_keys.faiss"})
+# The file that a bundle with a server of vectors has in place of a tokenizer.
+TOKENIZER, ENCODER_SERVER = "tokenizer.json", "encoder_server.json"
 # Files that a bundle has, besides its manifest and signature.
 BUNDLE_FILES: frozenset[str] = INDEX_FILES | {
     "encoder.onnx",
-    "tokenizer.json",
+    TOKENIZER,
     "golden.json",
     "label_counts.npy",
     "label_order.npy",
@@ -62,6 +64,8 @@ _OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, FIELD_FILES)
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:
     """The files that a bundle must have: the required ones, and all of each optional part of which one is present."""
     required = BUNDLE_FILES - INDEX_FILES if with_engine else BUNDLE_FILES
+    if ENCODER_SERVER in present:
+        required = required - {TOKENIZER} | {ENCODER_SERVER}
     return required.union(*(part for part in _OPTIONAL_PARTS if not part.isdisjoint(present)))
 
 

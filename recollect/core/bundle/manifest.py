@@ -15,14 +15,22 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from recollect.core.bundle.files import FIELD_FILES, LEXICAL_FILES, MANIFEST, RANKER_FILES, expected_files
+from recollect.core.bundle.files import (
+    ENCODER_SERVER,
+    FIELD_FILES,
+    LEXICAL_FILES,
+    MANIFEST,
+    RANKER_FILES,
+    TOKENIZER,
+    expected_files,
+)
 from recollect.core.errors import BundleError, UnknownVersionError
 
 FORMAT_VERSION = 3
 
 # Maximum sizes of the files that are read completely instead of being mapped into memory. Protobuf, the format of the
 # encoder, allows 2 GiB.
-_MAX_BYTES = {"tokenizer.json": 64 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
+_MAX_BYTES = {TOKENIZER: 64 << 20, ENCODER_SERVER: 1 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
 
 # Maximum number of keys that one search may retrieve. It limits the cost of a search.
 MOST_KEYS = 10_000
@@ -51,8 +59,10 @@ class EncoderInfo(_Section):
     """The encoder of a bundle; it truncates a query or instance after `max_length` tokens.
 
     Attributes:
+        precision: That of the graph; `fp16` with a server, whose vectors vary with its batches as much.
+        max_length: Number of tokens after which a query or instance is truncated; None if a server decides it.
         label_max_length: Number of tokens after which the text of a label is truncated; None: `max_length`.
-        kind: `transformer`, or `static` for a table of token vectors.
+        kind: `transformer`, `static` for a table of token vectors, or `server` for a server that gives the vectors.
         teacher: Name of the encoder of the keys, if this encoder was distilled from it. Otherwise one encoder gives
             the vectors of queries and keys.
         normalised: Whether vectors are unit vectors. Otherwise they keep their lengths.
@@ -63,14 +73,20 @@ class EncoderInfo(_Section):
     name: str
     pooling: str = Field(min_length=1)
     precision: Precision
-    max_length: int = Field(ge=1)
+    max_length: int | None = Field(ge=1)
     label_max_length: int | None = Field(None, ge=1)
     pad_id: int = Field(ge=0)
-    kind: Literal["transformer", "static"] = "transformer"
+    kind: Literal["transformer", "static", "server"] = "transformer"
     teacher: str | None = None
     normalised: bool = True
     query_prompt: str = ""
     label_prompt: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """`max_length` of an encoder with a tokenizer."""
+        assert self.max_length is not None
+        return self.max_length
 
 
 class IndexInfo(_Section):
@@ -266,6 +282,11 @@ class Manifest(_Section):
         return sum(file.size for file in self.files.values())
 
     @property
+    def encoder_files(self) -> tuple[str, str]:
+        """The graph of the encoder, and the file with its inputs: a tokenizer, or the server of the vectors."""
+        return "encoder.onnx", ENCODER_SERVER if self.encoder.kind == "server" else TOKENIZER
+
+    @property
     def has_lexical_index(self) -> bool:
         return self.files.keys() >= LEXICAL_FILES
 
@@ -316,8 +337,15 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
         raise BundleError(
             f"{path}: files: expected exactly the files of a bundle; missing or unexpected: {', '.join(wrong)}"
         )
+    if manifest.encoder_files[1] not in manifest.files:
+        raise BundleError(
+            f"{path}: encoder.kind: expected the file {manifest.encoder_files[1]} beside it, found none; build the "
+            "bundle again"
+        )
+    if manifest.encoder.kind != "server" and manifest.encoder.max_length is None:
+        raise BundleError(f"{path}: encoder.max_length: expected a number, found none; build the bundle again")
     for name, max_bytes in _MAX_BYTES.items():
-        if (size := manifest.files[name].size) > max_bytes:
+        if name in manifest.files and (size := manifest.files[name].size) > max_bytes:
             raise BundleError(
                 f"{folder}/{name}: expected at most {max_bytes:,} bytes, manifest says {size:,}; build it again"
             )

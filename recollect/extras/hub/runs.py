@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from recollect.core.settings import is_encoder_url
 from recollect.core.system.console import print_status
 from recollect.core.system.files import find_files, read_json
 from recollect.index_builder.errors import BuildError
@@ -110,13 +111,15 @@ def _model_card(settings: PushSettings, memory: Memory, training: dict[str, Any]
         BuildError: If the evaluation cannot be read.
     """
     encoder, recipe = memory.plan.encoder, training.get("recipe", {})
-    name = Path(str(encoder["name"]))
+    name, is_served = Path(str(encoder["name"])), is_encoder_url(str(encoder["name"]))
+    lengths = f"{encoder['max_length']} of a text, {encoder['label_max_length']} of a label"
     labels_of_text = np.diff(memory.value_indptr)
     texts_of_label = memory.label_counts
     facts = {
-        "encoder": f"`{name.name if name.is_absolute() else name}`",  # without the folders of the author's machine
+        # Without the folders of the author's machine.
+        "encoder": f"`{encoder['name'] if is_served else name.name if name.is_absolute() else name}`",
         "method": f"`{recipe['method']}`, {recipe['train']}" if "method" in recipe else "none (pretrained encoder)",
-        "tokens": f"{encoder['max_length']} of a text, {encoder['label_max_length']} of a label",
+        "tokens": "as many as the server reads" if is_served else lengths,
         "dimensions": f"{memory.plan.dim}",
         **{each: f"{recipe[each]}" for each in ("steps", "batch_size", "learning_rate") if each in recipe},
         "defaults": ", ".join(f"{each} {value:g}" for each, value in memory.defaults.items()),

@@ -230,10 +230,10 @@ class RecollectClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, folder: Path, texts: list[str], targets: Targets) -> None:
         self._write_dataset(folder / "data", texts, targets)
-        flags = {"encoder": self.encoder, "epochs": self.epochs, "max_length": self.max_length}
-        flags |= self.train_flags or {}
+        flags = {"encoder": self.encoder, "epochs": self.epochs} | (self.train_flags or {})
         # An estimator has a value of each parameter, also of those without an effect.
-        flags = TrainSettings.read_of({"method": self.method, "seed": self.random_state}, flags) | flags
+        own = {"method": self.method, "seed": self.random_state, "max_length": self.max_length}
+        flags = TrainSettings.read_of(own, flags) | flags
         with contextlib.nullcontext() if self.verbose else _quiet():
             recollect.train(folder / "data", out=folder / "run", **flags)
             recollect.build(folder / "run", store=folder / "store", **(self.build_flags or {}), activate=True)

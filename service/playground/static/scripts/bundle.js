@@ -21,7 +21,7 @@ export class BundleView {
         ["pairs", counts.pairs],
         ...(facts.fields.length ? [["fields of labels", facts.fields.join(", ")]] : []),
         ["size", `${number(Number((facts.size_bytes / 1e6).toPrecision(3)))} MB`],
-        ["encoder", `${encoder.name}, ${encoder.precision}, ${encoder.max_length} tokens`],
+        ["encoder", encoder.kind === "server" ? encoder.name : `${encoder.name}, ${encoder.precision}, ${encoder.max_length} tokens`],
         ["dimension", facts.dim],
         ["memory", facts.writable ? "this API key may change it" : "read-only"],
       ]),

@@ -1,0 +1,219 @@
+"""A server of vectors, and the model that runs and bundles record.
+
+While the server does not answer, calls fail at once, and a thread asks it every second.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from recollect.core.errors import EncoderDownError, QueryError
+from recollect.core.settings import EncoderAddress
+from recollect.extras.encoder_server.calls import Calls, FailedCallError, RefusedTextsError
+
+# The text whose vector identifies a model, and the greatest distance of its vector from the recorded one, as a share of
+# the length of the recorded one. Unit vectors at this distance have the cosine 0.999.
+_PROBE, _MOST_DISTANCE = "Which labels fit this text?", 0.0447
+# Number of texts in a call, which all servers accept by default, and number of calls at the same time.
+_CALL_TEXTS, _CALLS = 32, 4
+# Maximum seconds for an answer to the probe, time between two probes of a server that is down, and the shortest and the
+# longest pause before a repeated call.
+_PROBE_SECONDS, _REST_SECONDS, _FIRST_PAUSE, _LAST_PAUSE = 10.0, 1.0, 0.1, 10.0
+
+# Gets each event, `encoder_retry`, `encoder_down` or `encoder_up`, and its reason.
+Notify = Callable[[str, str], None]
+
+
+class ServedModel(BaseModel):
+    """A model of a server, as a run and a bundle record it.
+
+    Attributes:
+        url: The address at which the run was trained. Nothing calls it: the address comes from the settings.
+        probe: A text.
+        vector: The vector of this text, as the server gave it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    url: str
+    model: str = Field(min_length=1)
+    dim: int = Field(ge=1)
+    probe: str
+    vector: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _check_vector(self) -> ServedModel:
+        if len(self.vector) != self.dim or not any(self.vector):
+            raise ValueError(f"expected a vector of {self.dim} numbers that are not all 0")
+        return self
+
+    def difference(self, found: Float[np.ndarray, " dim"]) -> str | None:
+        """What is wrong with a vector of the probe; None if it is that of this model."""
+        recorded = np.array(self.vector, dtype=np.float32)
+        if len(found) != self.dim:
+            return f"expected vectors of {self.dim} dimensions, found {len(found)}; serve the model {self.model}"
+        distance = float(np.linalg.norm(found - recorded) / np.linalg.norm(recorded))
+        if distance <= _MOST_DISTANCE:
+            return None
+        return (
+            f"expected the vectors of the model {self.model}, with which the version was built, found others (distance "
+            f"{distance:.2f} on the probe); serve that model, or train and build again"
+        )
+
+
+class EmbeddingServer:
+    """A server of vectors; thread-safe.
+
+    Args:
+        seconds: Time limit of a call with its repetitions.
+        notify: Gets the events.
+        expected: The model that the server must have. None: `describe` asks for it.
+
+    Attributes:
+        problem: Why calls fail at once; None while the server answers.
+    """
+
+    def __init__(
+        self,
+        address: EncoderAddress,
+        token: SecretStr | None,
+        seconds: float,
+        notify: Notify,
+        expected: ServedModel | None = None,
+    ) -> None:
+        self.problem: str | None = None
+        self._address, self._seconds, self._notify, self._expected = address, seconds, notify, expected
+        self._calls, self._losing = Calls(address, token), threading.Lock()
+
+    def describe(self) -> ServedModel:
+        """Ask for the model, and expect it from now on.
+
+        Raises:
+            EncoderDownError: If the server does not answer, or not with vectors.
+        """
+        vector, (url, model) = self._ask_probe(_PROBE), self._address
+        values = tuple(vector.tolist())
+        self._expected = ServedModel(url=url, model=model, dim=len(vector), probe=_PROBE, vector=values)
+        return self._expected
+
+    def difference(self) -> str | None:
+        """Ask for the vector of the probe. Return what is wrong with it; None if the model is the expected one.
+
+        Raises:
+            EncoderDownError: If the server does not answer, or not with vectors.
+        """
+        assert self._expected is not None
+        found = self._expected.difference(self._ask_probe(self._expected.probe))
+        return found and f"{self._address.url}: {found}"
+
+    def vectors(
+        self,
+        texts: Sequence[str],
+        checkpoint: Callable[[], None] = lambda: None,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> Float[np.ndarray, "text dim"]:
+        """The vectors of some texts, as the server gives them. `checkpoint` is called before each call.
+
+        Raises:
+            EncoderDownError: If the server does not answer in time, or not with vectors of the expected dimension.
+            QueryError: If the server refuses a text.
+        """
+
+        def call(start: int) -> Float[np.ndarray, "row dim"]:
+            checkpoint()
+            found = self._vectors(texts[start : start + _CALL_TEXTS])
+            progress(len(found))
+            return found
+
+        if len(texts) <= _CALL_TEXTS:
+            return call(0)
+        with ThreadPoolExecutor(_CALLS, "encoder-server") as pool:
+            calls = [pool.submit(call, start) for start in range(0, len(texts), _CALL_TEXTS)]
+            try:
+                return np.concatenate([each.result() for each in calls])
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _vectors(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        """The vectors of the texts of a call. If the server refuses them, those of each half, to find the wrong one."""
+        try:
+            return self._call(texts)
+        except RefusedTextsError as error:
+            if len(texts) == 1:
+                raise QueryError(
+                    f"the server of vectors refuses the text {texts[0][:40]!r} ({error}); send a shorter text, or let "
+                    "the server cut texts"
+                ) from None
+        half = len(texts) // 2
+        return np.concatenate([self._vectors(texts[:half]), self._vectors(texts[half:])])
+
+    def _call(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        """Call the server, with repetitions."""
+        if self.problem is not None:
+            raise EncoderDownError(self.problem)
+        dim = None if self._expected is None else self._expected.dim
+        deadline, pause = time.monotonic() + self._seconds, _FIRST_PAUSE
+        while True:
+            try:
+                return self._calls.ask(texts, deadline, dim)
+            except FailedCallError as error:
+                wait = max(error.pause, pause * random.uniform(0.5, 1))  # so that callers do not repeat together
+                problem = f"{self._address.url}: {error}"
+                if not error.repeat or time.monotonic() + wait >= deadline:
+                    if error.is_down:
+                        self._lose(problem)
+                    raise EncoderDownError(problem) from None
+            self._notify("encoder_retry", problem)
+            time.sleep(wait)
+            pause = min(2 * pause, _LAST_PAUSE)
+
+    def _ask_probe(self, probe: str) -> Float[np.ndarray, " dim"]:
+        """Ask once for the vector of a probe."""
+        try:
+            deadline = time.monotonic() + min(self._seconds, _PROBE_SECONDS)
+            vector: np.ndarray = self._calls.ask([probe], deadline, None)[0]
+        except FailedCallError as error:
+            raise EncoderDownError(f"{self._address.url}: {error}") from None
+        except RefusedTextsError as error:
+            raise EncoderDownError(
+                f"{self._address.url}: expected vectors of the model {self._address.model}, found {error}; check the "
+                "address and the model"
+            ) from None
+        return vector
+
+    def _lose(self, problem: str) -> None:
+        with self._losing:
+            if self.problem is not None:
+                return
+            self.problem = problem
+        self._notify("encoder_down", problem)
+        threading.Thread(target=_recover, args=(weakref.ref(self),), name="encoder-probe", daemon=True).start()
+
+    def is_up(self) -> bool:
+        """Ask a server that is down for the vector of the probe. If it is right, calls do not fail at once any more."""
+        try:
+            self.problem = self.difference()
+        except EncoderDownError as error:
+            self.problem = str(error)
+        if self.problem is None:
+            self._notify("encoder_up", self._address.url)
+        return self.problem is None
+
+
+def _recover(reference: weakref.ref[EmbeddingServer]) -> None:
+    """Ask a server every second, until it is up, or nothing uses it any more."""
+    while True:
+        time.sleep(_REST_SECONDS)
+        server = reference()
+        if server is None or server.is_up():
+            return
+        del server
