@@ -28,12 +28,15 @@ from recollect.core.settings import ConnectionSettings, Device, default_live
 from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.entries import Entry
 from recollect.core.tables.snapshot import Snapshot
+from recollect.core.vectors import AnyQuery, check_vector, require_without_words
 from recollect.edits import changes
 from recollect.edits.changes import INSTANCES, LABELS, UIDS, Encode, checked
 from recollect.edits.live import LivePredictor
 from recollect.edits.log import MemoryLog
 from recollect.store.store import Store
 
+# A vector that a user gives: a list or an array of numbers.
+Vector = Sequence[float] | np.ndarray
 # The use of the live entries of a store.
 Live = Literal["off", "read", "write"]
 
@@ -109,7 +112,12 @@ class Model:
     @overload
     def predict(self, query: Sequence[str], **options: Any) -> list[list[ScoredLabel]]: ...
 
-    def predict(self, query: str | Sequence[str], **options: Any) -> list[ScoredLabel] | list[list[ScoredLabel]]:
+    @overload
+    def predict(self, *, vector: Vector, **options: Any) -> list[ScoredLabel]: ...
+
+    def predict(
+        self, query: str | Sequence[str] | None = None, *, vector: Vector | None = None, **options: Any
+    ) -> list[ScoredLabel] | list[list[ScoredLabel]]:
         """Return the labels that fit a text, best first; for several texts, return one such list for each text.
 
         Each label has `uid`, `text` and `score`, and `probability` if the version gives probabilities; with
@@ -117,22 +125,42 @@ class Model:
 
         Args:
             query: One text, or several.
+            vector: In place of a text, its vector by the encoder of the version (see `answer`).
             options: The fields of `recollect.core.options.AnswerOptions`, such as `top_k`, with the bounds of the
                 HTTP interface. An option that is absent or None gets its default.
 
         Raises:
-            QueryError: If a text is empty, or an option is unknown, out of range, or needs probabilities that the
-                version does not give.
+            QueryError: If a text is empty or a vector wrong, or an option is unknown, out of range, or needs
+                probabilities that the version does not give.
         """
+        if (query is None) == (vector is None):
+            raise QueryError(f"expected a query or a vector, found {'neither' if query is None else 'both'}")
+        if vector is not None:
+            return self.answer(vectors=[vector], **options)[0].labels
         if isinstance(query, str):
             return self.answer([query], **options)[0].labels
-        return [answer.labels for answer in self.answer(query, **options)]
+        return [answer.labels for answer in self.answer(query or (), **options)]
 
-    def answer(self, queries: Sequence[str], **options: Any) -> list[Answer]:
-        """Answer several texts like `predict`; each `Answer` also has `truncated` and `exhausted`."""
-        chosen = self.resolve(**options)
-        texts = [check_query(query) for query in queries]
-        return self.predictor.predict(texts, chosen).answers if texts else []
+    def answer(
+        self, queries: Sequence[str] = (), *, vectors: Sequence[Vector] | np.ndarray | None = None, **options: Any
+    ) -> list[Answer]:
+        """Answer several texts like `predict`; each `Answer` also has `truncated`, `exhausted` and `without_words`.
+
+        Args:
+            vectors: Vectors in place of texts, with the dimension `manifest.dim`: those that the encoder of the version
+                gives, with its adapter. Without words, keys that share words with a query have no vote, and no ranker
+                orders the labels; `without_words` says that this changes the answer.
+        """
+        chosen = _check_options(options)
+        resolved = checked_options(self.manifest, **chosen)
+        if vectors is None:
+            asked: list[AnyQuery] = [check_query(query) for query in queries]
+        elif len(queries):
+            raise QueryError("expected queries or vectors, found both")
+        else:
+            require_without_words(self.manifest, resolved, chosen)
+            asked = [check_vector(vector, self.manifest) for vector in vectors]
+        return self.predictor.predict(asked, resolved).answers if asked else []
 
     def resolve(self, **options: Any) -> AnswerOptions:
         """Check the options of `predict`, and complete them with the defaults of the version."""

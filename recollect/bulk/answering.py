@@ -1,4 +1,4 @@
-"""The work on a block in a worker process or a task of Ray: answer its texts, and make the bytes of the output.
+"""The work on a block in a worker process or a task of Ray: answer its queries, and make the bytes of the output.
 
 The modules of the model are imported after the libraries' threads are limited.
 """
@@ -41,7 +41,7 @@ class Task:
     `options` are the keywords of `Model.answer`, without those that nobody chose: a job that is not finished goes on
     after an update that adds an option. `columns` are the columns that pass into the output; None means all fields of
     each JSON line. `sequence` is the number of the last live entry with which all workers answer; 0 means the memory of
-    the bundle alone.
+    the bundle alone. `vector_column` is the column with the queries if they are vectors.
     """
 
     store: str
@@ -55,6 +55,12 @@ class Task:
     output_gzip: bool
     text_column: str
     columns: list[str] | None
+    vector_column: str | None = None
+
+    @property
+    def column(self) -> str:
+        """The column with the queries."""
+        return self.vector_column or self.text_column
 
     def to_json(self) -> bytes:
         return json.dumps(vars(self)).encode()
@@ -62,7 +68,8 @@ class Task:
     def facts(self) -> dict[str, Any]:
         """All that decides the content of the output, by the name of its flag, except the live entries."""
         names = ("version", "input_format", "output_format", "output_gzip", "text_column", "columns")
-        return {name: getattr(self, name) for name in names} | self.options
+        own = {} if self.vector_column is None else {"vector_column": self.vector_column}
+        return {name: getattr(self, name) for name in names} | own | self.options
 
 
 class Answered(NamedTuple):
@@ -82,22 +89,28 @@ def open_version(task: bytes) -> list[str]:
             lacks live entries of the task.
     """
     from recollect.core.search.filters import describe_unknown
+    from recollect.core.vectors import require_without_words, without_words
 
     read, model = _opened(task)
     memory, options = model.predictor.memory, model.resolve(**read.options)
     memory.filters.of(options)  # a wrong filter fails here, before the first row
-    return list(describe_unknown(options, memory.labels))
+    messages = list(describe_unknown(options, memory.labels))
+    if read.vector_column is not None:
+        require_without_words(model.manifest, options, read.options)
+        if without_words(model.manifest, options) is not options:
+            messages.append("--vector-column: vectors have no words, so words have no votes, and no ranker is used")
+    return messages
 
 
 def answer(task: bytes, block: Block) -> Answered:
     read, model = _opened(task)
-    texts = [text for text, error in zip(block.texts, block.errors, strict=True) if error is None]
-    predicted = iter(model.predictor.predict(texts, model.resolve(**read.options)).answers if texts else ())
+    queries = [query for query, error in zip(block.queries, block.errors, strict=True) if error is None]
+    predicted = iter(model.predictor.predict(queries, model.resolve(**read.options)).answers if queries else ())
     answers = [
         next(predicted).to_dict() if error is None else {"labels": [], "error": _as_text(error)}
         for error in block.errors
     ]
-    return Answered(encode(block.kept, answers, read), block.first + len(block.texts))
+    return Answered(encode(block.kept, answers, read), block.first + len(block.queries))
 
 
 @functools.lru_cache(maxsize=1)

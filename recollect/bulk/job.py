@@ -20,14 +20,15 @@ from typing import Any
 from recollect.bulk.answering import Answered, Task, answer, header, open_version
 from recollect.bulk.output import FileOutput, Output
 from recollect.bulk.pool import WorkerPool
-from recollect.bulk.reading import ANSWER_COLUMNS, Block, Format, Input, local_input, open_input, read_blocks, recognise
+from recollect.bulk.reading import ANSWER_FIELDS, Block, Format, Input, local_input, open_input, read_blocks, recognise
 from recollect.bulk.settings import PredictSettings
 from recollect.core import extras
 from recollect.core.errors import SettingsError
-from recollect.core.options import chosen_options
+from recollect.core.options import check_query, chosen_options
 from recollect.core.settings import default_live
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
+from recollect.core.vectors import check_vector
 from recollect.edits.log import MemoryLog
 from recollect.store.store import Store
 
@@ -49,6 +50,8 @@ def predict_file(settings: PredictSettings) -> int:
     read = recognise("--input", source, settings.input_format or ("text" if source is None else None))
     is_stream = target is None or (isinstance(target, Path) and target.exists() and not target.is_file())
     written = Format("jsonl", False) if is_stream else recognise("--output", target, None)
+    if settings.vector_column is not None:
+        _check_vector_column(settings, read.name)
     parquet: Any = extras.load("bulk format", "parquet") if "parquet" in (read.name, written.name) else None
     if settings.ray is not None:
         extras.load("bulk workers", "ray").check_address(settings.ray)
@@ -68,6 +71,7 @@ def predict_file(settings: PredictSettings) -> int:
             output_gzip=written.gzip,
             text_column=settings.text_column,
             columns=_kept_columns(settings, rows, written.name),
+            vector_column=settings.vector_column,
         )
         facts = None if input_facts is None else task.facts() | {"live": live} | input_facts
         convert = parquet.convert if written.name == "parquet" else None
@@ -79,9 +83,12 @@ def predict_file(settings: PredictSettings) -> int:
         task = dataclasses.replace(task, sequence=output.sequence)
         where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
         with output:
-            blocks = read_blocks(rows, where, task.text_column, task.columns, settings.bad_rows == "mark")
+            check: Callable[[object], Any] = check_query
+            if task.vector_column is not None:
+                check = functools.partial(check_vector, manifest=store.manifest(version))
+            blocks = read_blocks(rows, where, task.column, task.columns, settings.bad_rows == "mark", check)
             # The blocks are those of a run from the beginning, so their answers are the same.
-            unanswered = (rest for block in blocks if (rest := block.after(output.rows)).texts)
+            unanswered = (rest for block in blocks if (rest := block.after(output.rows)).queries)
             with _workers(task, settings) as answers, progress_bar(None, "query", "predict", done=output.rows) as bar:
                 output.write_header(header(task, rows.empty))
                 for answered in answers(unanswered):
@@ -91,6 +98,13 @@ def predict_file(settings: PredictSettings) -> int:
                     bar.update(answered.rows - bar.n)
             output.finish()
             return output.rows
+
+
+def _check_vector_column(settings: PredictSettings, input_format: str) -> None:
+    if "text_column" in settings.model_fields_set:
+        raise SettingsError("--vector-column: expected no --text-column, found both; omit one of them")
+    if input_format not in ("jsonl", "parquet"):
+        raise SettingsError(f"--vector-column: expected Parquet or JSON lines, which have lists, found {input_format}")
 
 
 def _last_live_entry(store: Store, version: str) -> int:
@@ -151,22 +165,25 @@ def _in_order(
 
 def _kept_columns(settings: PredictSettings, rows: Input, output: str) -> list[str] | None:
     """The names of the columns that pass into the output; None means all fields of each JSON line."""
+    kind, column = (
+        ("text", settings.text_column) if settings.vector_column is None else ("vector", settings.vector_column)
+    )
     kept = settings.columns if settings.columns is not None else rows.columns
     if rows.columns is None:
         if kept is None and output != "jsonl":
             raise SettingsError(f"--columns: a JSON line has no fixed fields; name the fields to keep in {output}")
     else:
-        for flag, names in (("--text-column", [settings.text_column]), ("--columns", kept or [])):
+        for flag, names in ((f"--{kind}-column", [column]), ("--columns", kept or [])):
             for name in names:
                 if name not in rows.columns:
                     raise SettingsError(f"{flag}: expected one of {', '.join(rows.columns)}, found {name}")
     for name in kept or ():
-        if name in ANSWER_COLUMNS:
+        if name in ANSWER_FIELDS:
             raise SettingsError(
                 f"--columns: the output has a column {name} of its own; leave {name} out, or rename it in the input"
             )
     if rows.empty is not None:
-        extras.load("bulk format", "parquet").check_columns(rows.empty, settings.text_column, kept or [], output)
+        extras.load("bulk format", "parquet").check_columns(rows.empty, kind, column, kept or [], output)
     return None if kept is None else list(dict.fromkeys(kept))
 
 

@@ -30,6 +30,8 @@ _BLOCK_CHARACTERS = 1 << 20
 _MAX_DEPTH = 200
 # The fields of the answer in the output. No column that passes into the output may have one of these names.
 ANSWER_COLUMNS = ("labels", "truncated", "exhausted", "error")
+# JSON lines can also have this one.
+ANSWER_FIELDS = (*ANSWER_COLUMNS, "without_words")
 
 _SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
@@ -43,14 +45,14 @@ class Block(NamedTuple):
     """Consecutive rows of the input."""
 
     first: int  # number of rows before them
-    texts: list[Any]
-    errors: list[str | None]  # the reason why a text is not answered
+    queries: list[Any]  # texts or `VectorQuery`; None for a wrong one
+    errors: list[str | None]  # the reason why a query is not answered
     kept: Any  # the columns that pass into the output: a dict for each row, or an Arrow record batch
 
     def after(self, rows: int) -> Block:
         """The part of the block after the first rows of the input."""
         done = max(0, rows - self.first)
-        return Block(self.first + done, self.texts[done:], self.errors[done:], self.kept[done:])
+        return Block(self.first + done, self.queries[done:], self.errors[done:], self.kept[done:])
 
 
 class Group(NamedTuple):
@@ -232,36 +234,44 @@ def _joined(group: list[_Row]) -> Group:
     return Group([row.fields for row in group], [row.number for row in group], [row.problem for row in group])
 
 
-def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, mark_bad_rows: bool) -> Iterator[Block]:
-    """Read an input in blocks, and check its texts.
+def read_blocks(
+    rows: Input,
+    where: str,
+    column: str,
+    columns: list[str] | None,
+    mark_bad_rows: bool,
+    check: Callable[[object], Any] = check_query,
+) -> Iterator[Block]:
+    """Read an input in blocks, and check its queries.
 
     Args:
         where: Name of the input and of its rows, for error messages.
-        text: The column with the texts.
+        column: The column with the queries.
         columns: The columns that pass into the output; None means all fields of each row.
-        mark_bad_rows: Whether a wrong text, or a line that is no row, becomes an error of its row.
+        mark_bad_rows: Whether a wrong query, or a line that is no row, becomes an error of its row.
+        check: Returns a query as a predictor answers it, and refuses a wrong one with a QueryError.
 
     Raises:
         InputError: After the rows before a wrong one.
     """
     first, absent = 0, set(columns or ())
-    for group, numbers, problems in rows.groups([text, *(columns or ())]):
-        records = group if isinstance(group, list) else [{text: value} for value in group.column(text).to_pylist()]
-        errors, stop = list[str | None](), None
+    for group, numbers, problems in rows.groups([column, *(columns or ())]):
+        records = group if isinstance(group, list) else [{column: value} for value in group.column(column).to_pylist()]
+        queries, errors, stop = list[Any](), list[str | None](), None
         for record, problem in zip(records, problems, strict=True):
-            error = problem or _text_problem(record, text)
+            query, error = (None, problem) if problem else _checked(record, column, check)
             if error and not mark_bad_rows:
-                stop = problem or f"{error} (column {text})"
-            elif columns is None and (taken := record.keys() & set(ANSWER_COLUMNS)):
+                stop = problem or f"{error} (column {column})"
+            elif columns is None and (taken := record.keys() & set(ANSWER_FIELDS)):
                 stop = f"the answer has a field {taken.pop()} of its own; name the fields to keep with --columns"
             if stop:
                 break
+            queries.append(query)
             errors.append(error)
             absent -= record.keys()
         good = len(errors)
         if good:
-            texts = [record.get(text) for record in records[:good]]
-            yield Block(first, texts, errors, _select(group[:good], columns))
+            yield Block(first, queries, errors, _select(group[:good], columns))
         if stop:
             raise InputError(f"{where} {numbers[good]}: {stop}")
         first += good
@@ -269,14 +279,15 @@ def read_blocks(rows: Input, where: str, text: str, columns: list[str] | None, m
         print_status(f"--columns: no row has the field {', '.join(sorted(absent))}")
 
 
-def _text_problem(record: dict[str, Any], text: str) -> str | None:
-    if text not in record:
-        return f"expected the field {text}, found {', '.join(record) or 'no field'}; use --text-column"
+def _checked(record: dict[str, Any], column: str, check: Callable[[object], Any]) -> tuple[Any, str | None]:
+    """The query of a row, or what is wrong with it."""
+    if column not in record:
+        flag = "--text-column" if check is check_query else "--vector-column"
+        return None, f"expected the field {column}, found {', '.join(record) or 'no field'}; use {flag}"
     try:
-        check_query(record[text])
+        return check(record[column]), None
     except QueryError as error:
-        return str(error)
-    return None
+        return None, str(error)
 
 
 def _select(group: Any, columns: list[str] | None) -> Any:

@@ -40,6 +40,11 @@ class PredictSettings(_QuerySettings):
         None, description="Format of --input (default: by the suffix; text for standard input)"
     )
     text_column: str = Field("text", description="Column of the input with the texts")
+    vector_column: str | None = Field(
+        None,
+        description="Column of the input with vectors in place of texts: lists of numbers in Parquet or JSON lines, in "
+        "the space of the keys of the version",
+    )
     columns: list[str] | None = Field(
         None, description="Columns of the input that pass into the output: A,B (default: all)"
     )

@@ -39,6 +39,8 @@ def _predict_one(settings: PredictSettings) -> list[str]:
 
     if settings.text is None:
         raise SettingsError("expected a text, or --input; see `recollect predict --help`")
+    if settings.vector_column is not None:
+        raise SettingsError("--vector-column: expected --input with vectors, found one query")
     if settings.output is not None:
         raise SettingsError("--output: expected --input, or - for the lines of standard input, found one query")
     model = open_model(settings.store, settings.version, settings.verify_key, settings.bundle_cache, live=settings.live)

@@ -92,11 +92,13 @@ class Answer:
         truncated: Whether the encoder read only the beginning of the query.
         exhausted: Whether the answer has fewer than `top_k` labels because the filter admits too few labels with a
             vote.
+        without_words: Whether the query was a vector, and words would have had an effect on a text's answer.
     """
 
     labels: list[ScoredLabel]
     truncated: bool
     exhausted: bool
+    without_words: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the JSON object for HTTP, the answer cache and the command line."""
@@ -105,6 +107,8 @@ class Answer:
             content["truncated"] = True
         if self.exhausted:
             content["exhausted"] = True
+        if self.without_words:
+            content["without_words"] = True
         return content
 
 

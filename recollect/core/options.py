@@ -376,16 +376,17 @@ def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
 
 
 def group_by_options(
-    requests: Sequence[tuple[Sequence[str], AnswerOptions]],
+    requests: Sequence[tuple[Sequence[object], AnswerOptions]],
 ) -> Iterator[tuple[AnswerOptions, list[int]]]:
-    """Group the rows of queries with equal options.
+    """Group the rows of queries with equal options; a group has only texts or only vectors, as a request has.
 
     Requests with filters are not grouped: filters are long to compare.
     """
     groups: dict[object, tuple[AnswerOptions, list[int]]] = {}
     row = 0
     for number, (queries, options) in enumerate(requests):
-        _, rows = groups.setdefault(number if options.filtered else options, (options, []))
+        key = number if options.filtered else (type(queries[0]) if queries else None, options)
+        _, rows = groups.setdefault(key, (options, []))
         rows += range(row, row + len(queries))
         row += len(queries)
     yield from groups.values()

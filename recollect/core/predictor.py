@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import threading
@@ -28,6 +29,7 @@ from recollect.core.search.searcher import Engine
 from recollect.core.settings import ConnectionSettings, Device
 from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.label_search import LabelSearch
+from recollect.core.vectors import AnyQuery, without_words
 
 # A query that takes longer is not computed by the event loop, which answers all requests.
 _QUICK_MILLISECONDS = 5.0
@@ -194,12 +196,14 @@ class Predictor:
         memory = memory or self.memory
         return self._answer(memory, queries, vectors, [False] * len(vectors), options, None, Stopwatch())
 
-    def predict(self, queries: Sequence[str], options: AnswerOptions) -> Answers:
-        """Answer the queries of one request."""
+    def predict(self, queries: Sequence[AnyQuery], options: AnswerOptions) -> Answers:
+        """Answer the queries of one request, which are all texts or all vectors."""
         return self.predict_together([(queries, options)])[0]
 
     def predict_together(
-        self, requests: Sequence[tuple[Sequence[str], AnswerOptions]], checkpoint: Callable[[], None] = lambda: None
+        self,
+        requests: Sequence[tuple[Sequence[AnyQuery], AnswerOptions]],
+        checkpoint: Callable[[], None] = lambda: None,
     ) -> list[Answers]:
         """Answer several requests together, each with its own options.
 
@@ -208,11 +212,8 @@ class Predictor:
         `checkpoint` is called between the blocks of the computation; an error that it raises stops the computation.
         """
         watch = Stopwatch()
-        queries = [query for texts, _ in requests for query in texts]
-        tokens = self.encoder.tokenise(queries)
-        watch.lap("tokenize")
-        vectors = self.encoder.encode(tokens, checkpoint)
-        watch.lap("encode")
+        queries = [query for group, _ in requests for query in group]
+        vectors, cut = self._vectors(queries, checkpoint, watch)
         memory = self.memory
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
@@ -224,16 +225,31 @@ class Predictor:
             for start in range(0, len(rows), step):
                 checkpoint()
                 part = rows[start : start + step]
-                truncated = [tokens.truncated[row] for row in part]
-                texts = [queries[row] for row in part]
-                ranked = self._answer(memory, texts, vectors[part], truncated, options, label_filter, watch)
+                truncated = [cut[row] for row in part]
+                texts = [query for row in part if isinstance(query := queries[row], str)]
+                used = options if texts else without_words(self.manifest, options)
+                ranked = self._answer(memory, texts or None, vectors[part], truncated, used, label_filter, watch)
                 for row, answer in zip(part, ranked, strict=True):
-                    answers[row] = answer
-        ends = np.cumsum([0, *(len(texts) for texts, _ in requests)]).tolist()
+                    answers[row] = answer if used is options else dataclasses.replace(answer, without_words=True)
+        ends = np.cumsum([0, *(len(group) for group, _ in requests)]).tolist()
         return [
             Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages, memory.sequence)
             for start, stop in itertools.pairwise(ends)
         ]
+
+    def _vectors(
+        self, queries: Sequence[AnyQuery], checkpoint: Callable[[], None], watch: Stopwatch
+    ) -> tuple[Float[np.ndarray, "query dim"], list[bool]]:
+        """Encode the queries that are texts. Return the vectors of all, and whether each was truncated."""
+        tokens = self.encoder.tokenise([query for query in queries if isinstance(query, str)])
+        watch.lap("tokenize")
+        encoded = self.encoder.encode(tokens, checkpoint)
+        watch.lap("encode")
+        if len(encoded) == len(queries):
+            return encoded, tokens.truncated
+        texts = zip(encoded, tokens.truncated, strict=True)
+        pairs = [next(texts) if isinstance(query, str) else (query.vector, False) for query in queries]
+        return np.array([vector for vector, _ in pairs]), [truncated for _, truncated in pairs]
 
     def _answer(
         self,

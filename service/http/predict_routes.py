@@ -55,23 +55,27 @@ class PredictRoutes:
             )
 
     async def predict(self, body: PredictRequest, request: Request) -> Response:
-        """Return the labels that fit a query best."""
-        return await self._respond([body.query], body, request, batch=False)
+        """Return the labels that fit a query, or a vector, best."""
+        queries, vectors = ([], [body.vector]) if body.vector else ([body.query], [])
+        return await self._respond(queries, vectors, body, request, batch=False)
 
     async def predict_batch(self, body: PredictBatchRequest, request: Request) -> Response:
-        """Return the labels that fit each of several queries best."""
-        if (queries := len(body.queries)) > self.max_batch:
-            detail = f"queries: expected at most {self.max_batch}, found {queries:,}; send smaller batches"
+        """Return the labels that fit each of several queries, or vectors, best."""
+        if (found := len(body.queries or body.vectors)) > self.max_batch:
+            name = "queries" if body.queries else "vectors"
+            detail = f"{name}: expected at most {self.max_batch}, found {found:,}; send smaller batches"
             raise ProblemError(413, detail, "batch_too_large")
-        return await self._respond(body.queries, body, request, batch=True)
+        return await self._respond(body.queries, body.vectors, body, request, batch=True)
 
-    async def _respond(self, queries: list[str], body: AnswerBody, request: Request, batch: bool) -> Response:
+    async def _respond(
+        self, queries: list[str], vectors: list[list[float]], body: AnswerBody, request: Request, batch: bool
+    ) -> Response:
         chosen = chosen_options(body)
         if "assign" in chosen:
             chosen.setdefault("min_probability", self.assign_threshold)
         version = header(request.scope, VERSION_HEADER) or None
         name, computed = await self.answering.answer(
-            queries, chosen, Caller.of(request), version, body.timeout_ms, body.min_sequence
+            queries, chosen, Caller.of(request), version, body.timeout_ms, body.min_sequence, vectors=vectors
         )
         stages = ", ".join([f"{stage};dur={spent:.3f}" for stage, spent in computed.milliseconds.items()])
         headers = {"x-index-version": name, "server-timing": stages}

@@ -41,6 +41,8 @@ _MAX_ERRORS = 10
 _MAX_FIELD_CHARACTERS = 80
 # Types of pydantic's errors about a body that must be a list.
 _LIST_ERRORS = ("list_type", "too_long")
+# The type of an error about several fields together.
+_TOGETHER = "value_error"
 
 
 class ProblemError(Exception):
@@ -120,7 +122,7 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}
-    if not where and error["type"] not in _LIST_ERRORS:
+    if not where and error["type"] not in (*_LIST_ERRORS, _TOGETHER):
         return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
     return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS] if where else "body", "message": message}

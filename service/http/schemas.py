@@ -7,9 +7,9 @@ import inspect
 import operator
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from recollect.core import answers
 from recollect.core.bundle.label_fields import LabelFields
@@ -36,16 +36,52 @@ class AnswerBody(ChosenOptions):
     )
 
 
-class PredictRequest(AnswerBody):
-    """A request with one query. Only `query` is required; the bundle has defaults for the other fields."""
+# The version has the dimension, which is checked later.
+Vector = Annotated[list[float], Field(min_length=1, max_length=65_536, fail_fast=True)]
+_VECTOR = (
+    "in place of a text, its vector: as many finite numbers as the `dim` of the version, in the space of its keys, as "
+    "its encoder gives them with its adapter"
+)
 
-    query: Query
+
+def _one_of(*names: str) -> ConfigDict:
+    """The part of JSON Schema for models of which exactly one of some fields is required."""
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
+
+
+def _require_one_of(body: BaseModel, *names: str) -> None:
+    if len(found := body.model_fields_set & {*names}) != 1:
+        raise ValueError(f"expected {' or '.join(names)}, found {'both' if found else 'neither'}")
+
+
+class PredictRequest(AnswerBody):
+    """A request with one query. Only `query` or `vector` is required; the bundle has defaults for the other fields."""
+
+    model_config = _one_of("query", "vector")
+
+    query: Query = Field(default_factory=str)
+    vector: Vector = Field(default_factory=list, description=_VECTOR)
+
+    @model_validator(mode="after")
+    def _check_query(self) -> Self:
+        _require_one_of(self, "query", "vector")
+        return self
 
 
 class PredictBatchRequest(AnswerBody):
     """A request with several queries, which have the same options. One version answers all queries of the request."""
 
-    queries: list[Query] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
+    model_config = _one_of("queries", "vectors")
+
+    queries: list[Query] = Field(default_factory=list, min_length=1, max_length=MAX_BATCH, fail_fast=True)
+    vectors: list[Vector] = Field(
+        default_factory=list, min_length=1, max_length=MAX_BATCH, fail_fast=True, description=_VECTOR
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> Self:
+        _require_one_of(self, "queries", "vectors")
+        return self
 
 
 class _Versioned(BaseModel):
@@ -78,12 +114,14 @@ class Result(BaseModel):
     """The labels of one query, in order of falling score or probability.
 
     `truncated`: the query was longer than the encoder's limit, so its end was ignored. `exhausted`: fewer labels than
-    `top_k`, because the filter admits no more.
+    `top_k`, because the filter admits no more. `without_words`: the query was a vector, so words have no votes and no
+    ranker orders the labels, as they would for a text.
     """
 
     labels: list[ScoredLabel]  # type: ignore[valid-type]
     truncated: bool | None = None
     exhausted: bool | None = None
+    without_words: bool | None = None
 
 
 class PredictResponse(Result, _Answered):

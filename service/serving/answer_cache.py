@@ -20,6 +20,7 @@ from typing import Any
 
 from recollect.core.errors import RedisError
 from recollect.core.options import AnswerOptions
+from recollect.core.vectors import AnyQuery
 from recollect.service.redis_client import RedisClient
 from recollect.service.telemetry.metrics import Metrics
 
@@ -36,7 +37,7 @@ _MAX_FILTER_LABELS = 1_000
 
 
 def answer_keys(
-    version: str, sequence: int, digest: bytes, options: AnswerOptions, queries: Sequence[str]
+    version: str, sequence: int, digest: bytes, options: AnswerOptions, queries: Sequence[AnyQuery]
 ) -> list[bytes] | None:
     """The cache keys of queries; None if the filters contain so many labels that the cache would save no time.
 
@@ -48,7 +49,8 @@ def answer_keys(
     common, keys = _common_key(version, sequence, digest, options), []
     for query in queries:
         key = common.copy()
-        key.update(query.encode())
+        # No text in UTF-8 begins with this byte.
+        key.update(query.encode() if isinstance(query, str) else b"\xff" + query.content)
         keys.append(key.digest())
     return keys
 

@@ -21,6 +21,7 @@ from recollect.core.answers import Answer
 from recollect.core.errors import DeadlineError, QueryTooLargeError, ServiceError, UnknownSequenceError
 from recollect.core.options import AnswerOptions, answer_cost, checked_options, request_cost, require_explainable
 from recollect.core.predictor import Predictor
+from recollect.core.vectors import AnyQuery, check_vector, require_without_words
 from recollect.service.serving.answer_cache import AnswerCache, answer_keys
 from recollect.service.serving.batcher import Batcher, Computed
 from recollect.service.serving.rate_limit import Quota, RateLimits
@@ -87,6 +88,7 @@ class Answering:
         timeout_ms: int | None = None,
         min_sequence: int = 0,
         use_cache: bool = True,
+        vectors: Sequence[Sequence[float]] = (),
     ) -> tuple[str, Computed]:
         """Return the version that answers all queries of a request, and its answers.
 
@@ -96,6 +98,7 @@ class Answering:
             timeout_ms: Time until the deadline, in milliseconds; None means the longest time that the service allows.
             min_sequence: Sequence number of the last change that the answer must know.
             use_cache: Whether cached answers may be used. They are JSON only.
+            vectors: Vectors in place of queries, which are then empty.
 
         Raises:
             QueryTooLargeError: If a query has too many bytes.
@@ -103,13 +106,14 @@ class Answering:
             UnknownSequenceError: If this process does not know the required change of the memory yet.
             NotReadyError: If no bundle is loaded.
             VersionNotOpenError: If the request names a version that is not open.
-            QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks.
+            QueryError: If the request asks to explain too many keys, or for probabilities that the version lacks, or if
+                a vector is wrong.
             RateLimitError: If the API key exceeds its rate.
             OverloadError: If the queue is full, or too many requests wait for a change of the memory.
             DrainingError: If the service stops before the answer is complete.
             ClientDisconnect: If the client disconnects.
         """
-        start, sizes = time.perf_counter(), self._sizes(queries)
+        start, sizes = time.perf_counter(), self._sizes(queries) or [1] * len(vectors)  # a vector is not encoded
         limit = self.settings.max_seconds
         seconds = limit if timeout_ms is None else min(timeout_ms / 1000, limit)
         deadline = asyncio.get_running_loop().time() + seconds
@@ -117,7 +121,14 @@ class Answering:
             name, options = predictor.version, predictor.usual_options
             if chosen:
                 options = checked_options(predictor.manifest, **chosen)
-                require_explainable(options, len(queries))
+                require_explainable(options, len(sizes))
+            asked_for: list[AnyQuery] = [*queries]
+            if vectors:
+                require_without_words(predictor.manifest, options, chosen)
+                names = ["vector"] if len(vectors) == 1 else [f"vectors.{row}" for row in range(len(vectors))]
+                asked_for = [
+                    check_vector(vector, predictor.manifest, name) for vector, name in zip(vectors, names, strict=True)
+                ]
             cost = request_cost(sizes, options)
             try:
                 await self.rate_limits.charge(caller.quota, cost, caller.paid_bytes)
@@ -125,7 +136,7 @@ class Answering:
                     async with asyncio.timeout_at(deadline):
                         await self._wait_for(min_sequence, predictor)
                 asked = _Asked(lease, options, cost, caller, deadline)
-                computed = await self._look_up_or_compute(asked, queries, self.cache if use_cache else None)
+                computed = await self._look_up_or_compute(asked, asked_for, self.cache if use_cache else None)
                 await self.rate_limits.add(caller.quota, answer_cost(sum(map(len, computed.json))))
             except ClientDisconnect:
                 self.metrics.dropped.labels("gone").inc()
@@ -145,12 +156,12 @@ class Answering:
                 raise
         self.metrics.count_outcome(name, "answered", time.perf_counter() - start)
         if self.settings.log_queries:
-            self._log_sample(name, queries, computed.answers)
+            self._log_sample(name, asked_for, computed.answers)
         return name, computed
 
     def _sizes(self, queries: Sequence[str]) -> list[int]:
         sizes, limit = [len(query.encode()) for query in queries], self.settings.max_query_bytes
-        if max(sizes) > limit:
+        if max(sizes, default=0) > limit:
             row = next(row for row, size in enumerate(sizes) if size > limit)
             name = "query" if len(queries) == 1 else f"queries.{row}"
             detail = f"{name}: expected at most {limit:,} bytes, found {sizes[row]:,}; send a shorter text"
@@ -170,7 +181,7 @@ class Answering:
                     )
                 await asyncio.sleep(_CHECK_SECONDS)
 
-    async def _look_up_or_compute(self, asked: _Asked, queries: list[str], cache: AnswerCache | None) -> Computed:
+    async def _look_up_or_compute(self, asked: _Asked, queries: list[AnyQuery], cache: AnswerCache | None) -> Computed:
         """Take answers from the cache; compute the missing answers and put them into the cache."""
         predictor, memory = asked.lease.predictor, asked.lease.predictor.memory
         keys = None
@@ -194,7 +205,7 @@ class Answering:
             milliseconds = computed.milliseconds
         return Computed([content for content in json if content is not None], answers, milliseconds, memory.sequence)
 
-    async def _compute(self, asked: _Asked, queries: list[str]) -> Computed:
+    async def _compute(self, asked: _Asked, queries: list[AnyQuery]) -> Computed:
         """Let the batcher compute answers.
 
         A request that is dropped before its computation starts is not computed. A computation for which no request
@@ -211,7 +222,7 @@ class Answering:
             self.tracer.stages(computed.milliseconds)
         return computed
 
-    def _log_sample(self, version: str, queries: Sequence[str], answers: Sequence[Answer | None]) -> None:
+    def _log_sample(self, version: str, queries: Sequence[AnyQuery], answers: Sequence[Answer | None]) -> None:
         """Log a random sample of queries. A query whose answer was in the cache is logged without labels.
 
         The log of queries is off by default, because queries may contain personal data.
@@ -219,7 +230,8 @@ class Answering:
         for query, answer in zip(queries, answers, strict=True):
             if random.random() < self.settings.log_queries:
                 labels = None if answer is None else {label.uid: label.score for label in answer.labels}
-                log.info("query", query=query, labels=labels, version=version)
+                text = query if isinstance(query, str) else None  # of a vector, the log has only the labels
+                log.info("query", query=text, labels=labels, version=version)
 
 
 def _watch(caller: Caller, deadline: float, future: asyncio.Future[Computed]) -> None:

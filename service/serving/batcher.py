@@ -29,6 +29,7 @@ from pydantic_core import to_json
 from recollect.core.answers import Answer
 from recollect.core.errors import OverloadError, QueryError
 from recollect.core.options import AnswerOptions
+from recollect.core.vectors import AnyQuery
 from recollect.service.telemetry.metrics import Metrics
 from recollect.service.versions.open_versions import Lease
 
@@ -60,7 +61,7 @@ class _Job:
     """
 
     lease: Lease
-    queries: Sequence[str]
+    queries: Sequence[AnyQuery]
     options: AnswerOptions
     cost: int
     key: Hashable
@@ -172,7 +173,7 @@ class Batcher:
         return any(now - batch.block_began > self._hang_seconds for batch in [*self._running])
 
     def submit(
-        self, lease: Lease, queries: Sequence[str], options: AnswerOptions, cost: int
+        self, lease: Lease, queries: Sequence[AnyQuery], options: AnswerOptions, cost: int
     ) -> asyncio.Future[Computed]:
         """Queue a request. A request whose future is cancelled is not computed, or its computation is stopped.
 

@@ -68,27 +68,37 @@ def _errors(name: str) -> Iterator[None]:
         raise InputError(f"{name}: expected a Parquet file that can be read, found: {reason}") from None
 
 
-def check_columns(empty: pa.RecordBatch, text: str, kept: Sequence[str], output_format: str) -> None:
+def check_columns(empty: pa.RecordBatch, queries: str, column: str, kept: Sequence[str], output_format: str) -> None:
     """Check the types of the columns of an input.
 
     Args:
         empty: A batch with the types.
-        text: The column with the texts.
+        queries: Whether the queries are `text` or `vector`.
+        column: The column with the queries.
         kept: The columns that pass into the output.
         output_format: Format of the output. Neither JSON nor CSV has a type for bytes.
 
     Raises:
-        SettingsError: If the column of texts holds other values, or a kept column holds bytes that the output has not.
+        SettingsError: If the column of queries holds other values, or a kept column bytes that the output has not.
     """
-    kind = empty.schema.field(text).type
-    if not holds_texts(kind):
-        raise SettingsError(f"--text-column: expected texts in {text}, found the type {kind}")
+    kind = empty.schema.field(column).type
+    if queries == "text" and not holds_texts(kind):
+        raise SettingsError(f"--text-column: expected texts in {column}, found the type {kind}")
+    if queries == "vector" and not _holds_numbers(kind):
+        raise SettingsError(f"--vector-column: expected lists of numbers in {column}, found the type {kind}")
     for name in kept if output_format != "parquet" else ():
         if _holds_bytes(empty.schema.field(name).type):
             raise SettingsError(
                 f"--columns: the column {name} holds bytes, which {output_format} has not; name the columns to keep "
                 "without it, or write Parquet"
             )
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    types = pa.types
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

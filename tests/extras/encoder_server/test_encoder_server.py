@@ -169,6 +169,7 @@ def test_service_survives_a_server_that_fails(made: Made) -> None:
         vectors.stop()
         is_problem(server.ask(QUERIES[0]), 503, "encoder_down")
         assert "found: " in is_problem(server.client.get("/health/ready"), 503, "encoder_down")["detail"]
+        assert server.client.post("/predict", json={"vector": [1.0] * 48}).status_code == 200  # needs no encoder
         vectors.seed = "another model"
         vectors.start()
         until(lambda: "expected the vectors of the model words" in server.client.get("/health/ready").text)
