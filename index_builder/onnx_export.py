@@ -123,7 +123,7 @@ def describe_encoder(encoder: Encoder, precision: Precision, teacher: str | None
                 "decides the precision; omit the flag"
             )
         return EncoderInfo(
-            name=encoder.config.name,
+            name=encoder.served["model"],  # `GET /version` shows it, but not the address
             pooling=encoder.config.pooling,
             precision="fp16",
             max_length=None,

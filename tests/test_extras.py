@@ -42,13 +42,15 @@ def run(folder: Path, code: str, *arguments: object) -> str:
         ("push", "hub", ("push", "RUN", "--to", "user/name")),
         ("milvus", "milvus", ("build", "RUN", "--engine", "milvus", "--engine-uri", "milvus.db")),
         ("annif", "annif", ("serve", "--annif", "--port", "0")),
+        ("server", "encoder_server", ("train", "DATASET", "--out", "new", "--encoder", "http://localhost/v1#model")),
     ],
 )
 def test_a_feature_whose_folder_was_deleted_is_named_in_one_line(
     built: Any, copied: Path, name: str, folder: str, arguments: tuple[str, ...]
 ) -> None:
-    verb, *rest = (str(built.run) if each == "RUN" else each for each in arguments)
-    store = [] if verb == "push" else ["--store", str(built.store)]
+    made = {"RUN": str(built.run), "DATASET": str(built.dataset)}
+    verb, *rest = (made.get(each, each) for each in arguments)
+    store = [] if verb in ("push", "train") else ["--store", str(built.store)]
     message = f"{name}: expected the folder recollect/extras/{folder}, found none; restore the folder"
     assert run(copied, COMMAND, verb, *rest, *store).endswith(message)
 

@@ -111,7 +111,9 @@ class TextEncoder(abc.ABC):
         """
         if bundle.manifest.encoder.kind == "server":
             hook = extras.load("encoder", "server")
-            encoder: TextEncoder = hook.open_encoder(bundle, threads, device, connections or ConnectionSettings())
+            encoder: TextEncoder = hook.open_encoder(
+                bundle, threads, device, connections or ConnectionSettings.of_environment()
+            )
             return encoder
         return QueryEncoder.of_files(bundle, threads, device, parallel)
 

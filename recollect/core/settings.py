@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -331,6 +331,20 @@ class EncoderServerSettings(Settings):
 
 class ConnectionSettings(EngineSettings, EncoderServerSettings):
     """Settings of the connections to other programs that a version may need: Milvus, and a server of vectors."""
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """The settings of the environment variables.
+
+        Raises:
+            SettingsError: If a variable has a wrong value. The message does not contain the value.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = f"{ENV_PREFIX}{problem['loc'][0]}".upper()
+            raise SettingsError(f"{name}: {problem['msg']}") from None
 
     def patient(self) -> Self:
         """The same connections with a time limit for builds, whose calls take longer than those of a query."""

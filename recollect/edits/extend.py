@@ -117,7 +117,7 @@ def extend(
     find = {"instance": memory.instance, "label": memory.labels.position}
     unknown = [uid for kind, uid in removals if find[kind](uid) is None]
     encoder = TextEncoder.of(
-        bundle, threads=1, parallel=threads_or_cores(0), connections=ConnectionSettings().patient()
+        bundle, threads=1, parallel=threads_or_cores(0), connections=ConnectionSettings.of_environment().patient()
     )
     with progress_bar(len(removals) + len(additions), "entry", "extend") as bar:
         for subjects in _blocks(removals):

@@ -34,13 +34,16 @@ class FailedCallError(Exception):
 
     Attributes:
         repeat: Whether the same call may succeed later.
+        answered: Whether the server answered.
         is_down: Whether other calls would fail too.
         pause: Seconds that the server asks to wait; 0 if it asks for none.
     """
 
-    def __init__(self, message: str, repeat: bool = False, is_down: bool = True, pause: float = 0.0) -> None:
+    def __init__(
+        self, message: str, repeat: bool = False, answered: bool = True, is_down: bool = True, pause: float = 0.0
+    ) -> None:
         super().__init__(message)
-        self.repeat, self.is_down, self.pause = repeat, is_down, pause
+        self.repeat, self.answered, self.is_down, self.pause = repeat, answered, is_down, pause
 
 
 class RefusedTextsError(Exception):
@@ -85,6 +88,7 @@ class Calls:
                 f"expected the server of vectors to answer, found: {printable(found)[:_REASON_CHARACTERS]}; check its "
                 "address, or try again shortly",
                 repeat=True,
+                answered=False,
             ) from None
         if response.status == 200:
             return _vectors(response.body, limit, len(texts), dim)
@@ -100,8 +104,12 @@ class Calls:
                 f"expected the server of vectors to accept the token, found {found}; set RECOLLECT_ENCODER_TOKEN"
             )
         if status in _BUSY or status >= 500:
-            is_down = status not in _BUSY
-            return FailedCallError(f"expected vectors, found {found}; try again shortly", True, is_down, response.pause)
+            return FailedCallError(
+                f"expected vectors, found {found}; try again shortly",
+                repeat=True,
+                is_down=status not in _BUSY,
+                pause=response.pause,
+            )
         return FailedCallError(
             f"expected the route /embeddings and the model {self._model}, found {found}; check the address and the "
             "model (redirects are not followed)"

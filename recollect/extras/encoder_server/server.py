@@ -160,27 +160,19 @@ class EmbeddingServer:
         """Call the server, with repetitions."""
         if self.problem is not None:
             raise EncoderDownError(self.problem)
-        dim = None if self._expected is None else self._expected.dim
-        deadline, pause = time.monotonic() + self._seconds, _FIRST_PAUSE
-        while True:
-            try:
-                return self._calls.ask(texts, deadline, dim)
-            except FailedCallError as error:
-                wait = max(error.pause, pause * random.uniform(0.5, 1))  # so that callers do not repeat together
-                problem = f"{self._address.url}: {error}"
-                if not error.repeat or time.monotonic() + wait >= deadline:
-                    if error.is_down:
-                        self._lose(problem)
-                    raise EncoderDownError(problem) from None
-            self._notify("encoder_retry", problem)
-            time.sleep(wait)
-            pause = min(2 * pause, _LAST_PAUSE)
+        try:
+            return self._repeated(texts, self._seconds, None if self._expected is None else self._expected.dim)
+        except FailedCallError as error:
+            problem = f"{self._address.url}: {error}"
+            if error.is_down:
+                self._lose(problem)
+            raise EncoderDownError(problem) from None
 
     def _ask_probe(self, probe: str) -> Float[np.ndarray, " dim"]:
-        """Ask once for the vector of a probe."""
+        """Ask for the vector of a probe. A server that does not answer is not asked again: the address may be wrong."""
         try:
-            deadline = time.monotonic() + min(self._seconds, _PROBE_SECONDS)
-            vector: np.ndarray = self._calls.ask([probe], deadline, None)[0]
+            seconds = min(self._seconds, _PROBE_SECONDS)
+            vector: np.ndarray = self._repeated([probe], seconds, None, also_unanswered=False)[0]
         except FailedCallError as error:
             raise EncoderDownError(f"{self._address.url}: {error}") from None
         except RefusedTextsError as error:
@@ -189,6 +181,23 @@ class EmbeddingServer:
                 "address and the model"
             ) from None
         return vector
+
+    def _repeated(
+        self, texts: Sequence[str], seconds: float, dim: int | None, also_unanswered: bool = True
+    ) -> Float[np.ndarray, "text dim"]:
+        """Call the server for at most some seconds, with growing pauses."""
+        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while True:
+            try:
+                return self._calls.ask(texts, deadline, dim)
+            except FailedCallError as error:
+                wait = max(error.pause, pause * random.uniform(0.5, 1))  # so that callers do not repeat together
+                may_repeat = error.repeat and (also_unanswered or error.answered)
+                if not may_repeat or time.monotonic() + wait >= deadline:
+                    raise
+                self._notify("encoder_retry", f"{self._address.url}: {error}")
+            time.sleep(wait)
+            pause = min(2 * pause, _LAST_PAUSE)
 
     def _lose(self, problem: str) -> None:
         with self._losing:

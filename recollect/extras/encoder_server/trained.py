@@ -129,7 +129,7 @@ def of_checkpoint(
 
     @functools.cache
     def connect() -> EmbeddingServer:
-        settings = connections or ConnectionSettings()
+        settings = connections or ConnectionSettings.of_environment()
         if settings.encoder_url is None:
             raise SettingsError(
                 f"--encoder-url: required for {path.parent}, whose vectors come from a server ({served.url}#"
@@ -150,7 +150,7 @@ def _server(
     address: EncoderAddress, expected: ServedModel | None, settings: ConnectionSettings | None = None
 ) -> EmbeddingServer:
     """A server for the many calls of a training or a build, which are repeated for minutes."""
-    settings = (settings or ConnectionSettings()).patient()
+    settings = (settings or ConnectionSettings.of_environment()).patient()
     return EmbeddingServer(address, settings.encoder_token, settings.encoder_seconds, _report, expected)
 
 

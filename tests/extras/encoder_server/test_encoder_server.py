@@ -42,9 +42,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with running_server() as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECOLLECT_ENCODER_TOKEN", TOKEN)
         prompts = ("--query-prompt", "find: ", "--label-prompt", "named ")
+        server.fail("busy", times=2)  # a busy server is asked again
         call(
             "train", folder / "dataset", "--out", folder / "zero", "--encoder", server.encoder, "--epochs", 0, *prompts
         )
+        assert server.times <= 0
         asked = len(server.texts)
         flags = ("--vectors", folder / "zero", "--max-steps", 20, "--seed", 1, *prompts)
         call("train", folder / "dataset", "--out", folder / "adapted", "--encoder", server.encoder, *flags)
@@ -95,7 +97,8 @@ def test_adapter_is_applied_to_the_vectors_at_every_door(made: Made, tmp_path: P
         answer = server.client.post("/predict/batch", json={"queries": QUERIES, **OPTIONS}).raise_for_status().json()
         described = server.client.get("/version").json()["encoder"]
         assert TOKEN not in server.log()
-    assert (described["kind"], described["name"]) == ("server", made.server.encoder)
+    assert (described["kind"], described["name"]) == ("server", MODEL)
+    assert made.server.url not in json.dumps(described)
     write_lines(tmp_path / "in.jsonl", [{"text": query} for query in QUERIES])
     flags = ["--lambda", LAMBDA, "--temperature", TAU, "--top-b", TOP_B, "--top-k", 9, "--workers", 1]
     call("predict", "--store", made.store, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", *flags)
@@ -213,11 +216,16 @@ def test_version_does_not_open_with_another_model_or_without_a_server(
     assert len(made.server.calls) == calls  # the address in the bundle is not called
     done = run("predict", "--store", made.store, "x", status=2)
     assert "--encoder-url: required" in done.stderr
+    flags = ("--encoder-url", made.server.url, "--encoder-seconds", 60, "--hang-seconds", 60)
+    done = run("serve", "--store", made.store, "--port", 0, *flags, status=2)
+    assert "--hang-seconds: must be greater than --encoder-seconds (60)" in done.stderr
 
 
-def test_model_may_have_another_name_at_the_address_of_the_settings(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_may_name_another_model_and_are_checked(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_ENCODER_SECONDS", "soon")
+    with pytest.raises(SettingsError, match="RECOLLECT_ENCODER_SECONDS: Input should be a valid number"):
+        recollect.open(made.store)
+    monkeypatch.setenv("RECOLLECT_ENCODER_SECONDS", "2")
     monkeypatch.setenv("RECOLLECT_ENCODER_URL", f"{made.server.url}/embeddings#other")
     with pytest.raises(EncoderDownError, match="the model other, found status 404: no model other"):
         recollect.open(made.store)
