@@ -109,8 +109,8 @@ NUMBERS = [0.5] * DIM
 @pytest.mark.parametrize(
     ("path", "body", "detail"),
     [
-        ("/predict", {}, "body: expected query or vector, found neither"),
-        ("/predict", {"query": "flour", "vector": NUMBERS}, "body: expected query or vector, found both"),
+        ("/predict", {}, "query: expected query or vector, found neither"),
+        ("/predict", {"query": "flour", "vector": NUMBERS}, "query: expected query or vector, found both"),
         ("/predict", {"vectors": [NUMBERS]}, "vectors: Extra inputs are not permitted"),
         (
             "/predict",
@@ -130,7 +130,7 @@ NUMBERS = [0.5] * DIM
         ),
         ("/predict", {"vector": NUMBERS, "order": "probability"}, "order: version {version} gives probabilities to t"),
         ("/predict", {"vector": NUMBERS, "min_probability": 0.5}, "min_probability: version {version} gives probab"),
-        ("/predict/batch", {}, "body: expected queries or vectors, found neither"),
+        ("/predict/batch", {}, "queries: expected queries or vectors, found neither"),
         ("/predict/batch", {"vectors": []}, "vectors: List should have at least 1 item after validation, not 0"),
         ("/predict/batch", {"vectors": [NUMBERS, NUMBERS[1:]]}, "vectors.1: expected 16 numbers, the dimension of"),
     ],

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from recollect.core.errors import RateLimitError, ServiceError, VersionNotOpenError
-from recollect.service.http.schemas import Problem
+from recollect.service.http.schemas import ONE_OF, Problem
 
 # The default code and the title of each status.
 _STATUSES = {
@@ -41,8 +41,6 @@ _MAX_ERRORS = 10
 _MAX_FIELD_CHARACTERS = 80
 # Types of pydantic's errors about a body that must be a list.
 _LIST_ERRORS = ("list_type", "too_long")
-# The type of an error about several fields together.
-_TOGETHER = "value_error"
 
 
 class ProblemError(Exception):
@@ -122,7 +120,9 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     where = [str(part) for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return {"field": "body", "message": f"expected JSON: {error['ctx']['error']}"}
-    if not where and error["type"] not in (*_LIST_ERRORS, _TOGETHER):
+    if error["type"] == ONE_OF:
+        where = [error["ctx"]["field"]]
+    if not where and error["type"] not in _LIST_ERRORS:
         return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
     return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS] if where else "body", "message": message}

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from recollect.core import answers
 from recollect.core.bundle.label_fields import LabelFields
@@ -44,6 +45,10 @@ _VECTOR = (
 )
 
 
+# The type of the error that not exactly one of some fields is given. Its context names the first of them.
+ONE_OF = "one_of"
+
+
 def _one_of(*names: str) -> ConfigDict:
     """The part of JSON Schema for models of which exactly one of some fields is required."""
     return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
@@ -51,7 +56,8 @@ def _one_of(*names: str) -> ConfigDict:
 
 def _require_one_of(body: BaseModel, *names: str) -> None:
     if len(found := body.model_fields_set & {*names}) != 1:
-        raise ValueError(f"expected {' or '.join(names)}, found {'both' if found else 'neither'}")
+        message = f"expected {' or '.join(names)}, found {'both' if found else 'neither'}"
+        raise PydanticCustomError(ONE_OF, "{message}", {"message": message, "field": names[0]})
 
 
 class PredictRequest(AnswerBody):

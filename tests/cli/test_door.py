@@ -16,7 +16,7 @@ from recollect.cli.verbs import VERBS, Verb
 from recollect.service.settings import ServeSettings
 
 REPOSITORY = Path(__file__).parents[2]
-SECURITY = {"api_keys", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
+SECURITY = {"api_keys", "encoder_token", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
 
 
 @pytest.fixture(autouse=True)

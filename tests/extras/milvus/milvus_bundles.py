@@ -14,12 +14,12 @@ from pydantic import SecretStr
 from recollect.core.bundle.bundle import open_bundle
 from recollect.core.bundle.files import INDEX_FILES, MANIFEST
 from recollect.core.predictor import Predictor
-from recollect.core.settings import EngineSettings
+from recollect.core.settings import ConnectionSettings
 
 
-def engine_at(uri: str, **changes: Any) -> EngineSettings:
+def engine_at(uri: str, **changes: Any) -> ConnectionSettings:
     """The connection, with a time limit that a busy machine does not exceed."""
-    return EngineSettings(engine_uri=SecretStr(uri), **{"engine_seconds": 60} | changes)
+    return ConnectionSettings(engine_uri=SecretStr(uri), **{"engine_seconds": 60} | changes)
 
 
 def write_collection(uri: str, name: str, keys: np.ndarray) -> None:
