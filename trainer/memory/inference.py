@@ -7,6 +7,7 @@ predictions for every lambda, every tau and every smaller b. The scores are thos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from scipy import sparse
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import Voting
-from recollect.core.scoring import vote
+from recollect.core.scoring import score_labels, weigh
 from recollect.trainer.data.split import LabelSets
 
 
@@ -46,9 +47,13 @@ def predict(
             their place among the nearest keys. None: no label is removed.
     """
     votes, count = Values(Matrix(values.indptr, values.indices), values.shape[1]), values.shape[1]
+    found = Found(instances, labels)
     removed = np.empty(0, np.int64) if filtered is None else LabelSets.of(filtered).codes(count)
+    weigh_once = lru_cache(1)(lambda how: weigh(found, how, votes))
     for setting in settings:
-        scores = vote(Found(instances, labels), Voting(*setting), votes).scores
+        inside = 0 < setting.lambda_ < 1  # the same keys vote, with the same weights, for every such lambda
+        keys = weigh_once(Voting(0.5 if inside else setting.lambda_, *setting[1:]))
+        scores = score_labels(keys, setting.lambda_, votes)
         kept = scores.score > 0
         if len(removed):
             kept &= ~np.isin(scores.query * np.int64(count) + scores.label, removed)

@@ -108,12 +108,13 @@ def tune(settings: TuneSettings, held_out: HeldOutTexts | None = None) -> Tuning
     instances = instance_neighbours(memory, rows, top_b, device)
     filtered = memory.filtered_labels.to_csr(memory.plan.labels)[rows]
     relevance, depth = memory.relevance, int(settings.metric.partition("@")[2])
+    truth = relevance[rows]
     weights = propensity_weights(memory.label_counts, memory.plan.instances, *settings.propensity)
     measured: dict[Trial, Float[np.ndarray, " query"]] = {}
     for alpha in with_progress(alphas, "alpha", "tune"):
         labels = label_neighbours(memory, rows, alpha, top_b, device)
         for setting, predictions in predict(instances, labels, relevance, grid, depth, filtered):
-            scores = query_scores(settings.metric, predictions, relevance[rows], weights)
+            scores = query_scores(settings.metric, predictions, truth, weights)
             measured[Trial(*setting, alpha, float(scores.mean()))] = scores
     # Among equal scores, prefer the values closest to the paper: label keys of texts, then larger b, then smaller tau.
     trials = sorted(measured, key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
