@@ -245,10 +245,10 @@ class TestTwoStages:
         assert lines[first + 1] == f"recollect train LF-AmazonTitles-131K --out run --preset {NGAME} --from first"
 
     def test_second_stage_trains_the_classifier_on_the_frozen_encoder_and_is_served(
-        self, lesson: Path, tmp_path: Path
+        self, lesson: Path, tiny_bert: TinyEncoder, tmp_path: Path
     ) -> None:
         first, second = tmp_path / "first", tmp_path / "second"
-        recollect.train(lesson, out=first, preset=PRIME, scale=0.001, tune="no")
+        recollect.train(lesson, out=first, preset=PRIME, scale=0.001, tune="no", encoder=str(tiny_bert.folder))
         recollect.train(lesson, out=second, preset=NGAME, scale=0.02, from_=first, tune="no")
         recipe = training(second)["recipe"]
         assert (recipe["method"], recipe["train"], recipe["encoder"]["max_length"]) == ("ngame", "head", 32)
