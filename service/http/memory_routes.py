@@ -137,13 +137,8 @@ class MemoryInstance(InstanceFields, Changed):
 class MemoryRoutes:
     """The handlers of the paths `/memory` and `/feedback`.
 
-    Attributes:
-        versions: The open versions.
-        rate_limits: Counts the cost of the changes of each API key.
-        writable: Whether changes are allowed.
-        max_live_keys: Number of live keys from which on changes that add keys are refused.
-        max_live_bytes: Memory of the live entries from which on changes that add keys are refused.
-        max_seconds: Maximum time until a change is written.
+    Changes that add keys are refused from `max_live_keys` or `max_live_bytes` on, which count the live entries. A
+    change must be written within `max_seconds`.
     """
 
     versions: OpenVersions
@@ -261,14 +256,8 @@ class MemoryRoutes:
     async def apply(self, make: Change, request: Request, texts: Sequence[str] = (), **answer: str) -> dict[str, Any]:
         """Change the memory for a request that may do so. A request with a key is carried out once.
 
-        Args:
-            make: Makes the entries of the change.
-            request: The request.
-            texts: The new texts, which count towards the rate limit.
-            answer: Further fields of the answer.
-
-        Returns:
-            The fields of the answer, with the version and the sequence number.
+        The new texts count towards the rate limit. Return the fields of the answer, with the version and the sequence
+        number.
 
         Raises:
             ProblemError: If the request may not change the memory, or its key is malformed.

@@ -160,13 +160,9 @@ def reports_of(store: Store, redis_client: RedisClient | None) -> Reports:
 def wait_for_replicas(
     store: Store, reports: Reports, record: ActivationRecord, seconds: float, replicas: int | None = None
 ) -> list[Report]:
-    """Wait until every replica has carried out an activation, and return the reports.
+    """Wait at most so many seconds until every replica has carried out an activation, and return the reports.
 
-    Args:
-        record: The record that the activation wrote.
-        seconds: Maximum time to wait.
-        replicas: Number of replicas that must carry it out. None means all replicas that report, also those that
-            are killed meanwhile.
+    `replicas` is the number that must carry it out. None means all that report, also those that are killed meanwhile.
 
     Raises:
         NotServedError: If every replica that is behind refuses a version or was killed, the versions are not open in

@@ -63,12 +63,7 @@ def nearest_among(
 def blocks(
     keys: Float[np.ndarray, "key dim"] | LabelKeys, rows: Int[np.ndarray, " row"] | None = None
 ) -> Iterator[tuple[Int[np.ndarray, " block"], Float[np.ndarray, "block dim"]]]:
-    """Yield the rows of each block of keys, and the keys in float32.
-
-    Args:
-        keys: The keys.
-        rows: Rows of the keys to yield, in rising order; None: all.
-    """
+    """Yield the rows of each block of keys, and the keys in float32: of some rows in rising order, or of all."""
     rows = np.arange(len(keys)) if rows is None else rows
     for start in range(0, len(rows), _BLOCK_KEYS):
         block = rows[start : start + _BLOCK_KEYS]

@@ -42,11 +42,7 @@ _FITTED_TEXTS, _RIDGE = 65_536, 1e-3
 
 
 class Target(NamedTuple):
-    """What the student learns in one step.
-
-    Attributes:
-        keys: Some keys of the memory.
-    """
+    """What the student learns in one step, from some keys of the memory."""
 
     vectors: Float[Tensor, "text dim"]
     keys: Float[Tensor, "key dim"]
@@ -94,13 +90,7 @@ class Lesson:
 
 
 def distil(student: UnitVectorModel, lesson: Lesson, seed: int, device: str) -> int:
-    """Train a student.
-
-    Args:
-        student: A static model without adapter and head.
-
-    Returns:
-        Number of steps.
+    """Train a student, a static model without adapter and head. Return the number of steps.
 
     Raises:
         TrainingError: If the loss is not finite.

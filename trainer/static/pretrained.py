@@ -30,11 +30,7 @@ _BATCH_TOKENS = 1_024
 
 
 def make_static(source: Encoder, name: str, max_length: int, label_max_length: int, texts: Iterable[Texts]) -> Encoder:
-    """Make a static encoder with the tokenizer of a pretrained encoder.
-
-    Args:
-        texts: Texts whose tokens are counted.
-    """
+    """Make a static encoder with the tokenizer of a pretrained encoder. The tokens of the texts are counted."""
     vectors = _flatten_spectrum(_encode_tokens(source))
     special = source.tokenizer.encode("").ids
     weights = _weigh_tokens(_count_tokens(source, texts, max_length, len(vectors)))

@@ -17,12 +17,7 @@ from recollect.trainer.sharded import Sharded
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys at one training step.
-
-    Attributes:
-        instances: Keys of the instances. Each rank holds its share.
-        labels: Keys of all labels, on every rank.
-    """
+    """The keys at one training step. Each rank holds its share of the instances, and all labels."""
 
     instances: Sharded
     labels: Float[np.ndarray, "label dim"]
