@@ -55,7 +55,7 @@ def served(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
     """A memory that one method trained, tuned, built into a bundle, and served by a real server."""
     method, what = request.param
     run, store = folder / f"{method} {what}", folder / f"store {method} {what}"
-    flags = ["--encoder", folder / "encoder", "--max-length", 64, "--batch-size", 7, "--epochs", 3]
+    flags = ["--encoder", folder / "encoder", "--max-length", 64, "--batch-size", 7, "--epochs", 3, "--tune", "no"]
     call("train", folder / "dataset", "--out", run, *flags, "--method", method, "--train", *what.split())
     small_grid = ["--lambda", "0,.3,.7,1", "--temperature", TAU, "--top-b", f"{TOP_B},25", "--label-key-alpha", "0,.5"]
     call("tune", run, *small_grid, "--json")
