@@ -137,6 +137,8 @@ def test_compare_continues_with_the_flags_of_its_table(
     refused = run("compare", made.table, *out).err
     assert f"--out {tmp_path / 'table'} --text-columns title --label-column tags --label-separator '|'`" in refused
     assert "--test-fraction, such as .1" in run("compare", made.table, *out, *FLAGS).err
+    of_run = ["--out", tmp_path / "other", "--encoder", made.run / "checkpoint", "--test-fraction", 0]
+    assert "--test-fraction, such as .1" in run("compare", made.table, *of_run).err  # the columns are those of the run
     first = run("compare", made.table, *out, *FLAGS, *HELD_OUT)
     assert first.status == 0, first.err
     again = run("compare", made.table, *out)
