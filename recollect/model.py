@@ -254,4 +254,8 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
         if problem["type"] == "extra_forbidden":
             known = ", ".join(sorted(ChosenOptions.model_fields))
             raise QueryError(f"{name}: unknown option; known: {known}") from None
-        raise QueryError(f"{name}: expected {first_problem(error)}; found {problem['input']!r}") from None
+        try:
+            found = f"{problem['input']!r:.200}"
+        except ValueError:  # Python does not write an integer of thousands of digits
+            found = "an integer that is too large"
+        raise QueryError(f"{name}: expected {first_problem(error)}; found {found}") from None

@@ -98,7 +98,7 @@ def _texts(uids: Strings, texts: Strings, rows: Int[np.ndarray, " row"]) -> Iter
 
 def _labels(live: Snapshot, labels: Int[np.ndarray, " label"]) -> Iterable[dict[str, Any]]:
     for record, label in zip(_texts(live.labels.uids, live.labels.texts, labels), labels.tolist(), strict=True):
-        yield record | live.labels.fields_of(label)
+        yield {**record, **live.labels.fields_of(label)}
 
 
 def _filtered_pairs(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from recollect.core.errors import InputError, QueryError, SettingsError
 from recollect.core.options import check_query
 from recollect.core.system.console import print_status
-from recollect.core.text_lines import parse_object, read_csv, read_stream
+from recollect.core.text_lines import is_deeper, parse_object, read_csv, read_stream
 from recollect.core.texts import is_blank
 from recollect.store.connect import without_credentials
 from recollect.store.object_folder import ObjectFolder
@@ -198,17 +198,9 @@ def _json_row(line: str, number: int) -> _Row:
         fields = parse_object(line)
     except ValueError as error:
         return _Row(number, {}, str(error))
-    if line.count("[") + line.count("{") > _MAX_DEPTH and _is_deeper(fields, _MAX_DEPTH):
+    if line.count("[") + line.count("{") > _MAX_DEPTH and is_deeper(fields, _MAX_DEPTH):
         return _Row(number, {}, f"expected lists and objects of at most {_MAX_DEPTH} levels, found more")
     return _Row(number, fields)
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value of JSON has more than so many levels of lists and objects."""
-    if not isinstance(value, list | dict):
-        return False
-    children = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(child, levels - 1) for child in children)
 
 
 def _grouped(rows: _Rows) -> Iterator[Group]:

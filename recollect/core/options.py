@@ -34,7 +34,9 @@ MAX_FILTER_LABELS = 100_000
 # Units of the cost of a request: a query with at most so many bytes costs 1. So many retrieved keys, so many returned
 # labels, or so many labels in a filter cost 1 more.
 BYTES_PER_UNIT, _KEYS_PER_UNIT, _ANSWERS_PER_UNIT, _LABELS_PER_UNIT = 1_024, 1_000, 250, 1_000
-# So many bytes of an answer cost 1 more. Only explanations have so many.
+# So many values in `where` cost 1 more.
+_VALUES_PER_UNIT = 100
+# So many bytes of an answer cost 1 more. Only explanations and large fields of labels have so many.
 _ANSWER_BYTES_PER_UNIT = 65_536
 # Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
@@ -101,6 +103,8 @@ Uids = Annotated[
 
 # Maximum number of fields in `where`, of all their values, and of names in `fields`.
 _MOST_FIELDS, _MOST_VALUES = 32, 1_000
+# Numbers in `where` are smaller. Python does not write integers of thousands of digits.
+_LARGEST_NUMBER = 1e300
 
 
 def _as_where(given: object) -> object:
@@ -116,26 +120,28 @@ def _as_where(given: object) -> object:
             try:
                 given = json.loads(given)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"expected JSON, found: {error}") from None
+                raise ValueError(f"the JSON of an object ({error})") from None
         elif equals:
             given = {name: listed.split(",")}
     if not isinstance(given, Mapping):
-        raise ValueError('expected an object of fields and values, such as {"groups": ["wine"]}')
+        raise ValueError('an object of fields and values, such as {"groups": ["wine"]}')
     where = {name: [*value] if isinstance(value, list | tuple) else [value] for name, value in given.items()}
     if len(where) > _MOST_FIELDS or sum(map(len, where.values())) > _MOST_VALUES:
-        raise ValueError(f"expected at most {_MOST_FIELDS} fields and {_MOST_VALUES:,} values, found more")
+        raise ValueError(f"at most {_MOST_FIELDS} fields and {_MOST_VALUES:,} values")
     for name, values in where.items():
         if not isinstance(name, str) or not values:
-            raise ValueError(f"{name}: expected a field with at least one value")
-        for value in values:
-            is_finite = isinstance(value, Value) and not (isinstance(value, float) and not math.isfinite(value))
-            if not is_finite or len(term(name, value)) > MAX_TERM:
-                raise ValueError(
-                    f"{name}: expected a text, a number or a boolean of at most {MAX_TERM:,} characters, found "
-                    f"{value!r:.60}"
-                )
+            raise ValueError("at least one value for each field")
+        if not all(_is_value(name, value) for value in values):
+            raise ValueError(f"texts, finite numbers or booleans of at most {MAX_TERM:,} characters as values")
     pairs = {name: sorted({term(name, value) for value in values}) for name, values in sorted(where.items())}
     return to_json({name: [pair_of(each)[1] for each in found] for name, found in pairs.items()}) or None
+
+
+def _is_value(name: str, value: object) -> bool:
+    """Whether a label can have a value in a field."""
+    if isinstance(value, int | float) and not abs(value) < _LARGEST_NUMBER:  # not a number, too
+        return False
+    return isinstance(value, Value) and len(term(name, value)) <= MAX_TERM
 
 
 Where = Annotated[str | None, BeforeValidator(_as_where, json_schema_input_type=dict[str, Value | list[Value]] | None)]
@@ -183,6 +189,8 @@ def _option(
         filters: Whether the option restricts the labels that may be returned.
         drops: Whether each row of a ranking stays, for an option that drops labels. Other labels take their places.
     """
+    if drops is not None and may_be_none and default is not None:
+        raise TypeError("an option that drops labels needs the default None, or may_be_none=False")
     metadata = {"help": help_, "may_be_none": may_be_none, "changes_votes": changes_votes, "filters": filters}
     metadata["drops"] = drops
     return dataclasses.field(default=default, metadata=metadata)
@@ -247,8 +255,17 @@ class AnswerOptions:
 
     @functools.cached_property
     def filtered(self) -> bool:
-        by_fields = self.where is not None or self.under is not None
-        return self.allow is not None or self.filter_labels > 0 or by_fields or bool(self.drops)
+        return self.allow is not None or self.filter_labels > 0 or self.by_fields or bool(self.drops)
+
+    @property
+    def by_fields(self) -> bool:
+        """Whether the fields of labels decide which labels may be returned. Such a filter can take long at first."""
+        return self.where is not None or self.under is not None
+
+    @functools.cached_property
+    def filter_values(self) -> int:
+        """The number of values in `where`."""
+        return sum(map(len, json.loads(self.where).values())) if self.where else 0
 
     @property
     def needs_probabilities(self) -> str | None:
@@ -355,12 +372,13 @@ def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
     Each query costs 1 for every 1,024 bytes (UTF-8) or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for
     every
     250 labels of `top_k`, plus 5 with a filter. An explanation doubles the keys. The request costs 1 more for every
-    1,000 labels in its filters.
+    1,000 labels in its filters, and for every 100 values in `where`.
     """
     texts = sum(-(-size // BYTES_PER_UNIT) for size in sizes)
     keys = options.top_b * (2 if options.explain else 1)
     per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
-    return texts + len(sizes) * per_query + options.filter_labels // _LABELS_PER_UNIT
+    filters = options.filter_labels // _LABELS_PER_UNIT + options.filter_values // _VALUES_PER_UNIT
+    return texts + len(sizes) * per_query + filters
 
 
 def answer_cost(size_bytes: int) -> int:
@@ -372,7 +390,8 @@ def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
     """The cost of the most expensive request that the limits allow."""
     keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, MAX_TOP_K // _ANSWERS_PER_UNIT
     per_query = math.ceil(max_query_bytes / BYTES_PER_UNIT) + keys + answers + _FILTER_COST
-    return max_batch * per_query + 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT
+    filters = 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT + _MOST_VALUES // _VALUES_PER_UNIT
+    return max_batch * per_query + filters
 
 
 def group_by_options(

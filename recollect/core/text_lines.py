@@ -104,6 +104,14 @@ def parse_object(line: str, unique: bool = False) -> dict[str, Any]:
     return found
 
 
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether a value of JSON has more than so many levels of lists and objects."""
+    if not isinstance(value, list | dict):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_deeper(child, levels - 1) for child in children)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

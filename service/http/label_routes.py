@@ -97,7 +97,7 @@ class LabelRoutes:
                 raise ProblemError(404, f"label {uid[:80]!r} is unknown to version {version}", "unknown_label")
             response.headers["X-Index-Version"] = version
             known = {"version": version, **_known(labels, position, language)}
-            return LabelResponse(**labels.fields_of(position) | known)
+            return LabelResponse(**{**labels.fields_of(position), **known})
 
 
 def _known(labels: Labels, position: int, language: str | None) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class _Job:
     @property
     def is_quick(self) -> bool:
         """Whether the event loop may compute it: one query without an explanation, which takes little time."""
-        return len(self.queries) == 1 and not self.options.explain and self.cost <= self.lease.predictor.quick_cost
+        is_simple = len(self.queries) == 1 and not self.options.explain and not self.options.by_fields
+        return is_simple and self.cost <= self.lease.predictor.quick_cost
 
     def join(self) -> asyncio.Future[Computed]:
         self.futures.append(self.loop.create_future())

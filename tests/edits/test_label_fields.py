@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def random_fields(rng: np.random.Generator) -> dict[str, Any]:
         "price": float(rng.integers(4)) / 2,
         "names": {"de": f"Name {rng.integers(9)}", "pt-BR": "nome"},
         "nested": {"deep": [1, 2]},
+        "schema": "a name of pydantic",
     }
     return {name: fields[name] for name in fields if rng.random() < 0.7}
 
@@ -100,9 +102,11 @@ def test_filters_admit_the_labels_of_a_plain_reference(built: Built, tmp_path: P
         options = {"lambda_": 0, "top_k": 1_000, "where": where}
         assert {label.uid for label in model.predict("bread", allow=some, **options)} == kept & {*some}
         assert {label.uid for label in model.predict("bread", deny=some, **options)} == kept - {*some}
-        for label in model.predict("bread", lambda_=0, top_k=1_000, fields=["nested", "price"], language="pt-br-x"):
+        for label in model.predict(
+            "bread", lambda_=0, top_k=1_000, fields=["nested", "price", "schema"], language="pt-br-x"
+        ):
             own = known.get(label.uid, {})
-            assert label.fields == {name: own[name] for name in ("nested", "price") if name in own}
+            assert label.fields == {name: own[name] for name in ("nested", "price", "schema") if name in own}
             assert label.name == own.get("names", {}).get("pt-BR", label.text)
 
     for _ in range(2):
@@ -133,12 +137,13 @@ def test_kept_filters_do_not_outlive_a_change(built: Built, tmp_path: Path) -> N
             {"where": {"group": "wine"}},
             r"where: expected fields of the labels of this version \(groups\), found 'group'",
         ),
-        ({"where": {"groups": []}}, "where: expected groups: expected a field with at least one value"),
-        ({"where": {"groups": {"a": 1}}}, "where: .* expected a text, a number or a boolean .* found {'a': 1}"),
-        ({"where": {"groups": float("nan")}}, "where: .* expected a text, a number or a boolean .* found nan"),
-        ({"where": "groups"}, "where: expected .*an object of fields and values"),
-        ({"where": "{groups"}, "where: expected .*expected JSON"),
-        ({"where": {"groups": ["a"] * 1_001}}, "where: expected .*at most 32 fields and 1,000 values, found more"),
+        ({"where": {"groups": []}}, "where: expected at least one value for each field"),
+        ({"where": {"groups": {"a": 1}}}, "where: expected texts, finite numbers or booleans"),
+        ({"where": {"groups": float("nan")}}, "where: expected texts, finite numbers or booleans"),
+        ({"where": "groups"}, "where: expected an object of fields and values"),
+        ({"where": "{groups"}, "where: expected the JSON of an object"),
+        ({"where": {"groups": ["a"] * 1_001}}, "where: expected at most 32 fields and 1,000 values"),
+        ({"where": {"year": 10**5_000}}, "where: expected texts, finite numbers .* found an integer that is too large"),
         ({"under": "nothing"}, "under: expected the uid of a label of this version, found 'nothing'"),
         ({"language": "de_DE"}, "language: expected"),
     ],
@@ -166,6 +171,7 @@ def model_with_wine(built: Built) -> recollect.Model:
         ({"thing": object()}, "expected values of JSON"),
         ({"long": "a" * 20_001}, "at most 20,000 bytes of JSON"),
         ({"long": "\ud800"}, "surrogate"),
+        ({"deep": json.loads("[" * 60 + "]" * 60)}, "at most 50 levels"),
     ],
 )
 def test_wrong_field_is_refused(model_with_wine: recollect.Model, fields: dict[str, Any], message: str) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from recollect.core.text_lines import is_deeper
 from recollect.core.texts import UidText
 
 # Names that a label has in an answer, and names that a record of a label may have for another purpose.
@@ -25,6 +26,8 @@ RESERVED = frozenset(
 )
 # Longest JSON of the fields of a label, in bytes, and longest term, in characters. A longer value has no term.
 MAX_FIELDS, MAX_TERM = 20_000, 1_000
+# Fields are nested at most so deep. An answer in a bulk file is nested deeper, and libraries have limits.
+_MAX_DEPTH = 50
 
 Value = str | int | float | bool
 # A language, as BCP 47 writes it, such as `de` or `pt-BR`.
@@ -49,8 +52,8 @@ class LabelFields(BaseModel):
 
     def fields(self) -> dict[str, Any]:
         """The fields that the label has."""
-        names = [*LabelFields.model_fields, *(self.model_extra or ())]
-        return {name: value for name in names if (value := getattr(self, name)) not in (None, {}, [])}
+        own = {name: getattr(self, name) for name in LabelFields.model_fields} | (self.model_extra or {})
+        return {name: value for name, value in own.items() if value is not None and value != {} and value != []}
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +65,8 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in fields:
         if name in RESERVED or not name.strip():
-            raise ValueError(f"{name or 'the empty name'}: expected another name of a field, this one is reserved")
+            shown = name or "the empty name"
+            raise ValueError(f"{shown}: expected another name of a field, this one is reserved; rename it or remove it")
     try:
         found = LabelFields.model_validate(fields).fields()
     except ValidationError as error:
@@ -73,6 +77,8 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         size = len(to_json(found).encode())
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"fields: expected values of JSON, found: {error}") from None
+    if is_deeper(found, _MAX_DEPTH):
+        raise ValueError(f"fields: expected lists and objects of at most {_MAX_DEPTH} levels, found more")
     if size > MAX_FIELDS:
         raise ValueError(f"fields: expected at most {MAX_FIELDS:,} bytes of JSON, found {size:,}; shorten them")
     return found

@@ -34,8 +34,10 @@ MAX_CHEAP_VOTES = 16_384
 _TOP_B_GROWTH = 4
 # Number of votes that are in memory at the same time.
 _BLOCK_VOTES = 1 << 20
-# Memory for kept filters of one snapshot, and numbers of values and fields that a message names.
-_KEPT_BYTES, _NAMED, _NAMED_FIELDS = 64 << 20, 5, 20
+# Number and memory of the kept filters of one snapshot, and memory of a filter besides its arrays and its values.
+_MOST_KEPT, _KEPT_BYTES, _FILTER_BYTES = 256, 64 << 20, 1_024
+# Numbers of values and of fields that a message names.
+_NAMED, _NAMED_FIELDS = 5, 20
 
 
 def describe_unknown(options: AnswerOptions, labels: Labels) -> Iterator[str]:
@@ -83,7 +85,8 @@ class Filters:
 
     def __init__(self, labels: Labels, voters: Voters) -> None:
         self._labels, self._voters = labels, voters
-        self._kept, self._lock = dict[tuple[str | None, str | None], LabelFilter](), threading.Lock()
+        self._kept, self._kept_bytes = dict[tuple[str | None, str | None], tuple[LabelFilter, int]](), 0
+        self._lock = threading.Lock()
 
     def of(self, options: AnswerOptions) -> LabelFilter | None:
         """The filter of some options; None if they have none.
@@ -112,7 +115,7 @@ class Filters:
     def _by_fields(self, options: AnswerOptions) -> LabelFilter:
         key = options.where, options.under
         if (kept := self._kept.get(key)) is not None:
-            return kept
+            return kept[0]
         admits = self._labels.present()
         for name, values in json.loads(options.where or "{}").items():
             admits &= self._marked([self._with_value(name, value) for value in values])
@@ -121,13 +124,13 @@ class Filters:
                 raise QueryError(f"under: expected the uid of a label of this version, found {options.under[:80]!r}")
             admits &= self._marked([self._labels.below(options.under)])
         made = LabelFilter(admits, self._voters)
+        size = made.admits.nbytes + made.labels.nbytes + len(options.where or "") + _FILTER_BYTES
         with self._lock:
-            self._kept[key] = made
-            size = 0
-            for each, other in reversed([*self._kept.items()]):
-                size += other.admits.nbytes + other.labels.nbytes
-                if size > _KEPT_BYTES and other is not made:
-                    del self._kept[each]
+            if key not in self._kept:
+                self._kept[key] = made, size
+                self._kept_bytes += size
+            while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._kept_bytes > _KEPT_BYTES):
+                self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]  # the oldest one
         return made
 
     def _marked(self, positions: Sequence[Int[np.ndarray, " _"]]) -> Bool[np.ndarray, " label"]:

@@ -21,6 +21,9 @@ from recollect.core.bundle.label_fields import Value, from_json, pair_of, prefix
 from recollect.core.bundle.values import Matrix, spans
 from recollect.core.tables.rows import Rows, Strings
 
+# Number of labels whose fields are kept after they were read, and the longest JSON of fields that are kept.
+_MOST_PARSED, _MOST_PARSED_CHARACTERS = 4_096, 2_000
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Voters:
@@ -74,10 +77,12 @@ class LiveFields:
     Attributes:
         by_row: The fields of each live row that has any, as JSON.
         rows: The rows that have each term, in rising order.
+        names: The names of the fields with terms.
     """
 
     by_row: dict[int, str] = field(default_factory=dict)
     rows: dict[str, list[int]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def add(self, row: int, fields: Mapping[str, Any]) -> int:
         """Add the fields of a row, and return their size in memory, about."""
@@ -85,6 +90,7 @@ class LiveFields:
         found = terms(fields)
         for each in found:
             self.rows.setdefault(each, []).append(row)
+            self.names.add(pair_of(each)[0])
         return sys.getsizeof(self.by_row[row]) + sum(map(sys.getsizeof, found))
 
 
@@ -107,6 +113,7 @@ class Labels:
     removed: Bool[np.ndarray, " label"]
     counts: Int[np.ndarray, " label"]
     live_fields: LiveFields = field(default_factory=LiveFields)
+    _parsed: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of positions, with those of removed labels."""
@@ -127,12 +134,21 @@ class Labels:
         """Whether a label has, or had, fields."""
         return self.bundle_labels.fields is not None or bool(self.live_fields.by_row)
 
-    def fields_of(self, position: int) -> dict[str, Any]:
-        """The `LabelFields` of a label, those that it has."""
+    def fields_of(self, position: int) -> Mapping[str, Any]:
+        """The `LabelFields` of a label, those that it has. The last ones that were read are kept."""
+        if (known := self._parsed.get(position)) is not None:
+            return known
         row = self.row_of.item(position)
         if row >= self.rows.bundle_rows:
-            return from_json(self.live_fields.by_row.get(row, ""))
-        return {} if self.bundle_labels.fields is None else from_json(self.bundle_labels.fields.json[row])
+            text = self.live_fields.by_row.get(row, "")
+        else:
+            text = "" if self.bundle_labels.fields is None else self.bundle_labels.fields.json[row]
+        fields = from_json(text)
+        if len(text) <= _MOST_PARSED_CHARACTERS:
+            if len(self._parsed) >= _MOST_PARSED:
+                self._parsed.clear()
+            self._parsed[position] = fields
+        return fields
 
     def with_value(self, field_name: str, value: Value) -> Int[np.ndarray, " found"]:
         """The positions of the labels that have a value of a field."""
@@ -154,7 +170,7 @@ class Labels:
     def valued_fields(self) -> set[str]:
         """The names of the fields with values by which labels can be chosen."""
         fields = self.bundle_labels.fields
-        live = {pair_of(each)[0] for each in [*self.live_fields.rows]}
+        live = {*self.live_fields.names}
         return live if fields is None else live.union(fields.names())
 
     def below(self, uid: str) -> Int[np.ndarray, " found"]:

@@ -7,6 +7,7 @@ file at the end: a Parquet file without its end cannot be continued after a kill
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 
 from recollect.bulk.reading import BLOCK_ROWS, Group, Input
 from recollect.core.answers import EXPLANATION, LABEL_FIELDS, ScoredLabel
-from recollect.core.bundle.label_fields import LabelFields, to_json
+from recollect.core.bundle.label_fields import LabelFields
 from recollect.core.errors import InputError, SettingsError
 from recollect.core.texts import holds_texts
 
@@ -175,6 +176,10 @@ def _field_type(name: str) -> pa.DataType | None:
     return None if kind is dict or get_origin(kind) is dict else _type(kind)
 
 
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool, fields: Iterable[str] = ()) -> bytes:
     """Rows and their answers as an Arrow stream.
 
@@ -195,7 +200,10 @@ def encode_batch(kept: Any, answers: Sequence[dict[str, Any]], explain: bool, fi
     labels = [each["labels"] for each in answers]
     if types:
         label = pa.struct([*label, *(pa.field(name, kind or pa.string()) for name, kind in types.items())])
-        labels = [[row | {name: to_json(row.get(name)) for name in as_json} for row in rows] for rows in labels]
+        labels = [
+            [label | {name: _as_json(label[name]) for name in as_json if name in label} for label in found]
+            for found in labels
+        ]
     columns["labels"] = pa.array(labels, pa.list_(label))
     columns["truncated"] = pa.array([each.get("truncated", False) for each in answers], pa.bool_())
     columns["exhausted"] = pa.array([each.get("exhausted", False) for each in answers], pa.bool_())
