@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import recollect
+from recollect.core.options import AnswerOptions
 from recollect.trainer.methods import METHODS
 from tests.extras import needs_extra
 from tests.processes import serving
@@ -236,6 +237,12 @@ def test_site_builds_without_warnings_and_loads_nothing_from_other_servers(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "site" / "index.html").read_text("utf-8")
     assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?://", page)
+
+
+def test_table_of_options_has_a_row_for_each_option_of_an_answer() -> None:
+    page = (DOCS / "http-api.md").read_text(encoding="utf-8")
+    missing = [name for name in AnswerOptions.__dataclass_fields__ if f"| `{name.rstrip('_')}` |" not in page]
+    assert not missing, f"docs/http-api.md: expected a row for each option, found none for {missing}"
 
 
 def test_table_of_training_methods_has_a_row_for_each_method_and_links_its_paper() -> None:

@@ -30,7 +30,6 @@ from recollect.trainer.memory.memory import (
     check_same_plan,
     is_complete,
     open_memory,
-    write_dataset_flags,
 )
 from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
@@ -122,8 +121,6 @@ class Run:
         if self.has_intact_memory(memory):
             self.report_existing_memory(plan)
             return
-        if self.ranks.first:
-            write_dataset_flags(memory, self.dataset.flags(self.settings))
         start = time.monotonic()
         computed = write_memory(
             memory,
@@ -133,6 +130,7 @@ class Run:
             source,
             self.ranks,
             DEFAULTS["temperature"] if plan.encoder["normalised"] else self.settings.tau(None),
+            self.dataset.flags(self.settings),
         )
         rate = computed / (time.monotonic() - start)
         self.report(f"{memory}: {plan.keys:,} keys, {computed:,} written now at {rate:,.0f} texts/s")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -222,9 +222,8 @@ def read_dataset_flags(folder: Path) -> dict[str, Any]:
     return flags
 
 
-def write_dataset_flags(folder: Path, flags: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DATASET, {"format_version": 1, "flags": flags})
+def write_dataset_flags(folder: Path, flags: Mapping[str, Any]) -> None:
+    write_json(folder / DATASET, {"format_version": 1, "flags": {**flags}})
 
 
 def is_complete(folder: Path) -> bool:

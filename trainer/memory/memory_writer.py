@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +19,14 @@ from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.memory.key_sources import KeySource
-from recollect.trainer.memory.memory import DEFAULTS, MemoryPlan, header, read_header, write_defaults
+from recollect.trainer.memory.memory import (
+    DEFAULTS,
+    MemoryPlan,
+    header,
+    read_header,
+    write_dataset_flags,
+    write_defaults,
+)
 
 # Texts of one rank in one chunk. A chunk is sorted by length for encoding; an interruption loses at most one chunk.
 _CHUNK_TEXTS = 4_096
@@ -33,17 +40,19 @@ def write_memory(
     source: KeySource,
     ranks: Ranks,
     temperature: float = DEFAULTS["temperature"],
+    flags: Mapping[str, Any] | None = None,
 ) -> int:
     """Write the memory of a dataset, or finish the memory of an interrupted run.
 
     Args:
         folder: Absent, empty, or an unfinished memory with the same plan.
         ranks: The processes that compute keys. Rank 0 writes the files.
+        flags: The layout and the flags with which the dataset was read; None if nobody needs them.
 
     Returns:
         Number of keys that this call computed. Keys of the interrupted run are not counted.
     """
-    done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances) if ranks.first else 0)
+    done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances, flags) if ranks.first else 0)
     with (
         _open_keys(folder / "keys.npy", plan, done, ranks) as file,
         progress_bar(plan.keys, "text", "encode", done, shown=ranks.first) as bar,
@@ -62,12 +71,16 @@ def write_memory(
     return computed
 
 
-def _write_all_but_keys(folder: Path, plan: MemoryPlan, labels: Entries, instances: Split) -> int:
+def _write_all_but_keys(
+    folder: Path, plan: MemoryPlan, labels: Entries, instances: Split, flags: Mapping[str, Any] | None
+) -> int:
     """Write all files except the keys, unless they exist; return the number of finished keys."""
     folder.mkdir(parents=True, exist_ok=True)
     done = _count_finished_keys(folder, plan)
     if done == 0:
         _write_progress(folder, plan, 0)
+        if flags is not None:
+            write_dataset_flags(folder, flags)
         write_lines(folder / "labels.jsonl", _label_records(labels))
         write_lines(folder / "instances.jsonl", _records(instances.entries))
         save_array(folder / "value_indptr.npy", instances.labels.indptr)

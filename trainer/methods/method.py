@@ -62,7 +62,7 @@ class Method:
         label_loss: The loss of each label over the queries, added to the queries' loss. A flag `symmetric` of the
             method can switch it off. None: the method has no such loss.
         numbers: The learned numbers of the loss, such as a scale, with their values at the start. The loss reads them
-            in `Scored.numbers`; they are trained with the weights of the model, and saved with the state of the training.
+            in `Scored.numbers`; they are trained with the weights of the model, and saved with the training's state.
         positive_sampling: Default way to draw true labels.
         clusters: Default composition of batches: random queries; clusters that grow (NGAME); or one cluster a batch.
         label_inputs: Default input of an adapter for a label: `text` or `enriched`.
