@@ -44,7 +44,7 @@ from recollect.trainer.data.dataset import open_named, with_remembered
 from recollect.trainer.data.split import fingerprint
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.encoder import choose_device
-from recollect.trainer.errors import TrainingError
+from recollect.trainer.errors import MemoryFolderError, TrainingError
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import open_memory, read_dataset_flags
 from recollect.trainer.methods import METHODS
@@ -176,7 +176,7 @@ def _with_remembered(settings: CompareSettings) -> CompareSettings:
     of_encoder = [checkpoint.parent] if checkpoint.is_dir() else []
     for run in (settings.out / UNTRAINED, *of_encoder):
         if remembered := read_dataset_flags(run / "memory"):
-            return with_remembered(settings, remembered, str(run))
+            return with_remembered(settings, remembered, str(run), MemoryFolderError)
     return settings
 
 

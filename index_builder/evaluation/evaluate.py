@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from recollect.core.errors import BundleError
 from recollect.core.predictor import Predictor
 from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
@@ -66,7 +67,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
     predictor = _open(settings, settings.version)
     other = None if settings.compare is None else _open(settings, settings.compare)
-    settings = with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}")
+    settings = with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}", BundleError)
     dataset = open_named(settings)
     test = dataset.read_split("test")
     if dataset.is_one_split:
@@ -147,7 +148,9 @@ def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
 def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
     """Measure a bundle with its default options on a test split, in percent. Undefined metrics are left out."""
     settings = DatasetSettings.model_construct(dataset=folder)
-    dataset = open_named(with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}"))
+    dataset = open_named(
+        with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}", BundleError)
+    )
     test = dataset.read_split("test")
     truth = align_labels(dataset, test, predictor.bundle)
     (predicted,) = predict_top(predictor, test, truth, [Setting.default(predictor)])

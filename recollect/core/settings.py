@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -20,7 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from recollect.core.errors import SettingsError
+from recollect.core.errors import RecollectError, SettingsError
 
 ENV_PREFIX = "RECOLLECT_"
 
@@ -263,6 +263,7 @@ def fill_in(
     remembered: Mapping[str, Any],
     source: str,
     note: Callable[[str], None],
+    error: type[RecollectError],
 ) -> dict[str, Any]:
     """The remembered values of the flags that nobody gives. A given flag with another value is reported, and stays.
 
@@ -271,12 +272,26 @@ def fill_in(
         remembered: The values that differ from the defaults, as JSON.
         source: Name of the run or the version that remembers them.
         note: Function that reports.
+        error: Class of the error.
+
+    Raises:
+        RecollectError: If a remembered value is no value of its flag.
     """
+    found = dict[str, Any]()
+    for name in declared.keys() & remembered.keys():
+        kind: Any = Annotated[declared[name].annotation, declared[name]]
+        try:
+            found[name] = TypeAdapter(kind).validate_python(remembered[name])
+        except ValidationError as wrong:
+            raise error(
+                f"{source}: dataset.{name}: expected a value of {as_flag(name)}, found {remembered[name]!r:.60} "
+                f"({wrong.errors()[0]['msg']}); train again, and build from the new run"
+            ) from None
     for name in declared:
-        value, given = remembered.get(name, declared[name].default), getattr(settings, name)
-        if name in settings.model_fields_set and (str(given) if isinstance(given, Path) else given) != value:
+        value, given = found.get(name, declared[name].default), getattr(settings, name)
+        if name in settings.model_fields_set and given != value:
             note(f"{as_flag(name)} {_shown(given)}: {source} has {_shown(value)}; the given value is used")
-    return {name: remembered[name] for name in declared if name in remembered.keys() - settings.model_fields_set}
+    return {name: value for name, value in found.items() if name not in settings.model_fields_set}
 
 
 def _shown(value: Any) -> str:

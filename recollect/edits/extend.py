@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import TypeAdapter
 
 from recollect.core.encoder import TextEncoder
-from recollect.core.errors import InputError, SettingsError
+from recollect.core.errors import BundleError, InputError, SettingsError
 from recollect.core.settings import ConnectionSettings, TableSettings, fill_in
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
@@ -197,7 +197,7 @@ def _open_as_table(
         if not remembered or first.keys() >= {"uid", "text"}:
             return None
     declared = TableSettings.model_fields
-    settings = given.model_copy(update=fill_in(given, declared, remembered, source, print_status))
+    settings = given.model_copy(update=fill_in(given, declared, remembered, source, print_status, BundleError))
     wanted = [*settings.text_columns, *filter(None, (settings.label_column, settings.id_column))]
     table = open_table(path, wanted)
     if {*table.columns} >= {"uid", "text"} and settings.label_column not in table.columns:

@@ -77,6 +77,14 @@ def store(made: Made, tmp_path: Path) -> Path:
     return shutil.copytree(made.store, tmp_path / "store")
 
 
+def change_flags(store: Path, **flags: Any) -> None:
+    """Change flags that the current version remembers."""
+    path = store / "bundles" / Store(store).require_current() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["dataset"] |= flags
+    path.write_text(json.dumps(manifest))
+
+
 def test_evaluate_finds_the_held_out_texts_without_a_flag(made: Made) -> None:
     found = run("evaluate", made.table, "--store", made.store, "--json")
     assert found.status == 0, found.err
@@ -207,3 +215,49 @@ def test_train_reads_a_data_frame_and_its_messages_are_for_python(made: Made, tm
         recollect.ERRORS, match="expected a path, or a data frame of pandas, polars or Arrow, found int"
     ):
         recollect.train(3, out=tmp_path / "other", **flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verbs"),
+    [
+        ("text_columns", 5, ("evaluate", "extend")),
+        ("label_separator", 5, ("evaluate", "extend")),
+        ("label_column", ["tags"], ("evaluate", "extend")),
+        ("labels", 5, ("evaluate",)),
+        ("test_fraction", "x", ("evaluate",)),
+        ("empty_texts", "all", ("evaluate",)),
+    ],
+)
+def test_wrong_flags_in_a_manifest_are_one_message(
+    made: Made, store: Path, name: str, value: Any, verbs: tuple[str, ...]
+) -> None:
+    change_flags(store, **{name: value})
+    for verb in verbs:
+        found = run(verb, *([made.table, "--store", store] if verb == "evaluate" else [store, "--add", made.table]))
+        assert (found.status, found.err.count("\n")) == (2, 1), found.err
+        assert f": dataset.{name}: expected a value of --{name.replace('_', '-')}, found " in found.err
+
+
+def test_wrong_flags_of_a_run_are_one_message(made: Made, tmp_path: Path) -> None:
+    path = shutil.copytree(made.run, tmp_path / "run") / "memory" / "dataset.json"
+    path.write_text('{"format_version": 1, "flags": {"format": "table", "text_columns": 5}}')
+    found = run("compare", made.table, "--out", tmp_path / "out", "--encoder", tmp_path / "run" / "checkpoint")
+    assert (found.status, found.err.count("\n"), "run: dataset.text_columns: expected" in found.err) == (2, 1, True)
+
+
+def test_a_remembered_table_of_labels_is_read_only_beside_the_table(made: Made, store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    table = shutil.copy(made.table, folder)
+    labels = [{"uid": name, "text": name} for name in (*COLOURS, *THINGS)]
+    for place in (tmp_path, folder):
+        path = write_csv(place / "labels.csv", labels)
+        change_flags(store, labels=str(path))
+        found = run("evaluate", table, "--store", store)
+        if place == folder:
+            assert found.status == 0, found.err
+            path.unlink()
+            found = run("evaluate", table, "--store", store)
+        assert (found.status, found.err.count("\n")) == (2, 1), found.err
+        assert f"--labels: expected the table of labels {path}, with which version" in found.err
+    assert run("evaluate", table, "--store", store, "--labels", tmp_path / "labels.csv").status == 0

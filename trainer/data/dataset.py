@@ -7,6 +7,7 @@ reader for each format.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool
 from pydantic.fields import FieldInfo
 
+from recollect.core.errors import RecollectError
 from recollect.core.settings import as_flag, fill_in
 from recollect.core.system.console import print_status
 from recollect.core.system.files import find_files
@@ -99,11 +101,8 @@ class Dataset:
 
     def flags(self, settings: DatasetSettings) -> dict[str, Any]:
         """The layout, and the flags that differ from their defaults, as JSON: `with_remembered` reads them."""
-        fields = {
-            name: field for name, field in DatasetSettings.model_fields.items() if name not in ("dataset", "format")
-        }
-        given = {name: getattr(settings, name) for name in fields}
-        changed = {name: value for name, value in given.items() if value != fields[name].default}
+        given = {name: (getattr(settings, name), field.default) for name, field in _flags_of_reading().items()}
+        changed = {name: value for name, (value, default) in given.items() if value != default}
         return {"format": self.layout} | {
             name: str(value) if isinstance(value, Path) else value for name, value in changed.items()
         }
@@ -206,27 +205,43 @@ def is_table(settings: DatasetSettings) -> bool:
 
 
 def with_remembered(
-    settings: _Settings, remembered: Mapping[str, Any], source: str, note: Callable[[str], None] = print_status
+    settings: _Settings,
+    remembered: Mapping[str, Any],
+    source: str,
+    error: type[RecollectError],
+    note: Callable[[str], None] = print_status,
 ) -> _Settings:
     """The settings with the flags of an earlier reading, where the user gives none, if the dataset has its layout.
 
     Args:
         remembered: What `Dataset.flags` returned then; empty if nothing is known.
         source: Name of the run or the version that remembers them.
+        error: Class of the error for a wrong flag, which can be in the bundle of another person.
         note: Function that reports each given flag that differs.
+
+    Raises:
+        RecollectError: If a remembered value is no value of its flag.
+        DatasetError: If the remembered table of labels is not beside the table.
     """
-    layout, folder = remembered.get("format"), settings.dataset
+    layout, folder = str(remembered.get("format")), settings.dataset
     if layout == table.NAME:
         is_same = is_table(settings)
     else:
         is_same = layout in FORMATS and settings.format in ("auto", layout) and FORMATS[layout].recognises(folder)
     if not is_same:
         return settings
-    declared = _flags_of_reading()
-    found = fill_in(settings, declared, remembered, source, note)
-    if "labels" in found:
-        found["labels"] = Path(found["labels"])
-    if not can_hold_out(folder, str(layout)):
+    found = fill_in(settings, _flags_of_reading(), remembered, source, note, error)
+    labels = found.get("labels")
+    # Another path could be any file of this machine, because the bundle can be that of another person.
+    if labels is not None:
+        beside = folder.parent / labels.name
+        if os.path.abspath(labels) != os.path.abspath(beside) or not beside.is_file():
+            raise DatasetError(
+                f"{folder}: --labels: expected the table of labels {labels}, with which {source} was trained, beside "
+                "this table, found none; give its path with --labels"
+            )
+        found["labels"] = beside
+    if not can_hold_out(folder, layout):
         found.pop("test_fraction", None)
     return settings.model_copy(update=found if layout == table.NAME else {**found, "format": layout})
 
