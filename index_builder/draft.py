@@ -43,7 +43,7 @@ from recollect.index_builder.errors import CheckFailed
 from recollect.index_builder.indexes import write_indexes
 from recollect.index_builder.onnx_export import Sample
 from recollect.index_builder.settings import PublishSettings
-from recollect.index_builder.verify import current_metrics, format_checks, verify
+from recollect.index_builder.verify import Gate, format_checks, measure_current, verify
 from recollect.store.store import Store
 from recollect.trainer.memory.memory import Memory
 
@@ -64,7 +64,7 @@ class Draft:
     settings: PublishSettings
     device: Device  # trains and fills indexes, and opens the bundle to check it
     writer: KeyWriter | None = None  # None writes the keys to files of the bundle
-    before: dict[str, float] = field(default_factory=dict)  # metrics of the current version; empty without a gate
+    before: Gate | None = None  # metrics of the current version; None without a gate
     manifest: Manifest = field(init=False)
     points: dict[str, Point] = field(init=False)
 
@@ -145,8 +145,8 @@ def draft(
     threads = threads_or_cores(settings.threads)
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
-    before = current_metrics(store, settings, threads)
-    if settings.gate_dataset and not before:
+    before = measure_current(store, settings, threads)
+    if settings.gate_dataset and before is None:
         print_status(f"gate: {store.name} has no current version to compare with; the gate is skipped")
     writing: contextlib.AbstractContextManager[KeyWriter | None] = contextlib.nullcontext()
     if engine is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,17 @@ from recollect.core.settings import Device
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.evaluation.evaluate import default_metrics
+from recollect.index_builder.evaluation.evaluate import as_trained, default_metrics, learnt_share, require_new_texts
 from recollect.index_builder.left_out_votes import default_voting, texts_of
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
 from recollect.index_builder.settings import PublishSettings
 from recollect.model import open_model
 from recollect.store.store import Store
+from recollect.trainer.data.dataset import is_table, open_named
 from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.memory.memory import QUERY_VECTORS, Memory
+from recollect.trainer.settings import DatasetSettings
 
 # Number of texts on which the exported and the trained encoder are compared, number of golden queries among these
 # texts, and number of golden labels for each query.
@@ -36,6 +39,8 @@ _SAMPLE_TEXTS, _GOLDEN_QUERIES, _GOLDEN_LABELS = 256, 32, 10
 _GOLDEN_SHARE: dict[Precision, float] = {"fp32": 0.95, "fp16": 0.95, "int8": 0.85}
 # Metrics that the gate compares with the current version.
 _GATED = ("P@1", "P@5", "nDCG@5", "R@100")
+# Largest share of the texts of a table, in the gate, that the memory may have.
+_MOST_LEARNT = 0.5
 
 
 def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> Sample:
@@ -76,24 +81,43 @@ def _encode_and_compare(
     return vectors
 
 
-def current_metrics(store: Store, settings: PublishSettings, threads: int) -> dict[str, float]:
-    """Metrics of the store's current version on the gate dataset; empty if one of them is missing.
+@dataclass(frozen=True)
+class Gate:
+    """The comparison of a bundle with the current version of a store. Both read the gate dataset in the same way.
+
+    Attributes:
+        dataset: The gate dataset, with the flags of the training of the current version.
+        metrics: Metrics of the current version on its test split, in percent.
+    """
+
+    dataset: DatasetSettings
+    metrics: dict[str, float]
+
+
+def measure_current(store: Store, settings: PublishSettings, threads: int) -> Gate | None:
+    """Measure the store's current version on the gate dataset; None if one of them is missing.
 
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
-        DatasetError, BuildError: If the dataset is invalid, or the current version has none of its labels.
+        DatasetError, BuildError: If the dataset is invalid, if the current version has none of its labels, or if it
+            has all texts of a table in its memory.
     """
     current = store.current() if settings.gate_dataset else None
     if settings.gate_dataset is None or current is None:
-        return {}
+        return None
     cache = settings.bundle_cache
     model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", engine=settings)
-    return default_metrics(model.predictor, settings.gate_dataset)
+    given = as_trained(DatasetSettings.model_construct(dataset=settings.gate_dataset), model.predictor)
+    dataset = open_named(given)
+    test = dataset.read_split("test")
+    if dataset.is_one_split:
+        require_new_texts(given.dataset, test, model.predictor)
+    return Gate(given, default_metrics(model.predictor, dataset, test))
 
 
 def verify(
     folder: Path,
-    before: dict[str, float],
+    before: Gate | None,
     sample: Sample,
     points: dict[str, Point],
     settings: PublishSettings,
@@ -129,16 +153,23 @@ def verify(
         check(GOLDEN_CHECK, agreement(predictor, read_golden(folder / GOLDEN)), minimum=_GOLDEN_SHARE[precision])
     )
     checks.append(check("open, seconds", opened))
-    if settings.gate_dataset and before:
-        checks += gate(predictor, before, settings.gate_dataset, settings.max_drop)
+    if before is not None:
+        checks += compare_with(before, predictor, settings.max_drop)
     return manifest.model_copy(update={"checks": checks, "metrics": manifest.metrics | metrics})
 
 
-def gate(predictor: Predictor, before: dict[str, float], dataset: Path, max_drop: float) -> Iterator[Check]:
-    """Yield a check of each metric: the points by which a bundle is worse than the current version on a test split."""
-    after = default_metrics(predictor, dataset)
+def compare_with(gate: Gate, predictor: Predictor, max_drop: float) -> Iterator[Check]:
+    """Yield a check of each metric: the points by which a bundle is worse than the current version on a test split.
+
+    A text in the memory of the bundle measures nothing, so few texts of a table may be in it.
+    """
+    dataset, name = open_named(gate.dataset), gate.dataset.dataset.name
+    test = dataset.read_split("test")
+    after = default_metrics(predictor, dataset, test)
+    if is_table(gate.dataset):
+        yield check(f"texts of {name} in the memory, share", learnt_share(test, predictor), limit=_MOST_LEARNT)
     for metric in _GATED:
-        yield check(f"{metric} on {dataset.name}, points lost", before[metric] - after[metric], limit=max_drop)
+        yield check(f"{metric} on {name}, points lost", gate.metrics[metric] - after[metric], limit=max_drop)
 
 
 def check(name: str, found: float, *, minimum: float | None = None, limit: float | None = None) -> Check:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from recollect.core.errors import BundleError
 from recollect.core.predictor import Predictor
@@ -17,12 +17,16 @@ from recollect.index_builder.evaluation.measured import Comparison, Measured, di
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.model import open_model
-from recollect.trainer.data.dataset import open_named, with_remembered
+from recollect.trainer.data.dataset import Dataset, is_table, open_named, with_remembered
 from recollect.trainer.data.split import Split
 from recollect.trainer.settings import DatasetSettings
 
 # Lambdas of the chart, with more values near 0, where the quality of most memories changes fastest.
 _LAMBDAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# Least share of a table's texts for training that the memory of the training has. A table for tests has few of them.
+_SAME_TABLE = 0.1
+
+_Settings = TypeVar("_Settings", bound=DatasetSettings)
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,11 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
     predictor = _open(settings, settings.version)
     other = None if settings.compare is None else _open(settings, settings.compare)
-    settings = with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}", BundleError)
+    settings = as_trained(settings, predictor)
     dataset = open_named(settings)
     test = dataset.read_split("test")
     if dataset.is_one_split:
-        _require_new_texts(settings.dataset, test, predictor)
+        require_new_texts(settings.dataset, test, predictor)
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset, test, predictor.bundle)
     if len(test.labels.indices) == 0:
@@ -115,10 +119,47 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     return evaluation
 
 
-def _require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
+def as_trained(settings: _Settings, predictor: Predictor) -> _Settings:
+    """The settings with the flags of the training of a bundle, where the user gives none.
+
+    The share of the held-out texts is that of the table of the training. Another table is a test split as a whole.
+
+    Raises:
+        BundleError: If a flag in the manifest is wrong.
+        DatasetError: If the dataset is invalid.
+    """
+    found = with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}", BundleError)
+    if "test_fraction" in settings.model_fields_set or not found.test_fraction or not is_table(found):
+        return found
+    whole = found.model_copy(update={"test_fraction": 0.0})
+    texts = {*open_named(whole, note=lambda _: None).read_split("test").entries.strings()}
+    known = len(_learnt(texts, predictor))
+    if known >= _SAME_TABLE * (1 - found.test_fraction) * len(texts):
+        return found
+    print_status(
+        f"{found.dataset}: all texts are the test split, because version {predictor.version} was trained from another "
+        f"table: {known:,} of {len(texts):,} different texts are in its memory; --test-fraction "
+        f"{found.test_fraction:g} would hold out a part of them"
+    )
+    return whole
+
+
+def _learnt(texts: set[str], predictor: Predictor) -> set[str]:
+    """Those texts that are in the memory of a bundle."""
+    known = predictor.bundle.instances.texts
+    return {text for row in range(len(known)) if (text := known[row]) in texts}
+
+
+def learnt_share(test: Split, predictor: Predictor) -> float:
+    """The share of the different texts of a test split that are in the memory of a bundle."""
+    texts = {*test.entries.strings()}
+    return len(_learnt(texts, predictor)) / len(texts)
+
+
+def require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
     """Refuse a test split whose texts are all in the memory, from which an answer takes their labels."""
-    known, texts = predictor.bundle.instances.texts, {*test.entries.strings()}
-    learnt = len(texts & {known[row] for row in range(len(known)) if known[row] in texts})
+    texts = {*test.entries.strings()}
+    learnt = len(_learnt(texts, predictor))
     if learnt == len(texts):
         raise BuildError(
             f"{path}: expected other texts than those of version {predictor.version}, found none; name a table with "
@@ -145,13 +186,8 @@ def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
     ]
 
 
-def default_metrics(predictor: Predictor, folder: Path) -> dict[str, float]:
+def default_metrics(predictor: Predictor, dataset: Dataset, test: Split) -> dict[str, float]:
     """Measure a bundle with its default options on a test split, in percent. Undefined metrics are left out."""
-    settings = DatasetSettings.model_construct(dataset=folder)
-    dataset = open_named(
-        with_remembered(settings, predictor.manifest.dataset, f"version {predictor.version}", BundleError)
-    )
-    test = dataset.read_split("test")
     truth = align_labels(dataset, test, predictor.bundle)
     (predicted,) = predict_top(predictor, test, truth, [Setting.default(predictor)])
     metrics = report(predicted.labels, truth.relevance, truth.label_counts, truth.instances)

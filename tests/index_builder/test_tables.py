@@ -107,8 +107,10 @@ def test_another_table_is_a_test_split_as_a_whole_and_the_texts_of_the_memory_ar
     made: Made, tmp_path: Path
 ) -> None:
     new = write_csv(tmp_path / "new.csv", [row | {"title": f"a {row['title']}"} for row in rows()])
+    found = run("evaluate", new, "--store", made.store, "--json")
+    assert json.loads(found.out)["queries"] == len(rows())
+    assert f"{new}: all texts are the test split, because version" in found.err
     whole = ["--store", made.store, "--test-fraction", 0]
-    assert json.loads(run("evaluate", new, *whole, "--json").out)["queries"] == len(rows())
     texts = [json.loads(line) for line in (made.run / "memory" / "instances.jsonl").read_text().splitlines()]
     known = {each["uid"] for each in texts}
     old = write_csv(tmp_path / "old.csv", [row for row in rows() if row["sku"] in known])
@@ -131,6 +133,19 @@ def test_the_gate_and_the_next_version_read_the_table_as_before(made: Made, stor
         "id_column": "sku",
         "test_fraction": 0.3,
     }
+
+
+def test_the_gate_measures_both_versions_on_the_same_new_texts(made: Made, store: Path, tmp_path: Path) -> None:
+    usual = ["--out", tmp_path / "run", "--encoder", made.encoder, "--epochs", 0, "--max-length", 32]
+    assert run("train", made.table, *FLAGS, *usual).status == 0
+    flags = ["--store", store, "--index", "flat", "--force", "--activate", "--gate-dataset", made.table]
+    found = run("build", tmp_path / "run", *flags)
+    held_out = len(rows()) - len((made.run / "memory" / "instances.jsonl").read_text().splitlines())
+    assert found.err.count(f"the test split has {held_out} of {len(rows())} texts") == 2, found.err
+    (line,) = [line for line in found.err.splitlines() if line.startswith("texts of products.csv in the memory, share")]
+    assert line.split()[-4:] == ["1", "<=", "0.5", "FAILED"]
+    refused = run("build", made.run, *flags)
+    assert (refused.status, "expected other texts than those of version" in refused.err) == (2, True), refused.err
 
 
 def test_compare_continues_with_the_flags_of_its_table(
