@@ -8,12 +8,13 @@ instances, in blocks. A second write of the same entry changes nothing, so an in
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
+from recollect.core.bundle.label_fields import LabelFields
 from recollect.core.encoder import TextEncoder
 from recollect.core.errors import BundleError, InputError, SettingsError
 from recollect.core.settings import ConnectionSettings, TableSettings, fill_in
@@ -87,15 +88,21 @@ def extend(
     if add is None and remove is None:
         raise SettingsError("expected --add or --remove, found neither; see `recollect extend --help`")
     current = store.require_current()
-    dataset = store.manifest(current).dataset
+    bundle = store.open(current)
+    dataset = bundle.manifest.dataset
     names_are_labels = False  # whether a label that the memory lacks is a new one, whose text is its name
     additions: dict[Subject, _Addition] = {}
     if add:
-        table = _open_as_table(add, columns or TableSettings.model_construct(), dataset, f"version {current}", command)
-        additions = _read_additions(add) if table is None else _read_table(*table)
+        source, given = f"version {current}", columns or TableSettings.model_construct()
+        settings = given
+        if dataset.get("format") == "table":
+            remembered = fill_in(given, TableSettings.model_fields, dataset, source, print_status, BundleError)
+            settings = given.model_copy(update=remembered)
+        known = {*LabelFields.model_fields, *(fields.names() if (fields := bundle.labels.fields) is not None else ())}
+        table = _open_as_table(add, given, settings, known, command)
+        additions = _read_additions(add, settings.label_column, known) if table is None else _read_table(*table)
         names_are_labels = table is not None and dataset.get("format") == "table" and "labels" not in dataset
     removals = _read_removals(remove) if remove else []
-    bundle = store.open(current)
     log = MemoryLog.of(store, bundle.manifest)
     live = follow(log, bundle)
     memory = live.catch_up()
@@ -164,8 +171,12 @@ def _blocks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         yield items[start : start + _BLOCK]
 
 
-def _read_additions(path: Path) -> dict[Subject, _Addition]:
+def _read_additions(path: Path, label_column: str | None, known: Set[str]) -> dict[Subject, _Addition]:
     """Read a file of instances and labels: one JSON object a line. An object with `labels` is an instance.
+
+    Args:
+        label_column: The column of labels of the table from which the version was trained; None without a table.
+        known: The fields that labels have. With a table, another field could be a misspelt column of labels.
 
     Raises:
         InputError: If the file cannot be read, a line is wrong, or two lines have the same subject.
@@ -174,33 +185,57 @@ def _read_additions(path: Path) -> dict[Subject, _Addition]:
     for number, fields in read_objects(path, unique=True):
         where = f"{path}:{number}"
         kind: Kind = "instance" if "labels" in fields else "label"
+        if kind == "label" and label_column is not None and not _are_label_columns(fields, known):
+            raise InputError(
+                f"{where}: expected a label with the fields {', '.join(sorted(known))}, or an instance with labels, "
+                f"found the fields {', '.join(fields)}; rename them, or put texts with {label_column} into another file"
+            )
         row = checked(_ROWS[kind], fields, where, InputError)
         if (other := found.setdefault((kind, row.uid), _Addition(where, row))).where != where:
             raise _twice(where, (kind, row.uid), other.where)
     return found
 
 
+def _are_label_columns(columns: Iterable[str], known: Set[str]) -> bool:
+    """Whether a row with these columns is a label: it has a uid, a text, and else only fields that labels have."""
+    names = {*columns}
+    return names >= {"uid", "text"} and all(
+        name in known or name.startswith("name:") for name in names - {"uid", "text"}
+    )
+
+
 def _open_as_table(
-    path: Path, given: TableSettings, dataset: Mapping[str, Any], source: str, command: Sequence[str]
+    path: Path, given: TableSettings, settings: TableSettings, known: Set[str], command: Sequence[str]
 ) -> tuple[Table, TextColumns | None, str | None] | None:
     """Open a file to add as a table; None if it has entries as JSON lines.
 
     JSON lines are rows of a table if flags name its columns, or if the version was trained from a table and the first
-    object is no entry.
+    object has its column of labels, or is no entry. A table without the column of labels that is known has labels only
+    if all its columns are fields of labels.
+
+    Args:
+        given: The flags of the user.
+        settings: These flags, and those of the version.
+        known: The fields that labels have.
 
     Returns:
         The table, the columns of its texts (None for a table of labels), and the separator.
     """
-    remembered = dataset if dataset.get("format") == "table" else {}
-    if kind_of(path) in (None, "jsonl") and not given.model_fields_set & TableSettings.model_fields.keys():
-        first = next(iter(read_objects(path)), (1, {"uid": "", "text": ""}))[1] if remembered else {}
-        if not remembered or first.keys() >= {"uid", "text"}:
+    label_column, flags = settings.label_column, given.model_fields_set & TableSettings.model_fields.keys()
+    if kind_of(path) in (None, "jsonl") and not flags:
+        if label_column is None:
             return None
-    declared = TableSettings.model_fields
-    settings = given.model_copy(update=fill_in(given, declared, remembered, source, print_status, BundleError))
-    wanted = [*settings.text_columns, *filter(None, (settings.label_column, settings.id_column))]
+        first = next(iter(read_objects(path)), (1, {"uid": "", "text": ""}))[1]
+        is_instance = label_column == "labels" and isinstance(first.get("labels"), list)
+        if first.keys() >= {"uid", "text"} and (is_instance or label_column not in first):
+            return None
+    wanted = [*settings.text_columns, *filter(None, (label_column, settings.id_column))]
     table = open_table(path, wanted)
-    if {*table.columns} >= {"uid", "text"} and settings.label_column not in table.columns:
+    if label_column is None:
+        has_labels = {*table.columns} >= {"uid", "text"}
+    else:
+        has_labels = label_column not in table.columns and _are_label_columns(table.columns, known)
+    if has_labels and "label_column" not in flags:
         return table, None, settings.label_separator
     return table, TextColumns.of(settings, table, command, InputError), settings.label_separator
 

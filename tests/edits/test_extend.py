@@ -72,6 +72,8 @@ def log_of(store: Path) -> MemoryLog:
         ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": 0}', "weight: expected greater than 0, found 0"),
         ('{"uid": "x", "text": "a", "labels": ["Law"], "weight": NaN}', "weight: expected a finite number, found nan"),
         ('{"uid": "x", "text": "a", "vector": [1]}', "vector: expected another name of a field"),
+        ('{"uid": "x", "text": "a", "label": ["Law"]}', "label: expected another name of a field"),
+        ('{"uid": "x", "text": "a", "weight": 2}', "weight: expected another name of a field"),
         ('{"uid": "first", "text": "a"}', "expected each label once, found 'first' also in "),
     ],
 )

@@ -276,3 +276,36 @@ def test_a_remembered_table_of_labels_is_read_only_beside_the_table(made: Made, 
         assert (found.status, found.err.count("\n")) == (2, 1), found.err
         assert f"--labels: expected the table of labels {path}, with which version" in found.err
     assert run("evaluate", table, "--store", store, "--labels", tmp_path / "labels.csv").status == 0
+
+
+def test_texts_never_become_labels_without_a_word(made: Made, tmp_path: Path) -> None:
+    store, lines = tmp_path / "store", [{"uid": row["sku"], "text": row["title"], "category": "a"} for row in rows()]
+    table, more = tmp_path / "train.jsonl", tmp_path / "more.jsonl"
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    flags = ["--text-columns", "text", "--label-column", "category", "--id-column", "uid"]
+    usual = ["--out", tmp_path / "run", "--encoder", made.encoder, "--epochs", 0, "--max-length", 32]
+    assert run("train", table, *flags, *usual).status == 0
+    built = run("build", tmp_path / "run", "--store", store, "--activate", "--index", "flat", "--force")
+    assert built.status == 0, built.err
+    text = {"uid": "new", "text": "pink sofa"}
+    more.write_text(json.dumps(text | {"category": "a"}))
+    assert run("extend", store, "--add", more).out.startswith("added instances: 1, added labels: 0")
+    names = {"uid": "pink", "text": "Pink", "name": "Rose"}
+    more.write_text(json.dumps(names))
+    assert run("extend", store, "--add", more).out.startswith("added instances: 0, added labels: 1")
+    sequence = run("memory", store).out
+    for wrong, message in [
+        ([text | {"categories": "a"}], f"{more}:1: expected a label with the fields "),
+        ([names, text | {"category": "a"}], f"{more}:2: expected a label with the fields "),
+        ([text | {"label": ["a"]}], "found the fields uid, text, label; rename them"),
+    ]:
+        more.write_text("".join(f"{json.dumps(row)}\n" for row in wrong))
+        found = run("extend", store, "--add", more)
+        assert (found.status, found.err.count("\n"), message in found.err) == (2, 1, True), found.err
+    table = write_csv(tmp_path / "more.csv", [{**text, "categories": "a"}])
+    found = run("extend", store, "--add", table)
+    message = "--label-column: expected columns of the table (uid, text, categories), found category"
+    assert (found.status, found.err.count("\n"), message in found.err) == (2, 1, True), found.err
+    found = run("extend", store, "--add", write_csv(table, [names]), "--label-column", "tags")
+    assert (found.status, "expected columns of the table (uid, text, name), found tags" in found.err) == (2, True)
+    assert run("memory", store).out == sequence

@@ -21,7 +21,7 @@ from recollect.core.texts import UidText
 RESERVED = frozenset(
     {
         *("uid", "text", "score", "probability", "because", "ranked_by", "training_count", "position"),
-        *("fields", "labels", "vector", "exclude", "version", "sequence"),
+        *("fields", "label", "labels", "vector", "weight", "exclude", "excluded", "version", "sequence"),
     }
 )
 # Longest JSON of the fields of a label, in bytes, and longest term, in characters. A longer value has no term.
