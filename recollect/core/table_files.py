@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from recollect.core.bundle.label_fields import checked_fields
 from recollect.core.errors import InputError, RecollectError
 from recollect.core.settings import TableSettings, as_flag
+from recollect.core.table_guesses import example_flags
 from recollect.core.text_lines import read_csv, read_lines, read_objects
 from recollect.core.texts import CONTROL_CHARACTERS, is_blank, require_unicode
 
@@ -27,32 +28,6 @@ from recollect.core.texts import CONTROL_CHARACTERS, is_blank, require_unicode
 Row = tuple[str, dict[str, Any]]
 
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-# Usual names of columns, from which a message makes its example.
-_TEXT_NAMES = frozenset(
-    ["title", "text", "name", "headline", "description", "abstract", "summary", "content", "body", "query", "question"]
-)
-_LABEL_NAMES = frozenset(
-    [
-        "label",
-        "labels",
-        "category",
-        "categories",
-        "tag",
-        "tags",
-        "subject",
-        "subjects",
-        "topic",
-        "topics",
-        "class",
-        "classes",
-        "keywords",
-        "genre",
-        "genres",
-    ]
-)
-_SEPARATORS = ("|", ";")
-# Number of rows that an example reads to find a separator.
-_EXAMPLE_ROWS = 100
 
 
 def kind_of(path: Path) -> str | None:
@@ -240,7 +215,7 @@ class TextColumns:
         if missing := [name for name in ("text_columns", "label_column") if not getattr(settings, name)]:
             raise error(
                 f"{table.name}: expected {' and '.join(map(as_flag, missing))}, found the columns {columns}; "
-                f"{settings.example(example_flags(table), command)}"
+                f"{settings.example(example_flags(table.columns, table.read), command)}"
             )
         assert label is not None
         named = {"text_columns": texts, "label_column": [label], "id_column": [] if uid is None else [uid]}
@@ -249,7 +224,7 @@ class TextColumns:
             right = settings.model_copy(update=dict.fromkeys(absent))
             raise error(
                 f"{table.name}: {as_flag(name)}: expected columns of the table ({columns}), found {', '.join(found)}; "
-                f"{right.example(example_flags(table), command)}"
+                f"{right.example(example_flags(table.columns, table.read), command)}"
             )
         for name in ("label_column", "id_column"):
             if {*named[name]} & {*texts}:
@@ -358,23 +333,3 @@ def read_label_rows(table: Table, separator: str | None, error: type[RecollectEr
         except ValueError as wrong:
             raise error(f"{where}: {wrong}") from None
         yield LabelRow(where, uid_of(uid, f"{where}: uid", error), text_of(text, f"{where}: text", error), fields)
-
-
-def several_in_one(labels: Sequence[str]) -> str | None:
-    """The usual separator that is in more than a tenth of some labels; None if there is none."""
-    return next((each for each in _SEPARATORS if 10 * sum(each in label for label in labels) > len(labels)), None)
-
-
-def example_flags(table: Table) -> dict[str, str]:
-    """Flags with which a table could be read, with words in capitals where its columns have no usual names."""
-    label = next((name for name in table.columns if name.casefold() in _LABEL_NAMES), None)
-    texts = [name for name in table.columns if name.casefold() in _TEXT_NAMES]
-    if not texts and label is not None and len(table.columns) == 2:
-        texts = [name for name in table.columns if name != label]
-    flags = {"text_columns": ",".join(texts) or "NAMES", "label_column": label or "NAME"}
-    if label is not None:
-        values = [row.get(label) for _, row in itertools.islice(table.read([label]), _EXAMPLE_ROWS)]
-        found = [each for each in _SEPARATORS if any(isinstance(value, str) and each in value for value in values)]
-        if found:
-            flags["label_separator"] = found[0]
-    return flags

@@ -23,7 +23,8 @@ from recollect.core.errors import RecollectError
 from recollect.core.settings import as_flag, fill_in
 from recollect.core.system.console import print_status
 from recollect.core.system.files import find_files
-from recollect.core.table_files import example_flags, kind_of, open_table
+from recollect.core.table_files import kind_of, open_table
+from recollect.core.table_guesses import example_flags
 from recollect.core.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, table, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
@@ -329,9 +330,10 @@ def _recognise(settings: DatasetSettings) -> Format:
         opened = open_table(tables[0], [], DatasetError)
     if opened is not None:
         one = settings.model_copy(update={"dataset": tables[0]})
+        example = one.example(example_flags(opened.columns, opened.read), one.command())
         raise DatasetError(
             f"{folder}: expected a known layout of a folder, or the path of a table, found the table {tables[0].name} "
-            f"with the columns {', '.join(opened.columns)}; {one.example(example_flags(opened), one.command())}"
+            f"with the columns {', '.join(opened.columns)}; {example}"
         )
     known = "; ".join(f"{name}: {dataset_format.EXPECTED}" for name, dataset_format in FORMATS.items())
     found = ", ".join(path.name for path in files[:8])

@@ -24,8 +24,8 @@ from recollect.core.table_files import (
     open_frame,
     open_table,
     read_label_rows,
-    several_in_one,
 )
+from recollect.core.table_guesses import several_in_one
 from recollect.core.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.references import LabelReferences
