@@ -30,6 +30,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 def describe_instances(encoder: Encoder, texts: pa.LargeStringArray) -> Iterator[str]:
     """Yield one line for each kind of problem of the texts of instances. Of many texts, only some are read."""
+    if encoder.served is not None:  # only the server knows its tokens
+        return
     read = _spread(texts, _MOST_READ)
     yield from _describe_long(encoder, read, "" if len(read) == len(texts) else f" (of {len(texts):,})")
     pieces = _pieces_a_word(encoder.tokenizer, _spread(texts, _MOST_SPLIT).to_pylist())
