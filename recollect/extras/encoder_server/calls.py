@@ -30,20 +30,33 @@ _REFUSED, _BUSY = (400, 413, 422), (408, 425, 429)
 
 
 class FailedCallError(Exception):
-    """A call without vectors.
+    """A call without vectors. The message is for clients, too: it has no address, and nothing that the server wrote.
 
     Attributes:
+        reason: What the server wrote, or the error of the connection; empty if there is neither.
         repeat: Whether the same call may succeed later.
         answered: Whether the server answered.
-        is_down: Whether other calls would fail too.
+        is_down: Whether other calls may fail too.
         pause: Seconds that the server asks to wait; 0 if it asks for none.
     """
 
     def __init__(
-        self, message: str, repeat: bool = False, answered: bool = True, is_down: bool = True, pause: float = 0.0
+        self,
+        message: str,
+        reason: str = "",
+        repeat: bool = False,
+        answered: bool = True,
+        is_down: bool = True,
+        pause: float = 0.0,
     ) -> None:
         super().__init__(message)
-        self.repeat, self.answered, self.is_down, self.pause = repeat, answered, is_down, pause
+        self.reason, self.repeat, self.answered, self.is_down = reason, repeat, answered, is_down
+        self.pause = pause
+
+    @property
+    def for_operator(self) -> str:
+        """The message with the reason."""
+        return f"{self} ({self.reason})" if self.reason else str(self)
 
 
 class RefusedTextsError(Exception):
@@ -83,10 +96,11 @@ class Calls:
         try:
             response = self._post(content, deadline, limit)
         except (OSError, http.client.HTTPException) as error:
-            found = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            late = isinstance(error, TimeoutError)
             raise FailedCallError(
-                f"expected the server of vectors to answer, found: {printable(found)[:_REASON_CHARACTERS]}; check its "
-                "address, or try again shortly",
+                f"expected the server of vectors to answer, found: {'no answer in time' if late else 'no connection'}; "
+                "check its address, or try again shortly",
+                reason="" if late else printable(str(error) or repr(error))[:_REASON_CHARACTERS],
                 repeat=True,
                 answered=False,
             ) from None
@@ -95,24 +109,27 @@ class Calls:
         raise self._failure(response)
 
     def _failure(self, response: _Response) -> Exception:
-        status = response.status
-        found = f"status {status}" + (f": {reason}" if (reason := self._reason(response.body)) else "")
+        status, reason = response.status, self._reason(response.body)
+        found = f"status {status}"
         if status in _REFUSED:
-            return RefusedTextsError(found)
+            return RefusedTextsError(found + (f": {reason}" if reason else ""))
         if status in (401, 403):
             return FailedCallError(
-                f"expected the server of vectors to accept the token, found {found}; set RECOLLECT_ENCODER_TOKEN"
+                f"expected the server of vectors to accept the token, found {found}; set RECOLLECT_ENCODER_TOKEN",
+                reason,
             )
         if status in _BUSY or status >= 500:
             return FailedCallError(
                 f"expected vectors, found {found}; try again shortly",
+                reason,
                 repeat=True,
                 is_down=status not in _BUSY,
                 pause=response.pause,
             )
         return FailedCallError(
             f"expected the route /embeddings and the model {self._model}, found {found}; check the address and the "
-            "model (redirects are not followed)"
+            "model (redirects are not followed)",
+            reason,
         )
 
     def _post(self, content: bytes, deadline: float, limit: int) -> _Response:
@@ -184,8 +201,8 @@ def _vectors(body: bytes, limit: int, texts: int, dim: int | None) -> Float[np.n
         vectors = np.array([row["embedding"] for row in rows], dtype=np.float32)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise FailedCallError(
-            f"expected the response of OpenAI's route /embeddings, found another one: {str(error)[:80]!r}; check the "
-            "address"
+            "expected the response of OpenAI's route /embeddings, found another one; check the address",
+            repr(str(error)[:80]),
         ) from None
     if vectors.ndim != 2 or vectors.shape[0] != texts or vectors.shape[1] == 0:
         raise FailedCallError(

@@ -1,6 +1,7 @@
 """A server of vectors, and the model that runs and bundles record.
 
-While the server does not answer, calls fail at once, and a thread asks it every second.
+After a failed call, a thread asks for the vector of a probe, because the failure may be that of one text. If this call
+fails, too, other calls fail at once, and the thread asks again every second.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ class EmbeddingServer:
     """A server of vectors; thread-safe.
 
     Args:
-        seconds: Time limit of a call with its repetitions.
+        seconds: Time limit of a call with its repetitions, and with the calls of its parts if it is refused.
         notify: Gets the events.
         expected: The model that the server must have. None: `describe` asks for it.
 
     Attributes:
-        problem: Why calls fail at once; None while the server answers.
+        problem: Why calls fail at once, for clients, too; None while the server answers.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class EmbeddingServer:
     ) -> None:
         self.problem: str | None = None
         self._address, self._seconds, self._notify, self._expected = address, seconds, notify, expected
-        self._calls, self._losing = Calls(address, token), threading.Lock()
+        self._calls, self._probing = Calls(address, token), threading.Lock()
 
     def describe(self) -> ServedModel:
         """Ask for the model, and expect it from now on.
@@ -130,7 +131,7 @@ class EmbeddingServer:
 
         def call(start: int) -> Float[np.ndarray, "row dim"]:
             checkpoint()
-            found = self._vectors(texts[start : start + _CALL_TEXTS])
+            found = self._vectors(texts[start : start + _CALL_TEXTS], time.monotonic() + self._seconds)
             progress(len(found))
             return found
 
@@ -143,10 +144,10 @@ class EmbeddingServer:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _vectors(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    def _vectors(self, texts: Sequence[str], deadline: float) -> Float[np.ndarray, "text dim"]:
         """The vectors of the texts of a call. If the server refuses them, those of each half, to find the wrong one."""
         try:
-            return self._call(texts)
+            return self._call(texts, deadline)
         except RefusedTextsError as error:
             if len(texts) == 1:
                 raise QueryError(
@@ -154,27 +155,26 @@ class EmbeddingServer:
                     "the server cut texts"
                 ) from None
         half = len(texts) // 2
-        return np.concatenate([self._vectors(texts[:half]), self._vectors(texts[half:])])
+        return np.concatenate([self._vectors(texts[:half], deadline), self._vectors(texts[half:], deadline)])
 
-    def _call(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    def _call(self, texts: Sequence[str], deadline: float) -> Float[np.ndarray, "text dim"]:
         """Call the server, with repetitions."""
         if self.problem is not None:
             raise EncoderDownError(self.problem)
         try:
-            return self._repeated(texts, self._seconds, None if self._expected is None else self._expected.dim)
+            return self._repeated(texts, deadline, None if self._expected is None else self._expected.dim)
         except FailedCallError as error:
-            problem = f"{self._address.url}: {error}"
-            if error.is_down:
-                self._lose(problem)
-            raise EncoderDownError(problem) from None
+            if error.is_down and self._probing.acquire(blocking=False):
+                arguments = weakref.ref(self), self._probing
+                threading.Thread(target=_watch, args=arguments, name="encoder-probe", daemon=True).start()
+            raise EncoderDownError(str(error)) from None
 
     def _ask_probe(self, probe: str) -> Float[np.ndarray, " dim"]:
         """Ask for the vector of a probe. A server that does not answer is not asked again: the address may be wrong."""
         try:
-            seconds = min(self._seconds, _PROBE_SECONDS)
-            vector: np.ndarray = self._repeated([probe], seconds, None, also_unanswered=False)[0]
+            vector: np.ndarray = self._repeated([probe], self._probe_deadline(), None, also_unanswered=False)[0]
         except FailedCallError as error:
-            raise EncoderDownError(f"{self._address.url}: {error}") from None
+            raise EncoderDownError(f"{self._address.url}: {error.for_operator}") from None
         except RefusedTextsError as error:
             raise EncoderDownError(
                 f"{self._address.url}: expected vectors of the model {self._address.model}, found {error}; check the "
@@ -182,11 +182,14 @@ class EmbeddingServer:
             ) from None
         return vector
 
+    def _probe_deadline(self) -> float:
+        return time.monotonic() + min(self._seconds, _PROBE_SECONDS)
+
     def _repeated(
-        self, texts: Sequence[str], seconds: float, dim: int | None, also_unanswered: bool = True
+        self, texts: Sequence[str], deadline: float, dim: int | None, also_unanswered: bool = True
     ) -> Float[np.ndarray, "text dim"]:
-        """Call the server for at most some seconds, with growing pauses."""
-        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        """Call the server until a deadline, with growing pauses."""
+        pause = _FIRST_PAUSE
         while True:
             try:
                 return self._calls.ask(texts, deadline, dim)
@@ -195,34 +198,34 @@ class EmbeddingServer:
                 may_repeat = error.repeat and (also_unanswered or error.answered)
                 if not may_repeat or time.monotonic() + wait >= deadline:
                     raise
-                self._notify("encoder_retry", f"{self._address.url}: {error}")
+                self._notify("encoder_retry", f"{self._address.url}: {error.for_operator}")
             time.sleep(wait)
             pause = min(2 * pause, _LAST_PAUSE)
 
-    def _lose(self, problem: str) -> None:
-        with self._losing:
-            if self.problem is not None:
-                return
-            self.problem = problem
-        self._notify("encoder_down", problem)
-        threading.Thread(target=_recover, args=(weakref.ref(self),), name="encoder-probe", daemon=True).start()
-
     def is_up(self) -> bool:
-        """Ask a server that is down for the vector of the probe. If it is right, calls do not fail at once any more."""
+        """Ask once for the vector of the probe. Calls fail at once from then on if it is not right."""
+        assert self._expected is not None
+        before = self.problem
         try:
-            self.problem = self.difference()
-        except EncoderDownError as error:
-            self.problem = str(error)
-        if self.problem is None:
+            vector = self._calls.ask([self._expected.probe], self._probe_deadline(), None)[0]
+            self.problem = self._expected.difference(vector)
+        except FailedCallError as error:
+            if error.is_down:  # a server with too much to do stays what it was
+                self.problem = str(error)
+        except RefusedTextsError:
+            self.problem = "expected the vector of a short text, found that the server refuses it; check the model"
+        if before is None and self.problem is not None:
+            self._notify("encoder_down", f"{self._address.url}: {self.problem}")
+        if before is not None and self.problem is None:
             self._notify("encoder_up", self._address.url)
         return self.problem is None
 
 
-def _recover(reference: weakref.ref[EmbeddingServer]) -> None:
-    """Ask a server every second, until it is up, or nothing uses it any more."""
-    while True:
-        time.sleep(_REST_SECONDS)
-        server = reference()
-        if server is None or server.is_up():
-            return
-        del server
+def _watch(reference: weakref.ref[EmbeddingServer], probing: threading.Lock) -> None:
+    """Ask a server, and then every second until it is up, or nothing uses it any more."""
+    try:
+        while (server := reference()) is not None and not server.is_up():
+            del server
+            time.sleep(_REST_SECONDS)
+    finally:
+        probing.release()

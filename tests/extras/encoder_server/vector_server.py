@@ -19,6 +19,8 @@ from tests import web
 TOKEN, MODEL, DIM = "token-of-the-test-0123456789", "words", 48
 # The server refuses longer calls and longer texts.
 MOST_TEXTS, MOST_CHARACTERS = 20, 2_000
+# It fails at a text with this word, and its response repeats the text.
+POISON = "poison"
 
 
 def vector_of(text: str, seed: str = "", dim: int = DIM) -> list[float]:
@@ -34,8 +36,8 @@ class VectorServer:
     """The server.
 
     Attributes:
-        mode: What goes wrong: `slow`, `dimension`, `busy` (429), `failing` (500), `garbage`, `redirect`, `nan`; empty:
-            nothing.
+        mode: What goes wrong: `slow`, `dimension`, `busy` (429), `failing` (500), `garbage`, `redirect`, `nan`,
+            `refusing` (413 after a while); empty: nothing.
         times: Number of calls that go wrong; later ones are answered.
         seed: Another seed is another model.
         calls: Number of texts of each call.
@@ -110,6 +112,11 @@ class VectorServer:
         if headers["Authorization"] != f"Bearer {TOKEN}":
             return 401, {"error": {"message": f"wrong key {headers['Authorization']}"}}, {}
         if len(texts) > MOST_TEXTS or max(map(len, texts)) > MOST_CHARACTERS:
+            return 413, {"error": "too much"}, {}
+        if any(POISON in text for text in texts):
+            return 500, {"error": f"cannot read {texts}"}, {}
+        if mode == "refusing":
+            time.sleep(0.4)
             return 413, {"error": "too much"}, {}
         if mode == "busy":
             return 429, {"error": "slow down"}, {"Retry-After": "0.2"}
