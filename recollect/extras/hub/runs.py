@@ -21,15 +21,18 @@ from recollect.core.system.files import find_files, read_json
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.settings import PushSettings
 from recollect.trainer.encoding.checkpoint import load_checkpoint
-from recollect.trainer.memory.memory import Memory, open_memory
+from recollect.trainer.memory.memory import DATASET, Memory, open_memory
 from recollect.trainer.run_folder import RunFolder
 
 _SUFFIXES = (".json", ".jsonl", ".npy", ".npz", ".safetensors", ".txt", ".model")
 _FOLDERS = ("checkpoint", "memory", "query_encoder")
 # The files of a run on the hub. In these patterns, * also stands for folders.
 _DATA = ["training.json", "metrics.jsonl", *(f"{folder}/*{suffix}" for folder in _FOLDERS for suffix in _SUFFIXES)]
-# JSON files that Recollect writes. They contain the folder of an encoder that was not a name of the hub.
-_OWN = ("training.json", "memory.json", "recollect.json", "distillation.json")
+# JSON files that Recollect writes. They contain the folder of an encoder that was not a name of the hub, the address of
+# a server of vectors, or the path of a file of labels.
+_OWN = ("training.json", "memory.json", "recollect.json", "distillation.json", DATASET)
+# In place of the address of a server of vectors.
+_SERVER = "http://server/v1"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "R@100")
 
@@ -80,7 +83,7 @@ def push(settings: PushSettings) -> str:
     for path in find_files(run, "**/*"):
         name = path.relative_to(run).as_posix()
         if path.is_file() and any(fnmatchcase(name, pattern) for pattern in _DATA):
-            operations.append(CommitOperationAdd(name, _without_folders(path) if path.name in _OWN else path))
+            operations.append(CommitOperationAdd(name, _without_places(path) if path.name in _OWN else path))
     print_status(f"push: {len(operations)} files, with the texts of the memory")
     with _one_line_errors(where):
         hub = HfApi()
@@ -94,14 +97,21 @@ def push(settings: PushSettings) -> str:
     return f"hf://{settings.to}@{commit.oid}"
 
 
-def _without_folders(path: Path) -> bytes:
-    """The content of a JSON file, with the last part of each absolute path."""
+def _without_places(path: Path) -> bytes:
+    """The content of a JSON file, with the last part of each absolute path, and without addresses of servers."""
 
-    def last_parts(values: dict[str, Any]) -> dict[str, Any]:
-        names = {name: Path(value).name for name, value in values.items() if str(value).startswith("/")}
-        return values | names
+    def public(name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if is_encoder_url(value):
+            return _SERVER + "".join(value.partition("#")[1:])
+        is_path = value.startswith("/") and (path.name != DATASET or name == "labels")  # "/" may be a separator
+        return Path(value).name if is_path else value
 
-    return json.dumps(json.loads(path.read_text(encoding="utf-8"), object_hook=last_parts), indent=2).encode()
+    def hook(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: public(name, value) for name, value in values.items()}
+
+    return json.dumps(json.loads(path.read_text(encoding="utf-8"), object_hook=hook), indent=2).encode()
 
 
 def _model_card(settings: PushSettings, memory: Memory, training: dict[str, Any]) -> str:
@@ -111,13 +121,16 @@ def _model_card(settings: PushSettings, memory: Memory, training: dict[str, Any]
         BuildError: If the evaluation cannot be read.
     """
     encoder, recipe = memory.plan.encoder, training.get("recipe", {})
-    name, is_served = Path(str(encoder["name"])), is_encoder_url(str(encoder["name"]))
+    given, is_served = str(encoder["name"]), is_encoder_url(str(encoder["name"]))
+    name = Path(given)
     lengths = f"{encoder['max_length']} of a text, {encoder['label_max_length']} of a label"
     labels_of_text = np.diff(memory.value_indptr)
     texts_of_label = memory.label_counts
     facts = {
-        # Without the folders of the author's machine.
-        "encoder": f"`{encoder['name'] if is_served else name.name if name.is_absolute() else name}`",
+        # Without the folders of the author's machine, and without the address of a server.
+        "encoder": f"`{given.partition('#')[2]}`, of a server"
+        if is_served
+        else f"`{name.name if name.is_absolute() else name}`",
         "method": f"`{recipe['method']}`, {recipe['train']}" if "method" in recipe else "none (pretrained encoder)",
         "tokens": "as many as the server reads" if is_served else lengths,
         "dimensions": f"{memory.plan.dim}",

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 import recollect
 from recollect.extras.hub.runs import download
 from recollect.index_builder.errors import BuildError
-from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.memory import open_memory, read_dataset_flags
 from tests.extras.hub.hub_server import TOKEN, Hub, running_hub
 
 
@@ -51,8 +51,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def same(first: Path, second: Path) -> bool:
-    """Whether two runs have equal data files. The name of the encoder may have lost its folders."""
-    named = {"checkpoint/recollect.json", "memory/memory.json"}
+    """Whether two runs have equal data files. The names of encoder and labels may have lost their folders."""
+    named = {"checkpoint/recollect.json", "memory/memory.json", "memory/dataset.json"}
     ours, theirs = files_of(first), files_of(second)
     return ours.keys() == theirs.keys() and all(ours[name] == theirs[name] for name in ours.keys() - named)
 
@@ -92,6 +92,25 @@ def test_pushed_files_do_not_contain_the_folders_of_the_author(
     uploaded = hub.repositories["me/bills"]["main"]
     assert not [name for name, content in uploaded.items() if str(Path(encoder).parent).encode() in content]
     assert open_memory(download(Path("hf://me/bills")) / "memory").plan.encoder["name"] == Path(encoder).name
+
+
+def test_pushed_files_do_not_contain_the_address_of_a_server_and_the_path_of_the_labels(
+    hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = open_memory(run / "memory").plan.encoder["name"]
+    for name in ("checkpoint/recollect.json", "memory/memory.json"):
+        text = (run / name).read_text()
+        assert encoder in text
+        (run / name).write_text(text.replace(encoder, "http://gpu.internal:8000/v1#words"))
+    flags = {"format": "table", "label_separator": "/", "labels": "/home/me/private/labels.csv"}
+    (run / "memory" / "dataset.json").write_text(json.dumps({"format_version": 1, "flags": flags}))
+    push(run, capsys)
+    uploaded = hub.repositories["me/bills"]["main"]
+    assert not [name for name, content in uploaded.items() if b"internal" in content or b"private" in content]
+    assert "| encoder | `words`, of a server |" in uploaded["README.md"].decode()
+    found = download(Path("hf://me/bills")) / "memory"
+    assert read_dataset_flags(found) == flags | {"labels": "labels.csv"}
+    assert open_memory(found).plan.encoder["name"] == "http://server/v1#words"
 
 
 def test_texts_are_not_uploaded_to_a_public_repository_without_public(
