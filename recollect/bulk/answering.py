@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from recollect.bulk.reading import ANSWER_COLUMNS, Block
 from recollect.core import extras
-from recollect.core.errors import MemoryLogError
+from recollect.core.errors import InputError, MemoryLogError, QueryError
 from recollect.core.system.threads import ThreadBudget
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class Task:
     `options` are the keywords of `Model.answer`, without those that nobody chose: a job that is not finished goes on
     after an update that adds an option. `columns` are the columns that pass into the output; None means all fields of
     each JSON line. `sequence` is the number of the last live entry with which all workers answer; 0 means the memory of
-    the bundle alone. `vector_column` is the column with the queries if they are vectors.
+    the bundle alone. `vector_column` is the column with the queries if they are vectors. `where` is the name of the
+    input and of its rows, for messages. With `mark_bad_rows`, a query that is refused becomes an error of its row.
     """
 
     store: str
@@ -55,6 +56,8 @@ class Task:
     output_gzip: bool
     text_column: str
     columns: list[str] | None
+    where: str
+    mark_bad_rows: bool
     vector_column: str | None = None
 
     @property
@@ -104,13 +107,37 @@ def open_version(task: bytes) -> list[str]:
 
 def answer(task: bytes, block: Block) -> Answered:
     read, model = _opened(task)
-    queries = [query for query, error in zip(block.queries, block.errors, strict=True) if error is None]
-    predicted = iter(model.predictor.predict(queries, model.resolve(**read.options)).answers if queries else ())
-    answers = [
-        next(predicted).to_dict() if error is None else {"labels": [], "error": _as_text(error)}
-        for error in block.errors
-    ]
+    rows = zip(block.queries, block.numbers, block.errors, strict=True)
+    good = [(query, number) for query, number, error in rows if error is None]
+    predicted = iter(_answers(good, read, model))
+    answers = [next(predicted) if error is None else _error(error) for error in block.errors]
     return Answered(encode(block.kept, answers, read), block.first + len(block.queries))
+
+
+def _answers(rows: Sequence[tuple[Any, int]], task: Task, model: Model) -> list[dict[str, Any]]:
+    """The fields of the answers to queries, each with the number of its row.
+
+    If a query is refused, for example by a server of vectors, those of each half, to find it.
+
+    Raises:
+        InputError: If a query is refused, and the task does not mark bad rows.
+    """
+    if not rows:
+        return []
+    try:
+        found = model.predictor.predict([query for query, _ in rows], model.resolve(**task.options)).answers
+        return [each.to_dict() for each in found]
+    except QueryError as error:
+        if len(rows) == 1 and task.mark_bad_rows:
+            return [_error(str(error))]
+        if len(rows) == 1:
+            raise InputError(f"{task.where} {rows[0][1]}: {error} (column {task.column})") from None
+    half = len(rows) // 2
+    return _answers(rows[:half], task, model) + _answers(rows[half:], task, model)
+
+
+def _error(problem: str) -> dict[str, Any]:
+    return {"labels": [], "error": _as_text(problem)}
 
 
 @functools.lru_cache(maxsize=1)

@@ -71,6 +71,8 @@ def predict_file(settings: PredictSettings) -> int:
             output_gzip=written.gzip,
             text_column=settings.text_column,
             columns=_kept_columns(settings, rows, written.name),
+            where=f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}",
+            mark_bad_rows=settings.bad_rows == "mark",
             vector_column=settings.vector_column,
         )
         facts = None if input_facts is None else task.facts() | {"live": live} | input_facts
@@ -81,12 +83,11 @@ def predict_file(settings: PredictSettings) -> int:
             else FileOutput(target, facts, task.sequence, settings.overwrite, convert)
         )
         task = dataclasses.replace(task, sequence=output.sequence)
-        where = f"{name}: {'line' if read.name in ('text', 'jsonl') else 'row'}"
         with output:
             check: Callable[[object], Any] = check_query
             if task.vector_column is not None:
                 check = functools.partial(check_vector, manifest=store.manifest(version))
-            blocks = read_blocks(rows, where, task.column, task.columns, settings.bad_rows == "mark", check)
+            blocks = read_blocks(rows, task.where, task.column, task.columns, task.mark_bad_rows, check)
             # The blocks are those of a run from the beginning, so their answers are the same.
             unanswered = (rest for block in blocks if (rest := block.after(output.rows)).queries)
             with _workers(task, settings) as answers, progress_bar(None, "query", "predict", done=output.rows) as bar:

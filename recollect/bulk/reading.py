@@ -48,11 +48,13 @@ class Block(NamedTuple):
     queries: list[Any]  # texts or `VectorQuery`; None for a wrong one
     errors: list[str | None]  # the reason why a query is not answered
     kept: Any  # the columns that pass into the output: a dict for each row, or an Arrow record batch
+    numbers: Sequence[int]  # as in `Group`
 
     def after(self, rows: int) -> Block:
         """The part of the block after the first rows of the input."""
         done = max(0, rows - self.first)
-        return Block(self.first + done, self.queries[done:], self.errors[done:], self.kept[done:])
+        rest = slice(done, None)
+        return Block(self.first + done, self.queries[rest], self.errors[rest], self.kept[rest], self.numbers[rest])
 
 
 class Group(NamedTuple):
@@ -263,7 +265,7 @@ def read_blocks(
             absent -= record.keys()
         good = len(errors)
         if good:
-            yield Block(first, queries, errors, _select(group[:good], columns))
+            yield Block(first, queries, errors, _select(group[:good], columns), numbers[:good])
         if stop:
             raise InputError(f"{where} {numbers[good]}: {stop}")
         first += good

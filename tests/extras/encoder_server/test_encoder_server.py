@@ -221,6 +221,20 @@ def test_refused_texts_have_one_time_limit_together(made: Made, monkeypatch: pyt
     assert len(made.server.calls) - asked <= 4  # of the 31 calls for all parts, and one of the probe
 
 
+def test_bulk_marks_a_text_that_the_server_refuses(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["house tax", "A long text. " + "word " * 500, "health care"]
+    source, target = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts]), tmp_path / "out.jsonl"
+    flags = ("predict", "--store", made.store, "--input", source, "--output", target, "--workers", 1, "--top-k", 1)
+    assert recollect.main([*map(str, flags)]) == 2
+    assert "in.jsonl: line 2: the server of vectors refuses the text 'find: A long" in capsys.readouterr().err
+    call(*flags, "--bad-rows", "mark")
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [len(row["labels"]) for row in rows] == [1, 0, 1]
+    assert "refuses the text 'find: A long" in rows[1]["error"]
+
+
 def test_version_does_not_open_with_another_model_or_without_a_server(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
