@@ -43,6 +43,8 @@ def watching(batcher: Batcher, versions: OpenVersions, metrics: Metrics) -> Iter
             metrics.batcher_hung.set(hung)
             if metrics.engine_up is not None:
                 metrics.engine_up.set(versions.engine_problem() is None)
+            if metrics.encoder_up is not None:
+                metrics.encoder_up.set(versions.encoder_problem() is None)
             if not hung or versions.draining:
                 watchdog.beat()
             if hung and not logged:

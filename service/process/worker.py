@@ -52,6 +52,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         with_redis=settings.redis_url is not None,
         with_engine=settings.engine_uri is not None,
         with_tls=settings.tls_cert is not None,
+        with_encoder=settings.encoder_url is not None,
     )
     count_dropped_lines(metrics.log_lines_dropped.inc)
     api_keys = None

@@ -38,7 +38,9 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class Metrics:
     """All metrics of the service; those of Redis, Milvus and the TLS certificate only if the service uses them."""
 
-    def __init__(self, with_redis: bool = False, with_engine: bool = False, with_tls: bool = False) -> None:
+    def __init__(
+        self, with_redis: bool = False, with_engine: bool = False, with_tls: bool = False, with_encoder: bool = False
+    ) -> None:
         self._shared = SHARED_METRICS in os.environ
         self._registry = registry = CollectorRegistry()
 
@@ -137,6 +139,14 @@ class Metrics:
             self.certificate_end = gauge(
                 "certificate_end_seconds", "Time at which the TLS certificate ends, in seconds since 1970.", "livemin"
             )
+        self.encoder_up: Gauge | None = None
+        if with_encoder:
+            self.encoder_up = gauge(
+                "encoder_up",
+                "1 while the server of vectors answers the current version; 0 while its calls fail at once.",
+                "livemin",
+            )
+            self.encoder_up.set(1)
         self.engine_up: Gauge | None = None
         if with_engine:
             self.engine_up = gauge(

@@ -112,6 +112,11 @@ class OpenVersions:
         engine = None if current is None else current.predictor.engine
         return None if engine is None else engine.problem
 
+    def encoder_problem(self) -> str | None:
+        """The reason why the server of the current version's vectors does not answer, as `engine_problem`."""
+        current = self.current
+        return None if current is None else current.predictor.encoder.problem
+
     def problem(self) -> ServiceError | None:
         """The reason why the current version cannot answer at present; None if it can, or none is open."""
         current = self.current

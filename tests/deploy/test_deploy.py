@@ -54,7 +54,7 @@ def test_every_metric_named_in_rules_dashboard_adapter_or_runbook_exists() -> No
 
     from recollect.service.telemetry.metrics import Metrics
 
-    metrics = Metrics(with_redis=True, with_engine=True, with_tls=True)
+    metrics = Metrics(with_redis=True, with_engine=True, with_tls=True, with_encoder=True)
     families = list(text_string_to_metric_families(metrics.exposition().decode()))
     known = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     known |= {

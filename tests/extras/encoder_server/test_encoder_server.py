@@ -19,7 +19,7 @@ from recollect.trainer.errors import EncoderError, TrainingError
 from tests.conftest import TOPICS, write_topics
 from tests.extras.encoder_server.vector_server import MODEL, POISON, TOKEN, VectorServer, running_server, vector_of
 from tests.formula import label_scores
-from tests.processes import call, is_problem, run, serving, until, write_lines
+from tests.processes import call, is_problem, metric, run, serving, until, write_lines
 
 QUERIES = ["Who must pay tax on the sale of a house", "How doctors treat high blood pressure", "x"]
 LAMBDA, TAU, TOP_B = 0.4, 0.05, 12
@@ -171,6 +171,7 @@ def test_service_survives_a_server_that_fails(made: Made) -> None:
             vectors.mode = ""
             until(ready)
             assert server.uids(QUERIES[0]) == good
+        until(lambda: metric(server.client, "recollect_encoder_up") == 1)
         vectors.stop()
         is_problem(server.ask(QUERIES[0]), 503, "encoder_down")
         until(lambda: not ready())
@@ -179,6 +180,7 @@ def test_service_survives_a_server_that_fails(made: Made) -> None:
             in is_problem(server.client.get("/health/ready"), 503, "encoder_down")["detail"]
         )
         assert server.client.post("/predict", json={"vector": [1.0] * 48}).status_code == 200  # needs no encoder
+        until(lambda: metric(server.client, "recollect_encoder_up") == 0)
         vectors.seed = "another model"
         vectors.start()
         until(lambda: "expected the vectors of the model words" in server.client.get("/health/ready").text)
