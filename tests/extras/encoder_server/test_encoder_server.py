@@ -196,12 +196,12 @@ def test_service_survives_a_server_that_fails(made: Made) -> None:
 
 
 def test_text_at_which_the_server_fails_harms_no_other_request(made: Made) -> None:
-    flags = ("--encoder-url", made.server.url, "--encoder-seconds", 1, "--cache-mb", 0)
+    flags = ("--encoder-url", made.server.url, "--encoder-seconds", 2, "--cache-mb", 0)
     with (
         serving(made.store, *flags, RECOLLECT_ENCODER_TOKEN=TOKEN) as server,
         ThreadPoolExecutor(1) as pool,
     ):
-        wrong = [pool.submit(server.ask, f"{POISON} secret {number}") for number in range(3)]
+        wrong = [pool.submit(server.ask, f"{POISON} secret {number}") for number in range(2)]
         while not all(each.done() for each in wrong):
             assert server.uids(QUERIES[0])
             assert server.client.get("/health/ready").status_code == 200
