@@ -21,8 +21,8 @@ from recollect.core.bundle.label_fields import Value, from_json, pair_of, prefix
 from recollect.core.bundle.values import Matrix, spans
 from recollect.core.tables.rows import Rows, Strings
 
-# Number of labels whose fields are kept after they were read, and the longest JSON of fields that are kept.
-_MOST_PARSED, _MOST_PARSED_CHARACTERS = 4_096, 2_000
+# Number of labels whose fields are kept after they were read: those of one answer, so that a batch reads them once.
+_MOST_PARSED = 1_024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,10 +144,9 @@ class Labels:
         else:
             text = "" if self.bundle_labels.fields is None else self.bundle_labels.fields.json[row]
         fields = from_json(text)
-        if len(text) <= _MOST_PARSED_CHARACTERS:
-            if len(self._parsed) >= _MOST_PARSED:
-                self._parsed.clear()
-            self._parsed[position] = fields
+        if len(self._parsed) >= _MOST_PARSED:
+            self._parsed.clear()
+        self._parsed[position] = fields
         return fields
 
     def with_value(self, field_name: str, value: Value) -> Int[np.ndarray, " found"]:
