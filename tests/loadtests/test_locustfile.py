@@ -30,7 +30,8 @@ def test_right_answers_of_a_real_service_pass(built: Any, tmp_path: Path) -> Non
     keys = tmp_path / "keys"
     keys.write_text(f"loadtest {KEY}\n")
     with serving(built.store, "--api-keys", str(keys)) as server:
-        result = locust(server.url, "--store", built.store, "--api-key", KEY)
+        # Long enough to draw each kind, also on a busy machine.
+        result = locust(server.url, "--store", built.store, "--api-key", KEY, "--run-time", "12s")
     assert result.returncode == 0, result.stderr
     for kind in ("short", "batch", "explain"):
         assert f"POST     {kind}" in result.stdout + result.stderr
