@@ -242,6 +242,11 @@ class TableSettings(Settings):
         description="column of a table with the uids of the texts; rows with the same uid are one text",
     )
 
+    @property
+    def named_columns(self) -> list[str]:
+        """The columns that the flags name."""
+        return [*self.text_columns, *filter(None, (self.label_column, self.id_column))]
+
     def example(self, flags: Mapping[str, str], command: Sequence[str]) -> str:
         """The next step for a table that is read with wrong flags: these flags, or those of them that are given.
 

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,8 @@ from recollect.core.texts import CONTROL_CHARACTERS, is_blank, require_unicode
 # The values of a row, by column, and its place for messages.
 Row = tuple[str, dict[str, Any]]
 
+# The layout of a dataset that is a table, as a manifest names it.
+TABLE = "table"
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -298,6 +300,14 @@ class LabelRow(NamedTuple):
     fields: dict[str, Any]
 
 
+def are_label_columns(columns: Iterable[str], known: Set[str]) -> bool:
+    """Whether a row with these columns is a label: it has a uid, a text, and else only fields that labels have."""
+    names = {*columns}
+    return names >= {"uid", "text"} and all(
+        name in known or name.startswith("name:") for name in names - {"uid", "text"}
+    )
+
+
 def read_label_rows(table: Table, separator: str | None, error: type[RecollectError]) -> Iterator[LabelRow]:
     """Yield the rows of a table of labels, with the columns `uid` and `text`; each further column is a field.
 
@@ -329,7 +339,7 @@ def read_label_rows(table: Table, separator: str | None, error: type[RecollectEr
             else:
                 fields[name] = value
         try:
-            fields = checked_fields(fields) if fields else {}
+            fields = checked_fields(fields)
         except ValueError as wrong:
             raise error(f"{where}: {wrong}") from None
         yield LabelRow(where, uid_of(uid, f"{where}: uid", error), text_of(text, f"{where}: text", error), fields)

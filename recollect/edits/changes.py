@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from recollect.core.bundle.label_fields import LabelFields, checked_fields
+from recollect.core.bundle.label_fields import LabelFields, require_storable
 from recollect.core.errors import ChangeError, RecollectError, UnknownUidError
 from recollect.core.options import check_query, first_problem
 from recollect.core.tables.entries import (
@@ -84,7 +84,7 @@ class NewLabel(LabelFields, _Row):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        checked_fields(self.fields())
+        require_storable(self)
         return self
 
 

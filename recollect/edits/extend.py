@@ -20,7 +20,16 @@ from recollect.core.errors import BundleError, InputError, SettingsError
 from recollect.core.settings import ConnectionSettings, TableSettings, fill_in
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.system.threads import threads_or_cores
-from recollect.core.table_files import LabelledText, Table, TextColumns, kind_of, open_table, read_label_rows
+from recollect.core.table_files import (
+    TABLE,
+    LabelledText,
+    Table,
+    TextColumns,
+    are_label_columns,
+    kind_of,
+    open_table,
+    read_label_rows,
+)
 from recollect.core.tables.entries import Entry, Kind, Remove, Subject
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.text_lines import read_objects
@@ -90,18 +99,19 @@ def extend(
     current = store.require_current()
     bundle = store.open(current)
     dataset = bundle.manifest.dataset
+    of_table = dataset.get("format") == TABLE  # whether the version was trained from a table
     names_are_labels = False  # whether a label that the memory lacks is a new one, whose text is its name
     additions: dict[Subject, _Addition] = {}
     if add:
         source, given = f"version {current}", columns or TableSettings.model_construct()
         settings = given
-        if dataset.get("format") == "table":
+        if of_table:
             remembered = fill_in(given, TableSettings.model_fields, dataset, source, print_status, BundleError)
             settings = given.model_copy(update=remembered)
         known = {*LabelFields.model_fields, *(fields.names() if (fields := bundle.labels.fields) is not None else ())}
         table = _open_as_table(add, given, settings, known, command)
         additions = _read_additions(add, settings.label_column, known) if table is None else _read_table(*table)
-        names_are_labels = table is not None and dataset.get("format") == "table" and "labels" not in dataset
+        names_are_labels = table is not None and of_table and "labels" not in dataset
     removals = _read_removals(remove) if remove else []
     log = MemoryLog.of(store, bundle.manifest)
     live = follow(log, bundle)
@@ -185,7 +195,7 @@ def _read_additions(path: Path, label_column: str | None, known: Set[str]) -> di
     for number, fields in read_objects(path, unique=True):
         where = f"{path}:{number}"
         kind: Kind = "instance" if "labels" in fields else "label"
-        if kind == "label" and label_column is not None and not _are_label_columns(fields, known):
+        if kind == "label" and label_column is not None and not are_label_columns(fields, known):
             raise InputError(
                 f"{where}: expected a label with the fields {', '.join(sorted(known))}, or an instance with labels, "
                 f"found the fields {', '.join(fields)}; rename them, or put texts with {label_column} into another file"
@@ -194,14 +204,6 @@ def _read_additions(path: Path, label_column: str | None, known: Set[str]) -> di
         if (other := found.setdefault((kind, row.uid), _Addition(where, row))).where != where:
             raise _twice(where, (kind, row.uid), other.where)
     return found
-
-
-def _are_label_columns(columns: Iterable[str], known: Set[str]) -> bool:
-    """Whether a row with these columns is a label: it has a uid, a text, and else only fields that labels have."""
-    names = {*columns}
-    return names >= {"uid", "text"} and all(
-        name in known or name.startswith("name:") for name in names - {"uid", "text"}
-    )
 
 
 def _open_as_table(
@@ -229,12 +231,11 @@ def _open_as_table(
         is_instance = label_column == "labels" and isinstance(first.get("labels"), list)
         if first.keys() >= {"uid", "text"} and (is_instance or label_column not in first):
             return None
-    wanted = [*settings.text_columns, *filter(None, (label_column, settings.id_column))]
-    table = open_table(path, wanted)
+    table = open_table(path, settings.named_columns)
     if label_column is None:
         has_labels = {*table.columns} >= {"uid", "text"}
     else:
-        has_labels = label_column not in table.columns and _are_label_columns(table.columns, known)
+        has_labels = label_column not in table.columns and are_label_columns(table.columns, known)
     if has_labels and "label_column" not in flags:
         return table, None, settings.label_separator
     return table, TextColumns.of(settings, table, command, InputError), settings.label_separator

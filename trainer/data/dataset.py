@@ -19,17 +19,17 @@ import pyarrow.compute as pc
 from jaxtyping import Bool
 from pydantic.fields import FieldInfo
 
+from recollect.core.bundle.label_fields import from_json
 from recollect.core.errors import RecollectError
 from recollect.core.settings import as_flag, fill_in
 from recollect.core.system.console import print_status
 from recollect.core.system.files import find_files
-from recollect.core.table_files import kind_of, open_table
+from recollect.core.table_files import TABLE, kind_of, open_table
 from recollect.core.table_guesses import example_flags
 from recollect.core.texts import CONTROL_CHARACTERS
 from recollect.trainer.data.formats import annif, click_log, label_names, native, pecos, table, xclib, xmc_repository
 from recollect.trainer.data.formats.fields import TextRule
 from recollect.trainer.data.formats.filters import FILTERS, find_filter, read_filter, unused_filters
-from recollect.trainer.data.parents import describe_parents
 from recollect.trainer.data.split import Entries, Split, SplitName, blank_rows, row_numbers, text_numbers
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import DatasetSettings, EmptyTexts
@@ -111,7 +111,7 @@ class Dataset:
     @property
     def is_one_split(self) -> bool:
         """Whether all texts are in each split: a table whose file is used for training, or for a test."""
-        return self.layout == table.NAME and not self.test_fraction
+        return self.layout == TABLE and not self.test_fraction
 
     def read_split(self, name: SplitName) -> Split:
         """Read and check `train` or `test`.
@@ -173,13 +173,13 @@ def open_named(settings: DatasetSettings, note: Callable[[str], None] = print_st
     if is_table(settings):
         if settings.format != "auto":
             raise DatasetError(f"{folder}: --format {settings.format}: expected a folder, found a table; omit the flag")
-        name, dataset_format = table.NAME, table.TableFormat.of(settings)
+        name, dataset_format = TABLE, table.TableFormat.of(settings)
     else:
         dataset_format = _find_format(settings)
         name = next(name for name, each in FORMATS.items() if each is dataset_format)
     for message in _without_effect(settings, name):
         raise DatasetError(f"{folder}: {message}; omit the flag")
-    if name != table.NAME:
+    if name != TABLE:
         for path in unused_filters(folder):
             note(f"{path}: this file is not used; filters are {', '.join(FILTERS['train'])}, or the same for test")
     empty_texts = settings.empty_texts
@@ -192,7 +192,7 @@ def open_named(settings: DatasetSettings, note: Callable[[str], None] = print_st
     labels = listed if kept.all() else listed.where(kept)
     if len(labels) == 0:
         raise DatasetError(f"{path}: expected at least one label, found none")
-    for line in describe_parents(labels):
+    for line in _describe_parents(labels):
         note(f"{path}: {line}")
     if len(listed) > np.iinfo(np.int32).max:
         raise DatasetError(f"{path}: expected at most 2**31 - 1 labels, found {len(listed):,}")
@@ -225,7 +225,7 @@ def with_remembered(
         DatasetError: If the remembered table of labels is not beside the table.
     """
     layout, folder = str(remembered.get("format")), settings.dataset
-    if layout == table.NAME:
+    if layout == TABLE:
         is_same = is_table(settings)
     else:
         is_same = layout in FORMATS and settings.format in ("auto", layout) and FORMATS[layout].recognises(folder)
@@ -244,7 +244,7 @@ def with_remembered(
         found["labels"] = beside
     if not can_hold_out(folder, layout):
         found.pop("test_fraction", None)
-    return settings.model_copy(update=found if layout == table.NAME else {**found, "format": layout})
+    return settings.model_copy(update=found if layout == TABLE else {**found, "format": layout})
 
 
 def _flags_of_reading() -> dict[str, FieldInfo]:
@@ -264,13 +264,13 @@ def _find_format(settings: DatasetSettings) -> Format:
 
 def _without_effect(settings: DatasetSettings, layout: str) -> Iterator[str]:
     """Yield a message for each flag that has no effect on a layout."""
-    if settings.text_fields and (layout == table.NAME or not FORMATS[layout].TEXT_FIELDS):
+    if settings.text_fields and (layout == TABLE or not FORMATS[layout].TEXT_FIELDS):
         yield f"--text-fields: expected a folder of JSON lines, found the format {layout}"
     if settings.label_language is not None and layout != "annif":
         yield f"--label-language: expected an Annif corpus, found the format {layout}"
     if settings.unknown_labels == "drop" and layout not in NAMED and settings.labels is None:
         yield f"--unknown-labels: expected a format with names of labels ({', '.join(NAMED)}), found {layout}"
-    if layout != table.NAME:
+    if layout != TABLE:
         for flag in ("text_columns", "label_column", "label_separator", "id_column", "labels"):
             if getattr(settings, flag):
                 yield f"{as_flag(flag)}: expected a table, which is a file, found the format {layout}"
@@ -280,7 +280,7 @@ def _without_effect(settings: DatasetSettings, layout: str) -> Iterator[str]:
 
 def can_hold_out(folder: Path, layout: str) -> bool:
     """Whether a dataset may have its test split in the file of its train split."""
-    return layout == table.NAME or (layout == "native" and not native.has_split(folder, "test"))
+    return layout == TABLE or (layout == "native" and not native.has_split(folder, "test"))
 
 
 def _kept_rows(
@@ -292,6 +292,43 @@ def _kept_rows(
         done = "dropped" if empty_texts == "drop" else "kept"
         note(f"{path}: {blank.sum():,} of {len(entries):,} texts are empty; they are {done} (--empty-texts)")
     return ~blank if empty_texts == "drop" else np.ones(len(entries), dtype=bool)
+
+
+def _describe_parents(labels: Entries) -> Iterator[str]:
+    """Yield a message if labels name parents that are no labels, and one if labels are below themselves."""
+    if labels.fields is None:
+        return
+    uids = labels.uids.to_pylist()
+    parents = {
+        uid: from_json(text).get("parents", []) for uid, text in zip(uids, labels.fields.to_pylist(), strict=True)
+    }
+    unknown = [(uid, parent) for uid, named in parents.items() for parent in named if parent not in parents]
+    if unknown:
+        uid, parent = unknown[0]
+        yield f"{len(unknown):,} parents are no labels (the first: {parent!r} of {uid!r}); a filter ignores them"
+    if cycle := _cycle(parents):
+        found = " < ".join(map(repr, cycle[:8]))
+        yield f"expected parents without a cycle, found {found}; each of these labels is below the others"
+
+
+def _cycle(parents: dict[str, list[str]]) -> list[str]:
+    """The labels of a cycle of parents, from one of them back to itself; empty if there is none."""
+    done = set[str]()
+    for start in parents:
+        path, waiting = dict[str, None](), [iter([start])]
+        while waiting:
+            uid = next((each for each in waiting[-1] if each not in done), None)
+            if uid is None:
+                waiting.pop()
+                if path:
+                    done.add(path.popitem()[0])
+            elif uid in path:
+                way = [*path]
+                return [*way[way.index(uid) :], uid]
+            else:
+                path[uid] = None
+                waiting.append(iter(parents.get(uid, [])))
+    return []
 
 
 def check_uids(uids: pa.LargeStringArray, path: Path) -> None:

@@ -63,25 +63,42 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: If a name is reserved, a value has a wrong type or is no JSON, or the fields are too long. The
             message is one line that begins with the name of the field.
     """
-    for name in fields:
-        if name in RESERVED or not name.strip():
-            shown = name or "the empty name"
-            raise ValueError(f"{shown}: expected another name of a field, this one is reserved; rename it or remove it")
+    if not fields:
+        return {}
+    _require_free_names(fields)
     try:
         found = LabelFields.model_validate(fields).fields()
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(map(str, problem["loc"])).removesuffix(".[key]")
         raise ValueError(f"{name}: {problem['msg']}; found {problem['input']!r:.60}") from None
+    _require_short_json(found)
+    return found
+
+
+def require_storable(fields: LabelFields) -> None:
+    """Check fields whose types are right: their names and their size; a ValueError as of `checked_fields`."""
+    found = fields.fields()
+    _require_free_names(found)
+    _require_short_json(found)
+
+
+def _require_free_names(fields: Mapping[str, Any]) -> None:
+    for name in fields:
+        if name in RESERVED or not name.strip():
+            shown = name or "the empty name"
+            raise ValueError(f"{shown}: expected another name of a field, this one is reserved; rename it or remove it")
+
+
+def _require_short_json(fields: Mapping[str, Any]) -> None:
     try:
-        size = len(to_json(found).encode())
+        size = len(to_json(fields).encode())
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"fields: expected values of JSON, found: {error}") from None
-    if is_deeper(found, _MAX_DEPTH):
+    if is_deeper(fields, _MAX_DEPTH):
         raise ValueError(f"fields: expected lists and objects of at most {_MAX_DEPTH} levels, found more")
     if size > MAX_FIELDS:
         raise ValueError(f"fields: expected at most {MAX_FIELDS:,} bytes of JSON, found {size:,}; shorten them")
-    return found
 
 
 def to_json(fields: Any) -> str:
@@ -111,7 +128,7 @@ def prefix_of(field: str) -> str:
 
 
 def pair_of(term_: str) -> tuple[str, Value]:
-    """The field and the value of a term; empty ones if it is damaged."""
+    """The field and the value of a term; two empty texts if the term is damaged."""
     try:
         field, value = json.loads(term_)
     except (ValueError, TypeError, RecursionError):

@@ -56,7 +56,7 @@ class LabelSearch:
         position = labels.position(text)
         yield [] if position is None else [position]
         texts = self._texts(labels)
-        groups = (self._positions(labels, texts.rows[found]) for found in texts.search.search(text))
+        groups = (labels.present_positions(texts.rows[found]).tolist() for found in texts.search.search(text))
         yield from itertools.islice(groups, 1)
         yield self._by_uid(labels, text)
         yield from groups
@@ -83,11 +83,7 @@ class LabelSearch:
         rows = [*itertools.islice(self._labels.uids.beginning_with(text, self._labels.order), _MAX_UIDS)]
         live = itertools.islice(labels.rows.uids.live, len(labels.rows.vectors))
         rows += [row for row, uid in enumerate(live, labels.rows.bundle_rows) if uid.startswith(text)]
-        return self._positions(labels, np.array(rows, dtype=np.int64))
-
-    def _positions(self, labels: Labels, rows: Int[np.ndarray, " row"]) -> Iterable[int]:
-        """The positions of the labels to which some rows belong, without rows that were replaced or removed."""
-        found: list[int] = labels.position_of(rows[~labels.rows.removed[rows]]).tolist()
+        found: list[int] = labels.present_positions(np.array(rows, dtype=np.int64)).tolist()
         return found
 
 
@@ -107,5 +103,5 @@ class _Texts:
 
 
 def _names(fields: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The row of a label and each of its different names, from the rows and their fields as JSON."""
+    """The different names of labels, each after the row of its label. The fields of a label are given as JSON."""
     return [(row, name) for row, json in fields if json for name in names_of(from_json(json))]

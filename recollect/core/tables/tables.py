@@ -153,17 +153,17 @@ class Labels:
         """The positions of the labels that have a value of a field."""
         wanted, fields = term(field_name, value), self.bundle_labels.fields
         own = self._live_rows(wanted)
-        return self._present(own if fields is None else np.concatenate([fields.with_term(wanted), own]))
+        return self.present_positions(own if fields is None else np.concatenate([fields.with_term(wanted), own]))
 
     def values_of(self, field_name: str) -> Iterator[tuple[Value, Int[np.ndarray, " found"]]]:
         """Yield the values of a field, with the positions of the labels that have them: first those of the bundle."""
         prefix, seen, fields = prefix_of(field_name), set[str](), self.bundle_labels.fields
         for each, rows in fields.beginning_with(prefix) if fields is not None else ():
             seen.add(each)
-            if len(found := self._present(np.concatenate([rows, self._live_rows(each)]))):
+            if len(found := self.present_positions(np.concatenate([rows, self._live_rows(each)]))):
                 yield pair_of(each)[1], found
-        for each in [*self.live_fields.rows]:
-            if each.startswith(prefix) and each not in seen and len(found := self._present(self._live_rows(each))):
+        for each in [each for each in [*self.live_fields.rows] if each.startswith(prefix) and each not in seen]:
+            if len(found := self.present_positions(self._live_rows(each))):
                 yield pair_of(each)[1], found
 
     def valued_fields(self) -> set[str]:
@@ -181,7 +181,7 @@ class Labels:
         while wanted:
             rows = [row for each in wanted for row in of_bundle.get(each, ())]
             live = [self._live_rows(term("parents", each)) for each in wanted if self.live_fields.by_row]
-            children = self._present(np.concatenate([np.array(rows, dtype=np.int64), *live])).tolist()
+            children = self.present_positions(np.concatenate([np.array(rows, dtype=np.int64), *live])).tolist()
             new = dict.fromkeys(child for child in children if child not in found)
             found |= new
             wanted = [self.uids[child] for child in new]
@@ -191,7 +191,7 @@ class Labels:
         rows = np.array(self.live_fields.rows.get(wanted, ()), dtype=np.int64)
         return rows[: rows.searchsorted(len(self.rows.removed))]
 
-    def _present(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " found"]:
+    def present_positions(self, rows: Int[np.ndarray, " row"]) -> Int[np.ndarray, " found"]:
         """The positions of the labels to which some rows belong, without rows that were replaced or removed."""
         return self.position_of(rows[~self.rows.removed[rows]])
 

@@ -117,7 +117,7 @@ def label_fields(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
         DatasetError: If a field is wrong, or has a reserved name.
     """
     try:
-        return checked_fields(fields) if fields else {}
+        return checked_fields(fields)
     except ValueError as error:
         raise DatasetError(f"{where}: {error}") from None
 

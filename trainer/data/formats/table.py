@@ -17,14 +17,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int
 
-from recollect.core.table_files import (
-    LabelledText,
-    Table,
-    TextColumns,
-    open_frame,
-    open_table,
-    read_label_rows,
-)
+from recollect.core.table_files import LabelledText, Table, TextColumns, open_frame, open_table, read_label_rows
 from recollect.core.table_guesses import several_in_one
 from recollect.core.texts import is_blank
 from recollect.trainer.data.formats.fields import TextRule
@@ -33,7 +26,6 @@ from recollect.trainer.data.split import Entries, LabelColumns, LabelSets, Split
 from recollect.trainer.errors import DatasetError
 from recollect.trainer.settings import DatasetSettings
 
-NAME = "table"
 EXPECTED = "a file that ends in .csv, .tsv, .jsonl or .parquet"
 TEXT_FIELDS: tuple[str, ...] = ()
 
@@ -57,9 +49,8 @@ class TableFormat:
             DatasetError: If it cannot be read, or the flags name no columns of it.
             OSError: If the file does not open.
         """
-        wanted = [*settings.text_columns, *filter(None, (settings.label_column, settings.id_column))]
         if settings.frame is None:
-            table = open_table(settings.dataset, wanted, DatasetError)
+            table = open_table(settings.dataset, settings.named_columns, DatasetError)
         else:
             table = open_frame(settings.frame, str(settings.dataset), DatasetError)
         columns = TextColumns.of(settings, table, settings.command(), DatasetError)
