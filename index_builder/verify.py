@@ -20,7 +20,7 @@ from recollect.core.settings import Device
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.choose_index import evenly_spaced_rows
 from recollect.index_builder.errors import BuildError
-from recollect.index_builder.evaluation.evaluate import as_trained, default_metrics, learnt_share, require_new_texts
+from recollect.index_builder.evaluation.evaluate import default_metrics, learnt_share, open_test
 from recollect.index_builder.left_out_votes import default_voting, texts_of
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
 from recollect.index_builder.recall import MIN_REACHABLE, exact_neighbours
@@ -106,12 +106,9 @@ def measure_current(store: Store, settings: PublishSettings, threads: int) -> Ga
     if settings.gate_dataset is None or current is None:
         return None
     cache = settings.bundle_cache
-    model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", engine=settings)
-    given = as_trained(DatasetSettings.model_construct(dataset=settings.gate_dataset), model.predictor)
-    dataset = open_named(given)
-    test = dataset.read_split("test")
-    if dataset.is_one_split:
-        require_new_texts(given.dataset, test, model.predictor)
+    model = open_model(settings.store, current, bundle_cache=cache, threads=threads, live="off", connections=settings)
+    asked = DatasetSettings.model_construct(dataset=settings.gate_dataset)
+    given, dataset, test = open_test(asked, model.predictor)
     return Gate(given, default_metrics(model.predictor, dataset, test))
 
 
@@ -126,7 +123,7 @@ def verify(
 ) -> Manifest:
     """Open a bundle as a replica does, and check it. Return its manifest with the checks and measurements."""
     start = time.perf_counter()
-    predictor = Predictor.open(open_bundle(folder, None), threads, device, engine=settings)
+    predictor = Predictor.open(open_bundle(folder, None), threads, device, connections=settings)
     opened, manifest = time.perf_counter() - start, predictor.manifest
     parity = cosines(sample.vectors, predictor.encode(sample.texts))
     top_b, precision = manifest.defaults.top_b, manifest.encoder.precision

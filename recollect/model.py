@@ -49,13 +49,13 @@ def open_model(
     threads: int = 1,
     device: Device = "cpu",
     live: Live | None = None,
-    engine: ConnectionSettings | None = None,
+    connections: ConnectionSettings | None = None,
 ) -> Model:
     """Open a version of a store; `recollect.open` describes the arguments.
 
     Args:
-        engine: The connections to Milvus and to a server of vectors, for a version that needs them; None means those
-            of the environment variables.
+        connections: The connections to Milvus and to a server of vectors, for a version that needs them; None means
+            those of the environment variables.
 
     Raises:
         StoreError: If the store or the version does not exist.
@@ -75,7 +75,7 @@ def open_model(
         raise SettingsError(f"live: expected one of {', '.join(get_args(Live))}; found {live!r}")
     opened = Store(store, verify_key, bundle_cache)
     bundle = opened.open(opened.resolve(version))
-    predictor = LivePredictor.open(bundle, threads_or_cores(threads), device, engine=engine)
+    predictor = LivePredictor.open(bundle, threads_or_cores(threads), device, connections=connections)
     if live != "off":
         predictor.follow(MemoryLog.of(opened, bundle.manifest, predictor.encode))
         if live == "read":

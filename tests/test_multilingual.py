@@ -55,7 +55,7 @@ def _write_e5(folder: Path) -> None:
 
 
 def _write_static(folder: Path) -> None:
-    """Token vectors of any length with the tokenizer of an uncased BERT. The tokenizer would add special tokens."""
+    """Token vectors that are no unit vectors, with the tokenizer of an uncased BERT, which can add special tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()

@@ -23,7 +23,8 @@ from recollect.trainer.settings import DatasetSettings
 
 # Lambdas of the chart, with more values near 0, where the quality of most memories changes fastest.
 _LAMBDAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# Least share of a table's texts for training that the memory of the training has. A table for tests has few of them.
+# A table is that of the training if the memory has at least this share of the table's texts for training. Of a table
+# for tests, the memory has few texts.
 _SAME_TABLE = 0.1
 
 _Settings = TypeVar("_Settings", bound=DatasetSettings)
@@ -71,11 +72,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         settings.report.mkdir(parents=True, exist_ok=True)  # a wrong path fails here, before the work of minutes
     predictor = _open(settings, settings.version)
     other = None if settings.compare is None else _open(settings, settings.compare)
-    settings = as_trained(settings, predictor)
-    dataset = open_named(settings)
-    test = dataset.read_split("test")
-    if dataset.is_one_split:
-        require_new_texts(settings.dataset, test, predictor)
+    settings, dataset, test = open_test(settings, predictor)
     test = test.head(settings.limit) if settings.limit else test
     truth = align_labels(dataset, test, predictor.bundle)
     if len(test.labels.indices) == 0:
@@ -119,7 +116,23 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     return evaluation
 
 
-def as_trained(settings: _Settings, predictor: Predictor) -> _Settings:
+def open_test(settings: _Settings, predictor: Predictor) -> tuple[_Settings, Dataset, Split]:
+    """Open a dataset as the training of a bundle read it, and read its test split. Return the settings, too.
+
+    Raises:
+        BundleError: If a flag in the manifest is wrong.
+        DatasetError: If the dataset is invalid.
+        BuildError: If it is a table whose texts are all in the memory.
+    """
+    settings = _as_trained(settings, predictor)
+    dataset = open_named(settings)
+    test = dataset.read_split("test")
+    if dataset.is_one_split:
+        _require_new_texts(settings.dataset, test, predictor)
+    return settings, dataset, test
+
+
+def _as_trained(settings: _Settings, predictor: Predictor) -> _Settings:
     """The settings with the flags of the training of a bundle, where the user gives none.
 
     The share of the held-out texts is that of the table of the training. Another table is a test split as a whole.
@@ -156,7 +169,7 @@ def learnt_share(test: Split, predictor: Predictor) -> float:
     return len(_learnt(texts, predictor)) / len(texts)
 
 
-def require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
+def _require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
     """Refuse a test split whose texts are all in the memory, from which an answer takes their labels."""
     texts = {*test.entries.strings()}
     learnt = len(_learnt(texts, predictor))

@@ -15,7 +15,7 @@ from recollect.index_builder.errors import BuildError
 
 # Number of values that are measured, the most frequent ones.
 _MOST_VALUES = 50
-# Depth of the precision, and depths of recall, among them that of the precision.
+# Number of answered labels whose precision is measured, and numbers of those whose recall is.
 _FIRST, _DEPTHS = 5, (5, 10, 100)
 
 

@@ -81,7 +81,7 @@ def _format_groups(setting: dict[str, Any]) -> Iterator[str]:
 
 
 def group_cells(row: dict[str, Any]) -> list[str]:
-    """The cells of a row of `FieldGroups.measure`."""
+    """The texts in the cells of a row that `FieldGroups.measure` returns."""
     value, *others = row
     shown = (f"{row[name]:,}" if type(row[name]) is int else _format_cell(name, row[name]) for name in others)
     return [str(row[value])[:_LONGEST_VALUE], *shown]

@@ -52,14 +52,14 @@ class Predictor:
     block_keys = 16_384
 
     def __init__(
-        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: ConnectionSettings | None = None
+        self, bundle: Bundle, threads: int, device: Device = "cpu", connections: ConnectionSettings | None = None
     ) -> None:
         self._threads = threads
         self.bundle = bundle
         self.manifest = bundle.manifest
-        self.encoder = TextEncoder.of(bundle, threads, device, connections=engine)
+        self.encoder = TextEncoder.of(bundle, threads, device, connections=connections)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
-        self._live = LiveMemory(bundle, device, engine)
+        self._live = LiveMemory(bundle, device, connections)
         self.memory = self.bundle_memory = self._live.apply([])
         self.label_search = LabelSearch(bundle.labels)
         self.usual_options = resolve_options(self.defaults)
@@ -74,20 +74,20 @@ class Predictor:
         threads: int,
         device: Device = "cpu",
         pause: Callable[[], None] | None = None,
-        engine: ConnectionSettings | None = None,
+        connections: ConnectionSettings | None = None,
     ) -> _Opened:
         """Open the encoder and the indexes of a checked bundle, and warm them up, so that the first query is fast.
 
         With device `cuda` or `auto`, an encoder or index that cannot use the GPU runs on the CPU; `cpu_reasons` gives
-        the reasons. `pause` is called between the steps, so that a caller can slow them down. `engine` has the
-        connections to the engine of the keys and to a server of vectors; None reads the environment variables.
+        the reasons. `pause` is called between the steps, so that a caller can slow them down. `connections`
+        are those to the engine of the keys and to a server of vectors; None reads the environment variables.
 
         Raises:
             BundleError: If a file does not open, the files do not fit together, or the encoder is wrong.
             EngineError, EncoderDownError, SettingsError: If the keys are in an engine, or the vectors come from a
                 server, and it does not answer or is not given.
         """
-        predictor = cls(bundle, threads, device, engine)
+        predictor = cls(bundle, threads, device, connections)
         try:
             predictor.warm_up(pause)
         except BaseException:

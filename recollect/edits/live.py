@@ -31,9 +31,9 @@ class LivePredictor(Predictor):
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int, device: Device = "cpu", engine: ConnectionSettings | None = None
+        self, bundle: Bundle, threads: int, device: Device = "cpu", connections: ConnectionSettings | None = None
     ) -> None:
-        super().__init__(bundle, threads, device, engine)
+        super().__init__(bundle, threads, device, connections)
         self.log: MemoryWriter[Memory] | None = None
 
     def close(self) -> None:

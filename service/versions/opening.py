@@ -83,7 +83,7 @@ class Opener:
     device: Device = "cpu"
     workers: int = 1  # processes; during a swap, all of them open the next version at the same time
     # The connections to Milvus and to a server of vectors; None means those of the environment variables.
-    engine: ConnectionSettings | None = None
+    connections: ConnectionSettings | None = None
     observer: Observer | None = None  # gets the calls of Milvus
     reads_live_entries: bool = True
 
@@ -111,7 +111,7 @@ class Opener:
         open_manifests = [predictor.manifest for predictor in share_with]
         require_memory(self.store.manifest(version), self.workers if throttle else 1, open_manifests)
         bundle = self.store.open(version, pause, [predictor.bundle for predictor in share_with])
-        predictor = LivePredictor.open(bundle, self.threads, self.device, pause, self.engine)
+        predictor = LivePredictor.open(bundle, self.threads, self.device, pause, self.connections)
         if predictor.engine is not None:
             predictor.engine.observer = self.observer
         try:

@@ -19,14 +19,14 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import ENCODER_SERVER
 from recollect.core.bundle.manifest import EncoderInfo
 from recollect.core.encoder import GRAPH, TextEncoder, Tokens, open_session
-from recollect.core.errors import BundleError, SettingsError
+from recollect.core.errors import BundleError
 from recollect.core.settings import ConnectionSettings, Device, EncoderAddress
 from recollect.extras.encoder_server.server import EmbeddingServer, ServedModel
 
 log = structlog.get_logger(__name__)
 
 
-class ServedEncoder(TextEncoder):
+class ServedQueryEncoder(TextEncoder):
     """Encodes texts with a server and a graph from its vectors to those of the memory."""
 
     def __init__(self, server: EmbeddingServer, session: onnxruntime.InferenceSession, info: EncoderInfo) -> None:
@@ -53,7 +53,7 @@ class ServedEncoder(TextEncoder):
         return vectors
 
 
-def open_encoder(bundle: Bundle, threads: int, device: Device, connections: ConnectionSettings) -> ServedEncoder:
+def open_encoder(bundle: Bundle, threads: int, device: Device, connections: ConnectionSettings) -> ServedQueryEncoder:
     """Open the encoder of a bundle. Versions with an equal encoder share it.
 
     Raises:
@@ -63,15 +63,10 @@ def open_encoder(bundle: Bundle, threads: int, device: Device, connections: Conn
     """
     components, info = bundle.components, bundle.manifest.encoder
     model = components.open(_read_model, ENCODER_SERVER)
-    if connections.encoder_url is None:
-        raise SettingsError(
-            f"--encoder-url: required for version {bundle.manifest.version}, whose vectors come from a server "
-            f"({model.url}#{model.model} when it was trained); set RECOLLECT_ENCODER_URL, which all commands read"
-        )
+    address = model.address(connections.encoder_url, f"version {bundle.manifest.version}")
     session = components.open(open_session, GRAPH, info.precision, threads, device)
-    secret, seconds = connections.encoder_token, connections.encoder_seconds
-    arguments = model, session, info, connections.encoder_url, secret, seconds
-    return components.open(_connect, ENCODER_SERVER, *arguments)
+    token, seconds = connections.encoder_token, connections.encoder_seconds
+    return components.open(_connect, ENCODER_SERVER, model, session, info, address, token, seconds)
 
 
 def _read_model(path: Path) -> ServedModel:
@@ -87,15 +82,14 @@ def _connect(
     model: ServedModel,
     session: onnxruntime.InferenceSession,
     info: EncoderInfo,
-    url: str,
+    address: EncoderAddress,
     token: SecretStr | None,
     seconds: float,
-) -> ServedEncoder:
-    address = EncoderAddress.parse(url, "--encoder-url").or_model(model.model)
+) -> ServedQueryEncoder:
     server = EmbeddingServer(address, token, seconds, _log, model)
     if (difference := server.difference()) is not None:
         raise BundleError(f"{path}: {difference}")
-    return ServedEncoder(server, session, info)
+    return ServedQueryEncoder(server, session, info)
 
 
 def _log(event: str, why: str) -> None:

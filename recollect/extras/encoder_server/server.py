@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from recollect.core.errors import EncoderDownError, QueryError
+from recollect.core.errors import EncoderDownError, QueryError, SettingsError
 from recollect.core.settings import EncoderAddress
 from recollect.extras.encoder_server.calls import Calls, FailedCallError, RefusedTextsError
 
@@ -56,6 +56,23 @@ class ServedModel(BaseModel):
         if len(self.vector) != self.dim or not any(self.vector):
             raise ValueError(f"expected a vector of {self.dim} numbers that are not all 0")
         return self
+
+    def address(self, given: str | None, user: str) -> EncoderAddress:
+        """The address at which this model is called, that of the settings.
+
+        Args:
+            given: `--encoder-url`.
+            user: The run or version that needs the model, for the message.
+
+        Raises:
+            SettingsError: If the settings have no address.
+        """
+        if given is None:
+            raise SettingsError(
+                f"--encoder-url: required for {user}, whose vectors come from a server ({self.url}#{self.model} when "
+                "it was trained); set RECOLLECT_ENCODER_URL, which all commands read"
+            )
+        return EncoderAddress.parse(given, "--encoder-url").or_model(self.model)
 
     def difference(self, found: Float[np.ndarray, " dim"]) -> str | None:
         """What is wrong with a vector of the probe; None if it is that of this model."""

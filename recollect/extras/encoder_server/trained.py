@@ -111,7 +111,7 @@ def of_checkpoint(
     device: str,
     connections: ConnectionSettings | None,
 ) -> ServedEncoder:
-    """The encoder of a checkpoint. Its server is called at the first use, at the address of the settings.
+    """The encoder of a checkpoint. The first use connects to its server, at the address of the settings.
 
     Args:
         path: The settings of the checkpoint.
@@ -130,13 +130,7 @@ def of_checkpoint(
     @functools.cache
     def connect() -> EmbeddingServer:
         settings = connections or ConnectionSettings.of_environment()
-        if settings.encoder_url is None:
-            raise SettingsError(
-                f"--encoder-url: required for {path.parent}, whose vectors come from a server ({served.url}#"
-                f"{served.model} when it was trained); set RECOLLECT_ENCODER_URL, which all commands read"
-            )
-        address = EncoderAddress.parse(settings.encoder_url, "--encoder-url").or_model(served.model)
-        server = _server(address, served, settings)
+        server = _server(served.address(settings.encoder_url, str(path.parent)), served, settings)
         if (difference := server.difference()) is not None:
             raise EncoderError(f"{path}: {difference}")
         return server

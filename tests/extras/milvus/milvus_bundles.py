@@ -56,7 +56,7 @@ def move_keys(folder: Path, uri: str) -> Path:
 
 def move_to_milvus(folder: Path, uri: str) -> Predictor:
     """Move the keys of a bundle with flat indexes into Milvus, and open it."""
-    return Predictor.open(open_bundle(move_keys(folder, uri)), threads=1, engine=engine_at(uri))
+    return Predictor.open(open_bundle(move_keys(folder, uri)), threads=1, connections=engine_at(uri))
 
 
 class LiteServer:

@@ -67,7 +67,7 @@ def test_collection_that_is_not_the_one_in_the_manifest_is_refused(
         manifest["engine"] |= change["engine"]
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BundleError, match=expected):
-        Predictor.open(open_bundle(folder), 1, engine=engine_at(milvus_uri))
+        Predictor.open(open_bundle(folder), 1, connections=engine_at(milvus_uri))
 
 
 def test_collection_that_lost_a_row_later_gives_no_wrong_answer(
