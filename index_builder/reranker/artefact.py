@@ -25,6 +25,7 @@ from recollect.core.words.names import Names
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.reranker.calibrate import HeldOut, reliable_probabilities
+from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.trainer.memory.memory import Memory
 
@@ -122,9 +123,15 @@ def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
 def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
     """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible."""
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
-    Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+    write_label_facts(memory, folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
     return reliable_probabilities(read_held_out(memory))
+
+
+def write_label_facts(memory: Memory, folder: Path) -> None:
+    """Write the properties of labels that a ranker reads into a bundle folder."""
+    Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+    count_cooccurrence(memory.label_sets, memory.plan.labels).write(folder)
 
 
 def needs_words(ranker: RankerFile) -> bool:

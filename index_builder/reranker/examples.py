@@ -26,6 +26,7 @@ from recollect.core.words.terms import Words
 from recollect.core.words.word_index import WordIndex
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.left_out_votes import default_voting
+from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.search import nearest, nearest_among
@@ -93,7 +94,8 @@ class ExampleSource:
         present[absent] = False
         label_sets = memory.label_sets.where(present)
         counts = np.bincount(label_sets.indices, minlength=memory.plan.labels)
-        facts = LabelFacts(counts.astype(np.int32), self._names)
+        together = count_cooccurrence(label_sets, memory.plan.labels)
+        facts = LabelFacts(counts.astype(np.int32), self._names, together)
         words, vectors = self._words_without(absent), memory.queries(absent)
         text_keys = memory.keys[memory.plan.instances :]
         label_keys = LabelKeys(text_keys, memory.instance_keys, label_sets, defaults["label_key_alpha"]).filled()

@@ -19,6 +19,7 @@ from recollect.core import kernels
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import Voting
+from recollect.core.reranker.cooccurrence import Cooccurrence
 from recollect.core.scoring import WeightedKeys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -49,6 +50,10 @@ FEATURES = (
     "name_words",  # number of words of the label's name
     "name_share",  # share of these words that are in the query
     "name_place",  # place in the query at which the whole name begins
+    "stem_share",  # share of the stems of the name that are in the query
+    "stem_count",  # number of names with the rarest of these stems
+    "stem_place",  # place in the query of the first of these stems
+    "cooccurrence",  # votes for other candidates, each times the share of its instances that also have this label
 )
 # Only with a lexical index; without one, these features are NaN.
 WORD_FEATURES = (
@@ -66,10 +71,16 @@ ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
 
 @dataclass(frozen=True)
 class LabelFacts:
-    """Properties of the labels that do not depend on a query: numbers of training instances (int32), and names."""
+    """Properties of the labels that do not depend on a query.
+
+    Attributes:
+        counts: Numbers of training instances (int32).
+        together: The labels that occur together; without rows, this feature is NaN.
+    """
 
     counts: Int[np.ndarray, " label"]
     names: Names
+    together: Cooccurrence = Cooccurrence()
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,8 @@ def find_candidates(
             values.live_log_counts,
             np.empty(0, dtype=np.bool_) if admits is None else admits,
             (facts.counts, *facts.names.arrays),
-            (words.offsets, words.hashes.view(np.int64)),
+            tuple(facts.together),
+            (words.offsets, words.hashes.view(np.int64), words.stems.view(np.int64)),
             (*limits, len(ALL_FEATURES), _NAME_WORDS, found.by_words is not None),
         )
     )

@@ -19,6 +19,7 @@ from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
 from recollect.core.options import Voting
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
+from recollect.core.reranker.cooccurrence import Cooccurrence
 from recollect.core.reranker.model import RankerModel
 from recollect.core.scoring import ScoredLabels, WeightedKeys
 from recollect.core.tables.corrections import Corrections
@@ -50,11 +51,12 @@ class Ranker:
     @classmethod
     def open(cls, bundle: Bundle) -> Ranker:
         """Open the ranker of a bundle that has one."""
-        components = bundle.components
-        names = Names.open_with(components.open, len(bundle.labels))
-        values = Values(bundle.instances.values, len(bundle.labels))
+        components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
+        names = Names.open_with(components.open, labels, manifest.has_stems)
+        together = Cooccurrence.open_with(components.open, labels) if manifest.has_cooccurrence else Cooccurrence()
+        values = Values(bundle.instances.values, labels)
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
-        return cls(model, LabelFacts(bundle.labels.counts, names), values)
+        return cls(model, LabelFacts(bundle.labels.counts, names, together), values)
 
     def rank(
         self,
