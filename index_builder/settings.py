@@ -218,6 +218,10 @@ class RankSettings(Settings):
     lexical: Literal["on", "off"] = Field(
         "on", description="use the words that texts share; such a ranker needs a bundle with a lexical index"
     )
+    classifier: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: with a linear classifier of the words of each label, if it gains two standard errors",
+    )
     propensity: Propensity = (0.55, 1.5)
     seed: int = Field(0, ge=0, description="seed of the choice of instances, and of the folds")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")

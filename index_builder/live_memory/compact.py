@@ -21,6 +21,7 @@ from recollect.core.bundle.manifest import Manifest
 from recollect.core.encoder import TextEncoder
 from recollect.core.errors import ActivationConflictError
 from recollect.core.golden import write_golden
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.settings import EngineSettings
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
@@ -180,6 +181,11 @@ def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, se
     write_golden(folder, golden_queries(memory, sample))
     if old.has_ranker:
         write_label_facts(memory, folder)
+    if old.has_classifier:
+        classifier = Classifier.open_with(bundle.components.open, len(bundle.labels))
+        uids = read_field(memory.folder / "labels.jsonl", "uid")
+        positions = [-1 if (found := bundle.labels.position(uid)) is None else found for uid in uids]
+        classifier.take(np.array(positions)).write(folder)
     if old.has_lexical_index:
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))

@@ -1,6 +1,7 @@
 """The ranker's folder in a memory.
 
 memory/ranker/   ranker.json    the model, as a bundle contains it; absent if the ranker does not help
+                 classifier.*   linear classifiers, as a bundle contains them; absent if they do not help
                  held_out.npz   logits of held-out texts, from models that were fitted without them
                  report.json    the gains, and the memory for which the ranker was fitted
 """
@@ -17,7 +18,9 @@ import numpy as np
 
 from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.manifest import Probabilities
-from recollect.core.reranker.candidates import WORD_FEATURES
+from recollect.core.errors import BundleError
+from recollect.core.reranker.candidates import CLASSIFIER, WORD_FEATURES
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
 from recollect.core.system.files import read_json, write_json, write_text
@@ -32,7 +35,13 @@ from recollect.trainer.memory.memory import Memory
 _FOLDER, _HELD_OUT, _REPORT = "ranker", "held_out.npz", "report.json"
 
 
-def write_ranker(memory: Memory, ranker: RankerFile | None, held_out: HeldOut, report: dict[str, Any]) -> None:
+def write_ranker(
+    memory: Memory,
+    ranker: RankerFile | None,
+    classifier: Classifier | None,
+    held_out: HeldOut,
+    report: dict[str, Any],
+) -> None:
     """Replace the ranker of a memory; None removes the model and keeps the report.
 
     The new folder is complete before it replaces the previous one.
@@ -43,6 +52,8 @@ def write_ranker(memory: Memory, ranker: RankerFile | None, held_out: HeldOut, r
     if ranker is not None:
         write_text(incoming / RANKER, ranker.model_dump_json() + "\n")
         np.savez(incoming / _HELD_OUT, **vars(held_out))
+        if classifier is not None:
+            classifier.write(incoming)
     write_json(incoming / _REPORT, report | {"fitted_for": fitted_for(memory)})
     shutil.rmtree(folder, ignore_errors=True)
     incoming.rename(folder)
@@ -122,6 +133,8 @@ def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
 
 def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
     """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible."""
+    if CLASSIFIER in ranker.features:
+        _read_classifier(memory).write(folder)
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
     write_label_facts(memory, folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
@@ -132,6 +145,14 @@ def write_label_facts(memory: Memory, folder: Path) -> None:
     """Write the properties of labels that a ranker reads into a bundle folder."""
     Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
     count_cooccurrence(memory.label_sets, memory.plan.labels).write(folder)
+
+
+def _read_classifier(memory: Memory) -> Classifier:
+    folder = memory.folder / _FOLDER
+    try:
+        return Classifier.open_with(lambda function, name, *rest: function(folder / name, *rest), memory.plan.labels)
+    except BundleError as error:
+        raise BuildError(f"{error}; run `recollect rank` again") from None
 
 
 def needs_words(ranker: RankerFile) -> bool:

@@ -48,6 +48,9 @@ class Judge:
         before, after = self._scores(name, votes), self._scores(name, ranker)
         return RankerGain(name, float(before.mean()), float(after.mean()), PairedGain.of(before, after).error)
 
+    def mean(self, name: str, labels: Int[np.ndarray, "query 100"]) -> float:
+        return float(self._scores(name, labels).mean())
+
     def segments(self) -> list[str]:
         """The segments of labels that have true labels."""
         counts = self._counts[self._truth.indices]

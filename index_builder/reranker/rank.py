@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
+from recollect.core.reranker.candidates import CLASSIFIER
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.reranker.artefact import write_ranker
 from recollect.index_builder.reranker.calibrate import HeldOut
-from recollect.index_builder.reranker.examples import ExampleSource
-from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
+from recollect.index_builder.reranker.classifier import MOST_INSTANCES, fit_classifier
+from recollect.index_builder.reranker.examples import Examples, ExampleSource
+from recollect.index_builder.reranker.fit import SHAPES, Shape, cross_fitted_logits, fit_ranker
 from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
@@ -81,28 +84,56 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
             f"out, found {len(rows)}; {MORE_HELD_OUT}"
         )
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
-    examples = ExampleSource(memory, settings.lexical == "on").cross(rows, fold)
+    source = ExampleSource(memory, settings.lexical == "on")
+    examples = source.cross(rows, fold)
     if not examples.true.any():
         raise NothingToRank(
             f"{memory.folder}: expected true labels among the candidates, found none; train the run first"
         )
     print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
-    logits = cross_fitted_logits(examples, fold, threads)
-    by_votes, by_ranker = (best_candidates(examples.query, order, len(rows)) for order in (examples.score, logits))
     truth = memory.relevance[rows]
     judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
-    votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
-    gains = [judge.gain(name, votes, ranked) for name in METRICS]
-    metric = judge.gain(settings.metric, votes, ranked)
-    held_out_logits = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
-    ranker = fit_ranker(examples, threads) if metric.certain else None
+    rankings = [_CrossFit.of(examples, fold, shape, threads) for shape in SHAPES]
+    best = max(rankings, key=lambda ranking: judge.mean(settings.metric, ranking.labels))
+    classifier = None
+    if settings.classifier == "auto" and memory.plan.instances <= MOST_INSTANCES:
+        scores = source.classifier_scores(fit_classifier(memory, source.texts, rows, threads), rows, examples)
+        wider = _CrossFit.of(examples.with_feature(CLASSIFIER, scores), fold, best.shape, threads)
+        gain = judge.gain(settings.metric, best.labels, wider.labels)
+        print_status(
+            f"linear classifiers: {gain.name} {gain.ranker - gain.votes:+.2f} (standard error {gain.error:.2f})"
+        )
+        if gain.certain:
+            best = wider
+            classifier = fit_classifier(memory, source.texts, rows[:0], threads)
+    votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
+    gains = [judge.gain(name, votes, best.labels) for name in METRICS]
+    metric = judge.gain(settings.metric, votes, best.labels)
+    held_out_logits = HeldOut(best.logits, hits(best.labels, truth), np.diff(truth.indptr))
+    ranker = fit_ranker(best.examples, best.shape, threads) if metric.certain else None
     result = RankerFit(
         kept=ranker is not None,
         metric=metric,
         gains=gains,
-        segments=[judge.gain(name, votes, ranked) for name in judge.segments()],
+        segments=[judge.gain(name, votes, best.labels) for name in judge.segments()],
         queries=len(rows),
         seconds=time.perf_counter() - start,
     )
-    write_ranker(memory, ranker, held_out_logits, result.as_json())
+    write_ranker(memory, ranker, classifier, held_out_logits, result.as_json())
     return result
+
+
+@dataclass(frozen=True)
+class _CrossFit:
+    """The candidates of all queries in the order of rankers that were fitted without the folds of the queries."""
+
+    examples: Examples
+    shape: Shape
+    labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
+    logits: Float[np.ndarray, "query 100"]
+
+    @classmethod
+    def of(cls, examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int) -> _CrossFit:
+        logits = cross_fitted_logits(examples, fold, shape, threads)
+        best = best_candidates(examples.query, logits, len(fold))
+        return cls(examples, shape, pick(examples.label, best, -1), pick(logits, best, -np.inf))

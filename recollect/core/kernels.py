@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt64
-from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint64
+from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt32, UInt64
+from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint32, uint64
 
 from recollect.core.bundle.values import Rows, ValueArrays
 
@@ -832,13 +832,13 @@ def _fill_features(
     features[9] = nearest[0]  # nearest_instance
     features[10] = evidence[5]  # label_votes
     if with_words:
-        features[22] = evidence[8]  # word_instance_votes
-        features[23] = evidence[9]  # word_instance_count
+        features[23] = evidence[8]  # word_instance_votes
+        features[24] = evidence[9]  # word_instance_count
     # instance_..., label_..., word_instance_... and word_label_...: place, similarity and gap
     _fill_nearest(features, evidence, 3, similarities[0][query], nearest[0], 5, 6, 8)
     _fill_nearest(features, evidence, 6, similarities[1][query], nearest[1], 12, 11, 13)
-    _fill_nearest(features, evidence, 9, similarities[2][query], nearest[2], 24, 25, 26)
-    _fill_nearest(features, evidence, 12, similarities[3][query], nearest[3], 28, 27, 29)
+    _fill_nearest(features, evidence, 9, similarities[2][query], nearest[2], 25, 26, 27)
+    _fill_nearest(features, evidence, 12, similarities[3][query], nearest[3], 29, 28, 30)
 
 
 @_inlined
@@ -1056,6 +1056,50 @@ def find_candidates(
             stop += 1
         offsets[query + 1] = stop
     return offsets, candidates[: offsets[queries]], features[: offsets[queries]]
+
+
+@_compiled(
+    _tuple_of((_array(int64), _array(uint32), _array(int16))),
+    _tuple_of((_array(int64), _array(int64), _array(float64))),
+    _array(int64),
+    _array(int64),
+)
+def score_terms(
+    rows: tuple[Int[np.ndarray, " offset"], UInt32[np.ndarray, " entry"], Int[np.ndarray, " entry"]],
+    queries: tuple[Int[np.ndarray, " query_offset"], Int[np.ndarray, " term"], Float[np.ndarray, " term"]],
+    offsets: Int[np.ndarray, " offset"],
+    labels: Int[np.ndarray, " candidate"],
+) -> Float[np.ndarray, " candidate"]:
+    """The sum of the weights of each candidate's terms in its query, each times the value of the term in the query.
+
+    Args:
+        rows: Label i has the terms and the weights, in 1,024ths, `offsets[i]` to `offsets[i + 1]`.
+        queries: The terms of each query, and their values.
+        offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
+
+    Returns:
+        The sums; NaN for a label without a row.
+    """
+    starts, terms, weights = rows
+    query_starts, query_terms, values = queries
+    sums = np.full(len(labels), np.nan, dtype=np.float32)
+    for query in range(len(offsets) - 1):
+        own = query_terms[query_starts[query] : query_starts[query + 1]]
+        own_values = values[query_starts[query] : query_starts[query + 1]]
+        table = _table(len(own))
+        for nth in range(len(own)):
+            table[_find(table, own, own[nth])] = nth
+        for candidate in range(offsets[query], offsets[query + 1]):
+            label = labels[candidate]
+            if label + 1 >= len(starts) or starts[label] == starts[label + 1]:
+                continue
+            total = 0.0
+            for entry in range(starts[label], starts[label + 1]):
+                nth = table[_find(table, own, np.int64(terms[entry]))]
+                if nth >= 0:
+                    total += weights[entry] * own_values[nth]
+            sums[candidate] = total / 1024
+    return sums
 
 
 # Number of rows that the trees see together; their features and their leaves stay in the fastest cache.

@@ -52,17 +52,26 @@ LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *post
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
-# Files of the stems of names, and of the labels that occur together. Bundles of earlier releases have no such files.
+# Files of the stems of names, of the labels that occur together, and of linear classifiers, from which a ranker has
+# features. A bundle without classifiers, or of an earlier release, has no such files.
 NAME_STEMS, STEM_COUNTS = "name_stems.npy", "name_stem_counts.npy"
 STEM_FILES: frozenset[str] = frozenset({NAME_STEMS, STEM_COUNTS})
 COOCCURRENCE_FILES = ("cooccurrence.offsets.npy", "cooccurrence.labels.npy", "cooccurrence.shares.npy")
+CLASSIFIER_FILES = ("classifier.offsets.npy", "classifier.terms.npy", "classifier.weights.npy")
 # Files of the fields of labels: those of each label, and the labels of each term.
 LABEL_FIELDS, LABEL_TERMS = "label_fields", "label_terms"
 TERM_OFFSETS, TERM_LABELS = "label_term_indptr.npy", "label_term_indices.npy"
 FIELD_FILES: frozenset[str] = frozenset(
     {*table_files(LABEL_FIELDS), *table_files(LABEL_TERMS), TERM_OFFSETS, TERM_LABELS}
 )
-_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, STEM_FILES, frozenset(COOCCURRENCE_FILES), FIELD_FILES)
+_OPTIONAL_PARTS = (
+    LEXICAL_FILES,
+    RANKER_FILES,
+    STEM_FILES,
+    frozenset(COOCCURRENCE_FILES),
+    frozenset(CLASSIFIER_FILES),
+    FIELD_FILES,
+)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from recollect.core.bundle.files import (
+    CLASSIFIER_FILES,
     COOCCURRENCE_FILES,
     ENCODER_SERVER,
     FIELD_FILES,
@@ -303,6 +304,10 @@ class Manifest(_Section):
     @property
     def has_cooccurrence(self) -> bool:
         return self.files.keys() >= {*COOCCURRENCE_FILES}
+
+    @property
+    def has_classifier(self) -> bool:
+        return self.files.keys() >= {*CLASSIFIER_FILES}
 
     @property
     def has_label_fields(self) -> bool:

@@ -38,6 +38,11 @@ class Cooccurrence(NamedTuple):
         starts = open_file(map_offsets, offsets, labels, entries)
         return cls(starts, related, open_file(map_array, shares, "uint16", entries))
 
+    @property
+    def arrays(self) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " entry"], UInt16[np.ndarray, " entry"]]:
+        """The argument of a loop, which does not take a named tuple."""
+        return self.offsets, self.labels, self.shares
+
     def write(self, folder: Path) -> None:
         for name, array in zip(COOCCURRENCE_FILES, self, strict=True):
             save_array(folder / name, array)

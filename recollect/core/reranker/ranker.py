@@ -19,6 +19,7 @@ from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
 from recollect.core.options import Voting
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cooccurrence import Cooccurrence
 from recollect.core.reranker.model import RankerModel
 from recollect.core.scoring import ScoredLabels, WeightedKeys
@@ -54,9 +55,10 @@ class Ranker:
         components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
         names = Names.open_with(components.open, labels, manifest.has_stems)
         together = Cooccurrence.open_with(components.open, labels) if manifest.has_cooccurrence else Cooccurrence()
+        classifier = Classifier.open_with(components.open, labels) if manifest.has_classifier else None
         values = Values(bundle.instances.values, labels)
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
-        return cls(model, LabelFacts(bundle.labels.counts, names, together), values)
+        return cls(model, LabelFacts(bundle.labels.counts, names, together, classifier), values)
 
     def rank(
         self,
