@@ -31,8 +31,8 @@ _MIN_TEXTS = 2
 # Weight of the loss of an example, against half the squared length of the weights of a label.
 _LOSS_WEIGHT = 1.0
 _EPOCHS = 10
-# Smaller weights are left out.
-_MIN_WEIGHT = 0.05
+# Maximum number of weights of a label: the largest ones, and the constant.
+_MOST_WEIGHTS = 200
 _BLOCK_TEXTS, _BLOCK_LABELS = 4_096, 64
 
 
@@ -64,7 +64,7 @@ def fit_classifier(memory: Memory, texts: Sequence[str], absent: Int[np.ndarray,
         for label in range(first, min(first + _BLOCK_LABELS, labels)):
             own = slice(examples.offsets[label], examples.offsets[label + 1])
             signs = np.where(examples.true[own], 1.0, -1.0)
-            found.append(_fit_label(examples.text[own], signs, offsets, term, values, factors, weights))
+            found.append(_largest(*_fit_label(examples.text[own], signs, offsets, term, values, factors, weights)))
         return found
 
     rows: list[tuple[np.ndarray, np.ndarray]] = []
@@ -103,6 +103,15 @@ def _examples(memory: Memory, present: Bool[np.ndarray, " row"]) -> _Examples:
     order = np.argsort(label, kind="stable")
     offsets = np.cumsum(np.append(0, np.bincount(label, minlength=labels)))
     return _Examples(offsets, text[order], np.isin(codes, true)[order])
+
+
+def _largest(
+    found: Int[np.ndarray, " entry"], weights: Float[np.ndarray, " entry"]
+) -> tuple[Int[np.ndarray, " entry"], Float[np.ndarray, " entry"]]:
+    """The largest weights and the constant, which is the first term of all."""
+    sizes = np.where(found == 0, np.inf, np.abs(weights))
+    kept = np.argsort(-sizes, kind="stable")[:_MOST_WEIGHTS]
+    return found[kept], weights[kept]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -149,9 +158,8 @@ def _fit_label(
     kept = np.empty(len(weights))
     for nth in range(len(texts)):
         for entry in range(offsets[texts[nth]], offsets[texts[nth] + 1]):
-            weight = weights[term[entry]] * factors[term[entry]]
-            if abs(weight) >= _MIN_WEIGHT:
-                found[size], kept[size] = term[entry], weight
+            if weights[term[entry]] != 0:
+                found[size], kept[size] = term[entry], weights[term[entry]] * factors[term[entry]]
                 size += 1
             weights[term[entry]] = 0.0
     return found[:size].copy(), kept[:size].copy()

@@ -34,6 +34,8 @@ from recollect.trainer.randomness import Purpose, generator
 # With fewer queries, no ranker is fitted.
 MIN_QUERIES = 100
 _FOLDS = 3
+# Queries are few if there are so many times as many instances.
+_FEW = 5
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,15 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
     rankings = [_CrossFit.of(examples, fold, shape, threads) for shape in SHAPES]
     best = max(rankings, key=lambda ranking: judge.mean(settings.metric, ranking.labels))
-    classifier = None
+    kept_classifier = None
     if settings.classifier == "auto" and memory.plan.instances <= MOST_INSTANCES:
-        scores = source.classifier_scores(fit_classifier(memory, source.texts, rows, threads), rows, examples)
+        # Without all queries, if few instances are queries; otherwise without those of a fold.
+        groups = np.zeros_like(fold) if len(rows) * _FEW <= memory.plan.instances else fold
+        scores = np.empty(len(examples.query), dtype=np.float32)
+        for number in np.unique(groups):
+            classifier = fit_classifier(memory, source.texts, rows[groups == number], threads)
+            own = (groups == number)[examples.query]
+            scores[own] = source.classifier_scores(classifier, rows, examples)[own]
         wider = _CrossFit.of(examples.with_feature(CLASSIFIER, scores), fold, best.shape, threads)
         gain = judge.gain(settings.metric, best.labels, wider.labels)
         print_status(
@@ -105,7 +113,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         )
         if gain.certain:
             best = wider
-            classifier = fit_classifier(memory, source.texts, rows[:0], threads)
+            kept_classifier = fit_classifier(memory, source.texts, rows[:0], threads)
     votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
     gains = [judge.gain(name, votes, best.labels) for name in METRICS]
     metric = judge.gain(settings.metric, votes, best.labels)
@@ -119,7 +127,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         queries=len(rows),
         seconds=time.perf_counter() - start,
     )
-    write_ranker(memory, ranker, classifier, held_out_logits, result.as_json())
+    write_ranker(memory, ranker, kept_classifier, held_out_logits, result.as_json())
     return result
 
 
