@@ -51,12 +51,12 @@ BUNDLE_FILES: frozenset[str] = INDEX_FILES | {
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
-RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
-# Files of the stems of names, of the labels that occur together, and of linear classifiers, from which a ranker has
-# features. A bundle without classifiers, or of an earlier release, has no such files.
 NAME_STEMS, STEM_COUNTS = "name_stems.npy", "name_stem_counts.npy"
-STEM_FILES: frozenset[str] = frozenset({NAME_STEMS, STEM_COUNTS})
 COOCCURRENCE_FILES = ("cooccurrence.offsets.npy", "cooccurrence.labels.npy", "cooccurrence.shares.npy")
+RANKER_FILES: frozenset[str] = frozenset(
+    {RANKER, NAME_WORDS, NAME_OFFSETS, NAME_STEMS, STEM_COUNTS, *COOCCURRENCE_FILES}
+)
+# Files of the linear classifiers of a ranker, which not every ranker has.
 CLASSIFIER_FILES = ("classifier.offsets.npy", "classifier.terms.npy", "classifier.weights.npy")
 # Files of the fields of labels: those of each label, and the labels of each term.
 LABEL_FIELDS, LABEL_TERMS = "label_fields", "label_terms"
@@ -67,8 +67,6 @@ FIELD_FILES: frozenset[str] = frozenset(
 _OPTIONAL_PARTS = (
     LEXICAL_FILES,
     RANKER_FILES,
-    STEM_FILES,
-    frozenset(COOCCURRENCE_FILES),
     frozenset(CLASSIFIER_FILES),
     FIELD_FILES,
 )

@@ -17,13 +17,11 @@ from pydantic_core import from_json
 
 from recollect.core.bundle.files import (
     CLASSIFIER_FILES,
-    COOCCURRENCE_FILES,
     ENCODER_SERVER,
     FIELD_FILES,
     LEXICAL_FILES,
     MANIFEST,
     RANKER_FILES,
-    STEM_FILES,
     TOKENIZER,
     expected_files,
 )
@@ -296,14 +294,6 @@ class Manifest(_Section):
     @property
     def has_ranker(self) -> bool:
         return self.files.keys() >= RANKER_FILES
-
-    @property
-    def has_stems(self) -> bool:
-        return self.files.keys() >= STEM_FILES
-
-    @property
-    def has_cooccurrence(self) -> bool:
-        return self.files.keys() >= {*COOCCURRENCE_FILES}
 
     @property
     def has_classifier(self) -> bool:

@@ -53,8 +53,8 @@ class Ranker:
     def open(cls, bundle: Bundle) -> Ranker:
         """Open the ranker of a bundle that has one."""
         components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
-        names = Names.open_with(components.open, labels, manifest.has_stems)
-        together = Cooccurrence.open_with(components.open, labels) if manifest.has_cooccurrence else Cooccurrence()
+        names = Names.open_with(components.open, labels)
+        together = Cooccurrence.open_with(components.open, labels)
         classifier = Classifier.open_with(components.open, labels) if manifest.has_classifier else None
         values = Values(bundle.instances.values, labels)
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
