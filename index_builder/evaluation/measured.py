@@ -99,8 +99,7 @@ def macro_f1(
     # A label that is neither true nor predicted has the F1 0 in every resample.
     present = np.union1d(truth.indices, predictions[predictions >= 0])
     shares = np.stack([inside[present] / inside.sum() for inside in members.values()], axis=1)
-    is_true = np.isin(present, truth.indices)
-    of_true = is_true / max(1, is_true.sum())
+    is_true = np.isin(present, truth.indices).astype(np.float64)
 
     def counted(pairs: Bool[np.ndarray, "query top_k"]) -> sparse.csr_array:
         indptr = np.concatenate([[0], np.cumsum(pairs.sum(axis=1))])
@@ -115,7 +114,8 @@ def macro_f1(
     def finish(sums: Float[np.ndarray, "resample term"]) -> Float[np.ndarray, "resample metric"]:
         true_positives, predicted_and_true = np.split(sums, 2, axis=1)
         f1: Float[np.ndarray, "resample label"] = label_f1(true_positives, predicted_and_true)
-        return 100 * np.column_stack([f1 @ of_true, (true_positives > 0) @ of_true, f1 @ shares])
+        of_true = np.stack([f1 @ is_true, (true_positives > 0) @ is_true], axis=1) / max(1, is_true.sum())
+        return 100 * np.concatenate([of_true, f1 @ shares], axis=1)
 
     terms = sparse.hstack([counted(hit), counted(predictions >= 0) + true], format="csr")
     return Statistics([f"macro F1@{k}", f"coverage@{k}", *(f"F1@{k} {name}" for name in members)], terms, finish)
