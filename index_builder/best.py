@@ -124,14 +124,14 @@ class ContestantResult:
     """The quality of one contestant on texts that its training and its ranker did not see."""
 
     name: str
-    order: str  # the better order of its labels: `probability` with a ranker, otherwise `score`
+    order: str  # the default order of its labels
     metrics: dict[str, float]  # in this order, in percent
     seconds: float  # for training, encoding, tuning and ranking
 
     @classmethod
     def of(cls, name: str, fit: RankerFit, seconds: float) -> ContestantResult:
-        metrics = {gain.name: gain.ranker if fit.kept else gain.votes for gain in fit.gains}
-        return cls(name, "probability" if fit.kept else "score", metrics, seconds)
+        order = fit.choice.order
+        return cls(name, order, {gain.name: gain.of_order(order) for gain in fit.gains}, seconds)
 
 
 def table(results: Sequence[ContestantResult], winner: ContestantResult) -> list[str]:

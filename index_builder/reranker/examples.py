@@ -51,6 +51,11 @@ class Examples:
         """Some of the candidates, in the given order."""
         return dataclasses.replace(self, **{name: getattr(self, name)[candidates] for name in _COLUMNS})
 
+    @property
+    def training_counts(self) -> Int[np.ndarray, " candidate"]:
+        """Number of training instances of each label, without the fold of the query."""
+        return self.features[:, self.names.index("training_count")].astype(np.int64)
+
     @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}

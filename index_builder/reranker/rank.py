@@ -17,10 +17,11 @@ from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.reranker.artefact import write_ranker
-from recollect.index_builder.reranker.calibrate import HeldOut
+from recollect.index_builder.reranker.calibrate import HeldOut, fit_probabilities, is_reliable
 from recollect.index_builder.reranker.examples import ExampleSource
 from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
 from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
+from recollect.index_builder.reranker.orders import MAX_LOSS, MostProbable, OrderChoice, choose_order
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
@@ -43,10 +44,12 @@ class RankerFit:
     segments: list[RankerGain]  # of the recall at 5, by the frequency of labels
     queries: int
     seconds: float
+    choice: OrderChoice  # the default order, and the weight of macro
 
     def as_json(self) -> dict[str, Any]:
         return {
             "kept": self.kept,
+            **self.choice._asdict(),
             "metric": self.metric.name,
             "queries": self.queries,
             "seconds": self.seconds,
@@ -60,7 +63,16 @@ class RankerFit:
         gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
         decision = "the ranker is kept" if self.kept else "less than two standard errors: the votes stay in use"
         lines = format_gains(self.gains, self.segments)
-        return [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        lines = [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        return [*lines, self._order_line()] if self.kept else lines
+
+    def _order_line(self) -> str:
+        """The default order, with its reason, and the weight of macro."""
+        order, weight = self.choice
+        tail = next(gain for gain in self.gains if gain.name == "PSP@1")
+        lost = f"PSP@1 of probability is {tail.votes - tail.ranker:.2f} below that of the votes"
+        reason = "" if order == "probability" else f", because {lost} (limit {MAX_LOSS:g})"
+        return f"default order: {order}{reason}; tail_weight of macro: {'none' if weight is None else f'{weight:g}'}"
 
 
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
@@ -92,17 +104,28 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     truth = memory.relevance[rows]
     judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
     votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
-    gains = [judge.gain(name, votes, ranked) for name in METRICS]
     metric = judge.gain(settings.metric, votes, ranked)
     held_out_logits = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
     ranker = fit_ranker(examples, threads) if metric.certain else None
+    fitted = fit_probabilities(held_out_logits)
+    most_probable = None
+    if fitted is not None and is_reliable(fitted):
+        counts = pick(examples.training_counts, by_ranker, 0)
+        most_probable = MostProbable.of(ranked, counts, held_out_logits, fitted)
+    choice = OrderChoice("score", None)
+    if ranker is not None:
+        choice = choose_order(judge, settings.metric, votes, ranked, most_probable, truth)
+    macro = None
+    if most_probable is not None and choice.tail_weight is not None:
+        macro = most_probable.by_macro(choice.tail_weight)
     result = RankerFit(
         kept=ranker is not None,
         metric=metric,
-        gains=gains,
-        segments=[judge.gain(name, votes, ranked) for name in judge.segments()],
+        gains=[judge.gain(name, votes, ranked, macro) for name in METRICS],
+        segments=[judge.gain(name, votes, ranked, macro) for name in judge.segments()],
         queries=len(rows),
         seconds=time.perf_counter() - start,
+        choice=choice,
     )
     write_ranker(memory, ranker, held_out_logits, result.as_json())
     return result
