@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -124,14 +124,14 @@ class ContestantResult:
     """The quality of one contestant on texts that its training and its ranker did not see."""
 
     name: str
-    order: str  # the better order of its labels: `probability` with a ranker, otherwise `score`
+    order: str  # the default order of its labels
     metrics: dict[str, float]  # in this order, in percent
     seconds: float  # for training, encoding, tuning and ranking
 
     @classmethod
     def of(cls, name: str, fit: RankerFit, seconds: float) -> ContestantResult:
-        metrics = {gain.name: gain.ranker if fit.kept else gain.votes for gain in fit.gains}
-        return cls(name, "probability" if fit.kept else "score", metrics, seconds)
+        order = fit.choice.order
+        return cls(name, order, {gain.name: gain.of_order(order) for gain in fit.gains}, seconds)
 
 
 def table(results: Sequence[ContestantResult], winner: ContestantResult) -> list[str]:
@@ -182,7 +182,7 @@ def train_best(settings: TrainSettings) -> list[str]:
     }
     write_json(out / "best.json", {"format_version": 1} | report)
     shutil.rmtree(runs)
-    _measure(out, settings, held_out.both, held_out.both)
+    _measure(out, settings, held_out.both, held_out.both, classifier="auto")
     print_status(f"{out}: kept {winner.name}, which has the highest {_METRIC}; {time.perf_counter() - start:,.0f} s")
     return lines
 
@@ -215,13 +215,19 @@ def _run(
         own["max_seconds"] = limit
     write_run(settings.model_copy(update=own), held_out.choosing)
     trained = time.perf_counter()
-    ranking = _measure(run, settings, held_out.choosing, held_out.judging)
+    ranking = _measure(run, settings, held_out.choosing, held_out.judging, classifier="off")
     end = time.perf_counter()
     return ContestantResult.of(contestant.name, ranking, end - start), end - trained
 
 
-def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked: HeldOutTexts) -> RankerFit:
-    """Tune a run on some held-out texts, and rank and judge it with some."""
+def _measure(
+    run: Path,
+    settings: TrainSettings,
+    tuned_on: HeldOutTexts,
+    ranked: HeldOutTexts,
+    classifier: Literal["auto", "off"],
+) -> RankerFit:
+    """Tune a run on some held-out texts, and rank and judge it with some. Only the last fit tries classifiers."""
     shared: dict[str, Any] = {"run": run, "metric": _METRIC, "seed": settings.seed}
     tune(TuneSettings(**shared), tuned_on)
-    return rank_run(RankSettings(**shared, propensity=settings.propensity), ranked)
+    return rank_run(RankSettings(**shared, classifier=classifier, propensity=settings.propensity), ranked)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from recollect.core.bundle.manifest import Order
 from recollect.core.errors import BundleError
 from recollect.core.predictor import Predictor
 from recollect.core.system.console import print_status
@@ -39,8 +40,8 @@ class Evaluation:
             probabilities also have `ECE@1`, `ECE@5` and `Brier`, which are fractions. `intervals` has the ends of the
             95% confidence interval of each metric.
         coverage: The coverage statements of the bundle, and the shares found here; empty without probabilities.
-        differences: For each setting with both orders, each metric by probability minus the metric by score, and the
-            ends of the 95% confidence interval of this difference.
+        differences: For each setting with several orders, each metric by probability and by macro minus the metric by
+            score, and the ends of the 95% confidence interval of this difference.
         deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`), by `DECILES`.
         by: For each setting, the `field` of `--by`, its number of `values`, and the metrics of its most frequent values
             (`FieldGroups.measure`) as `groups`; empty without the flag.
@@ -88,7 +89,7 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
     rows, of_sweep = measured[: len(grid)], measured[len(grid) :]
     # The first setting, in the order in which the bundle answers by default.
-    answers_by = dataclasses.replace(rows[0].setting, order=predictor.manifest.defaults.order)
+    answers_by = rows[0].setting.by(predictor.defaults.order, predictor.defaults)
     answering = next((row for row in rows if row.setting == answers_by), rows[0])
     comparison = None
     if other is not None:
@@ -188,14 +189,14 @@ def _open(settings: EvaluateSettings, version: str) -> Predictor:
 
 
 def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
-    """Compare the two orders of each setting that has both."""
+    """Compare the other orders of each setting with the score."""
     by_score = {row.setting: row for row in rows}
     return [
         row.fields
-        | {"order": "probability - score"}
-        | differences(row.metrics, by_score[dataclasses.replace(row.setting, order="score")].metrics)
+        | {"order": f"{row.setting.order} - score"}
+        | differences(row.metrics, by_score[dataclasses.replace(row.setting, order="score", tail_weight=None)].metrics)
         for row in rows
-        if row.setting.order == "probability"
+        if row.setting.order != "score"
     ]
 
 
@@ -225,9 +226,11 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
         )
         for memories in kinds
     ]
-    if predictor.memory.ranker is None:
-        return settings_of_score
-    # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
+    # Ranker and probabilities were fitted for the bundle's default options, so only rows with these have other orders.
+    # Without a ranker, the order by probability is that by score.
     joint = (setting for setting in settings_of_score if setting.memories == "joint")
-    by_default = (setting for setting in joint if setting.options().uses_votes_of(defaults))
-    return [*settings_of_score, *(dataclasses.replace(setting, order="probability") for setting in by_default)]
+    by_default = [setting for setting in joint if setting.options().uses_votes_of(defaults)]
+    orders: list[Order] = [] if predictor.memory.ranker is None else ["probability"]
+    if predictor.manifest.probabilities is not None and defaults.tail_weight is not None:
+        orders.append("macro")
+    return [*settings_of_score, *(setting.by(order, defaults) for order in orders for setting in by_default)]

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from recollect.core.answers import Stopwatch
 from recollect.core.bundle.bundle import Bundle
-from recollect.core.bundle.manifest import Order
+from recollect.core.bundle.manifest import Defaults, Order
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
 from recollect.core.rank import Queries, rank
@@ -55,16 +55,23 @@ class Setting:
     word_weight: float
     order: Order
     memories: Memories = "joint"
+    tail_weight: float | None = None
 
     @classmethod
     def default(cls, predictor: Predictor) -> Setting:
         """The default options of a bundle."""
         defaults = predictor.manifest.defaults
-        return cls(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
+        votes = defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight
+        return cls(*votes, defaults.order).by(defaults.order, defaults)
+
+    def by(self, order: Order, defaults: Defaults) -> Setting:
+        """The setting with another order; that of macro has the weight of the bundle."""
+        return dataclasses.replace(self, order=order, tail_weight=defaults.tail_weight if order == "macro" else None)
 
     def options(self) -> AnswerOptions:
+        votes = self.lambda_, self.temperature, self.top_b
         return AnswerOptions(
-            self.lambda_, self.temperature, self.top_b, _DEPTH, word_weight=self.word_weight, order=self.order
+            *votes, _DEPTH, word_weight=self.word_weight, order=self.order, tail_weight=self.tail_weight
         )
 
     def to_dict(self, hidden: Collection[str]) -> dict[str, float | str]:

@@ -51,7 +51,7 @@ def format_table(evaluation: Evaluation, intervals: bool = False) -> Iterator[st
     """Format the result rows, on request with the ends of the 95% confidence intervals, and the gains of the ranker."""
     rows = evaluation.rows
     if intervals:
-        gains = [difference | {"order": "gain"} for difference in evaluation.differences]
+        gains = [row | {"order": f"gain, {row['order'].split()[0]}"} for row in evaluation.differences]
         rows = [line for row in (*rows, *gains) for line in (row, *_ends(row))]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "intervals"))
     cells = [[_SHORT.get(name, name) for name in names]]

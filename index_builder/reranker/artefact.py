@@ -3,7 +3,7 @@
 memory/ranker/   ranker.json    the model, as a bundle contains it; absent if the ranker does not help
                  classifier.*   linear classifiers, as a bundle contains them; absent if they do not help
                  held_out.npz   logits of held-out texts, from models that were fitted without them
-                 report.json    the gains, and the memory for which the ranker was fitted
+                 report.json    the gains, the default order, and the memory for which the ranker was fitted
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from recollect.core.bundle.files import RANKER
-from recollect.core.bundle.manifest import Probabilities
+from recollect.core.bundle.manifest import Defaults, Probabilities
 from recollect.core.errors import BundleError
 from recollect.core.reranker.candidates import CLASSIFIER, WORD_FEATURES
 from recollect.core.reranker.classifier import Classifier
@@ -29,6 +29,7 @@ from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.reranker.calibrate import HeldOut, reliable_probabilities
 from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
+from recollect.index_builder.reranker.orders import OrderChoice
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.trainer.memory.memory import Memory
 
@@ -87,6 +88,23 @@ def read_ranker(memory: Memory) -> RankerFile:
     return ranker
 
 
+def read_order(memory: Memory) -> OrderChoice:
+    """The default order of a memory that has a ranker, and the weight of the order macro.
+
+    A `BuildError` if the report is damaged. A report without an order is of a release without the order macro.
+    """
+    path = memory.folder / _FOLDER / _REPORT
+    try:
+        report = read_json(path)
+        found = report.get("order", "probability"), report.get("tail_weight")
+        checked = Defaults(lambda_=1, temperature=1, top_b=1, top_k=1, order=found[0], tail_weight=found[1])
+    except (OSError, ValueError, AttributeError):
+        raise BuildError(
+            f"{path}: expected the default order, found another file; run `recollect rank` again"
+        ) from None
+    return OrderChoice(checked.order, checked.tail_weight)
+
+
 def read_held_out(memory: Memory) -> HeldOut:
     """Read the logits of held-out texts of a memory that has a ranker; a `BuildError` if the file is damaged."""
     path = memory.folder / _FOLDER / _HELD_OUT
@@ -131,14 +149,19 @@ def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
     return "on" if lexical == "auto" and ranker is not None and needs_words(ranker) else lexical
 
 
-def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
-    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible."""
+def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> tuple[Probabilities | None, OrderChoice]:
+    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible.
+
+    Return the default order, too.
+    """
     if CLASSIFIER in ranker.features:
         _read_classifier(memory).write(folder)
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
     write_label_facts(memory, folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
-    return reliable_probabilities(read_held_out(memory))
+    probabilities, choice = reliable_probabilities(read_held_out(memory)), read_order(memory)
+    # Without probabilities, the ranker still orders the labels, but the order macro does not exist.
+    return probabilities, OrderChoice("probability", None) if probabilities is None else choice
 
 
 def write_label_facts(memory: Memory, folder: Path) -> None:

@@ -27,6 +27,7 @@ from recollect.core.words.terms import Words
 from recollect.core.words.word_index import WordIndex
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.left_out_votes import default_voting
+from recollect.index_builder.reranker.classifier import fit_classifier
 from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
@@ -56,6 +57,11 @@ class Examples:
     def with_feature(self, name: str, values: Float[np.ndarray, " candidate"]) -> Examples:
         """The examples with one more feature."""
         return dataclasses.replace(self, features=np.column_stack([self.features, values]), names=(*self.names, name))
+
+    @property
+    def training_counts(self) -> Int[np.ndarray, " candidate"]:
+        """Number of training instances of each label, without the fold of the query."""
+        return self.features[:, self.names.index("training_count")].astype(np.int64)
 
     @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
@@ -89,6 +95,10 @@ class ExampleSource:
                     bar.update(len(queries[block]))
         joined = Examples.join(parts)
         return joined[np.lexsort((joined.label, joined.query))]
+
+    def fit_classifier(self, absent: Int[np.ndarray, " query"], threads: int) -> Classifier:
+        """Fit linear classifiers to all instances without some rows."""
+        return fit_classifier(self._memory, self.texts, absent, threads)
 
     def classifier_scores(
         self, classifier: Classifier, rows: Int[np.ndarray, " query"], examples: Examples

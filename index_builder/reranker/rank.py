@@ -14,16 +14,18 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from recollect.core.reranker.candidates import CLASSIFIER
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.reranker.artefact import write_ranker
-from recollect.index_builder.reranker.calibrate import HeldOut
-from recollect.index_builder.reranker.classifier import MOST_INSTANCES, fit_classifier
+from recollect.index_builder.reranker.calibrate import HeldOut, fit_probabilities, is_reliable
+from recollect.index_builder.reranker.classifier import MOST_INSTANCES
 from recollect.index_builder.reranker.examples import Examples, ExampleSource
 from recollect.index_builder.reranker.fit import SHAPES, Shape, cross_fitted_logits, fit_ranker
 from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
+from recollect.index_builder.reranker.orders import MAX_LOSS, MostProbable, OrderChoice, choose_order
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
@@ -48,10 +50,12 @@ class RankerFit:
     segments: list[RankerGain]  # of the recall at 5, by the frequency of labels
     queries: int
     seconds: float
+    choice: OrderChoice  # the default order, and the weight of macro
 
     def as_json(self) -> dict[str, Any]:
         return {
             "kept": self.kept,
+            **self.choice._asdict(),
             "metric": self.metric.name,
             "queries": self.queries,
             "seconds": self.seconds,
@@ -65,7 +69,16 @@ class RankerFit:
         gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
         decision = "the ranker is kept" if self.kept else "less than two standard errors: the votes stay in use"
         lines = format_gains(self.gains, self.segments)
-        return [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        lines = [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        return [*lines, self._order_line()] if self.kept else lines
+
+    def _order_line(self) -> str:
+        """The default order, with its reason, and the weight of macro."""
+        order, weight = self.choice
+        tail = next(gain for gain in self.gains if gain.name == "PSP@1")
+        lost = f"PSP@1 of probability is {tail.votes - tail.ranker:.2f} below that of the votes"
+        reason = "" if order == "probability" else f", because {lost} (limit {MAX_LOSS:g})"
+        return f"default order: {order}{reason}; tail_weight of macro: {'none' if weight is None else f'{weight:g}'}"
 
 
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
@@ -95,39 +108,31 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
     truth = memory.relevance[rows]
     judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
-    rankings = [_CrossFit.of(examples, fold, shape, threads) for shape in SHAPES]
-    best = max(rankings, key=lambda ranking: judge.mean(settings.metric, ranking.labels))
-    kept_classifier = None
-    if settings.classifier == "auto" and memory.plan.instances <= MOST_INSTANCES:
-        # Without all queries, if few instances are queries; otherwise without those of a fold.
-        groups = np.zeros_like(fold) if len(rows) * _FEW <= memory.plan.instances else fold
-        scores = np.empty(len(examples.query), dtype=np.float32)
-        for number in np.unique(groups):
-            classifier = fit_classifier(memory, source.texts, rows[groups == number], threads)
-            own = (groups == number)[examples.query]
-            scores[own] = source.classifier_scores(classifier, rows, examples)[own]
-        wider = _CrossFit.of(examples.with_feature(CLASSIFIER, scores), fold, best.shape, threads)
-        gain = judge.gain(settings.metric, best.labels, wider.labels)
-        print_status(
-            f"linear classifiers: {gain.name} {gain.ranker - gain.votes:+.2f} (standard error {gain.error:.2f})"
-        )
-        if gain.certain:
-            best = wider
-            kept_classifier = fit_classifier(memory, source.texts, rows[:0], threads)
+    best, classifier = _choose_ranking(settings, source, examples, rows, fold, judge)
     votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
-    gains = [judge.gain(name, votes, best.labels) for name in METRICS]
     metric = judge.gain(settings.metric, votes, best.labels)
     held_out_logits = HeldOut(best.logits, hits(best.labels, truth), np.diff(truth.indptr))
     ranker = fit_ranker(best.examples, best.shape, threads) if metric.certain else None
+    fitted = fit_probabilities(held_out_logits)
+    most_probable = None
+    if fitted is not None and is_reliable(fitted):
+        most_probable = MostProbable.of(best.labels, best.counts, held_out_logits, fitted)
+    choice = OrderChoice("score", None)
+    if ranker is not None:
+        choice = choose_order(judge, settings.metric, votes, best.labels, most_probable, truth)
+    macro = None
+    if most_probable is not None and choice.tail_weight is not None:
+        macro = most_probable.by_macro(choice.tail_weight)
     result = RankerFit(
         kept=ranker is not None,
         metric=metric,
-        gains=gains,
-        segments=[judge.gain(name, votes, best.labels) for name in judge.segments()],
+        gains=[judge.gain(name, votes, best.labels, macro) for name in METRICS],
+        segments=[judge.gain(name, votes, best.labels, macro) for name in judge.segments()],
         queries=len(rows),
         seconds=time.perf_counter() - start,
+        choice=choice,
     )
-    write_ranker(memory, ranker, kept_classifier, held_out_logits, result.as_json())
+    write_ranker(memory, ranker, classifier, held_out_logits, result.as_json())
     return result
 
 
@@ -139,9 +144,38 @@ class _CrossFit:
     shape: Shape
     labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
     logits: Float[np.ndarray, "query 100"]
+    counts: Int[np.ndarray, "query 100"]  # number of training instances of each label
 
     @classmethod
     def of(cls, examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int) -> _CrossFit:
         logits = cross_fitted_logits(examples, fold, shape, threads)
-        best = best_candidates(examples.query, logits, len(fold))
-        return cls(examples, shape, pick(examples.label, best, -1), pick(logits, best, -np.inf))
+        best, counts = best_candidates(examples.query, logits, len(fold)), examples.training_counts
+        return cls(examples, shape, pick(examples.label, best, -1), pick(logits, best, -np.inf), pick(counts, best, 0))
+
+
+def _choose_ranking(
+    settings: RankSettings,
+    source: ExampleSource,
+    examples: Examples,
+    rows: Int[np.ndarray, " query"],
+    fold: Int[np.ndarray, " query"],
+    judge: Judge,
+) -> tuple[_CrossFit, Classifier | None]:
+    """Choose the shape of the trees, and whether linear classifiers are a feature; return those of all instances."""
+    threads, instances = threads_or_cores(settings.threads), len(source.texts)
+    rankings = [_CrossFit.of(examples, fold, shape, threads) for shape in SHAPES]
+    best = max(rankings, key=lambda ranking: judge.mean(settings.metric, ranking.labels))
+    if settings.classifier == "off" or instances > MOST_INSTANCES:
+        return best, None
+    # Classifiers without all queries, if few instances are queries; otherwise without those of a fold.
+    groups = np.zeros_like(fold) if len(rows) * _FEW <= instances else fold
+    scores = np.empty(len(examples.query), dtype=np.float32)
+    for number in np.unique(groups):
+        classifier = source.fit_classifier(rows[groups == number], threads)
+        own = (groups == number)[examples.query]
+        scores[own] = source.classifier_scores(classifier, rows, examples)[own]
+    wider = _CrossFit.of(examples.with_feature(CLASSIFIER, scores), fold, best.shape, threads)
+    gain = judge.gain(settings.metric, best.labels, wider.labels)
+    gained = f"{gain.name} {gain.ranker - gain.votes:+.2f} (standard error {gain.error:.2f})"
+    print_status(f"linear classifiers of words: {gained}; {'kept' if gain.certain else 'left out'}")
+    return (wider, source.fit_classifier(rows[:0], threads)) if gain.certain else (best, None)

@@ -40,8 +40,8 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["fp32", "fp16", "int8"]
-# The order of the labels in an answer, highest first.
-Order = Literal["score", "probability"]
+# The order of the labels in an answer, highest first; `macro` is `recollect/core/reranker/macro.py`.
+Order = Literal["score", "probability", "macro"]
 
 
 class _Section(BaseModel):
@@ -232,6 +232,7 @@ class Defaults(_Section):
     """Options for requests that do not set their own options.
 
     `word_weight` is the share of the lexical index in a score; it has no effect in a bundle without a lexical index.
+    `tail_weight` is that of the order macro; None if no held-out texts chose it.
     """
 
     lambda_: Fraction = Field(alias="lambda")
@@ -240,6 +241,7 @@ class Defaults(_Section):
     top_k: int = Field(ge=1)
     word_weight: Fraction = 0.0
     order: Order = "score"
+    tail_weight: Fraction | None = None
 
 
 class FileInfo(_Section):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import recollect
 from recollect.core.errors import BundleError
 from recollect.core.reranker.calibration import calibrate
 from recollect.core.reranker.candidates import ALL_FEATURES
@@ -61,6 +62,30 @@ def test_explanations_add_up_to_the_score_and_to_the_logit(model: Model) -> None
         assert [abs(term["log_odds"]) for term in content] == sorted(
             (abs(term["log_odds"]) for term in content), reverse=True
         )
+
+
+def test_macro_adds_its_term_to_the_explanation(model: Model) -> None:
+    plain = {label.uid: label for label in model.predict(QUERIES[0], top_k=12, explain=True)}
+    for label in model.predict(QUERIES[0], top_k=12, order="macro", explain=True):
+        assert label.ranked_by is not None
+        *terms, term = label.ranked_by
+        assert terms == plain[label.uid].ranked_by
+        assert (term.feature, label.probability) == ("tail_weight", plain[label.uid].probability)
+        assert term.value == model.predictor.memory.labels.counts[label.position]
+
+
+def test_evaluate_measures_each_order(ranked: RankedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", str(ranked.run.parent / "dataset"), "--store", str(ranked.store)]
+    assert recollect.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["order"] for row in found["rows"]] == ["score", "probability", "macro"]
+    assert [row["order"] for row in found["differences"]] == ["probability - score", "macro - score"]
+    for row in found["rows"]:
+        assert 0 < row["macro F1@5"] <= row["coverage@5"] <= 100
+    assert recollect.main([*command, "--intervals"]) == 0
+    table = capsys.readouterr().out
+    assert "gain, macro" in table
+    assert "coverage@5" in table
 
 
 def test_a_ranker_with_an_unknown_feature_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
