@@ -53,7 +53,7 @@ _SHARES = {ADAPTER: 0.35, STATIC: 0.65}
 # Number of texts that are encoded to estimate the time for all texts.
 _PROBE_TEXTS = 128
 # Maximum share of the time for encoding all texts with the pretrained encoder.
-_ENCODING_SHARE = 0.5
+_ENCODING_SHARE = 0.6
 # Number of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
 _SHORT_LENGTH = 64
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.

@@ -93,9 +93,9 @@ def test_too_few_texts_to_choose_by_are_refused_before_anything_is_removed(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("seconds_a_token", "seconds", "length"), [(2, 600, 128), (2, 420, 64), (4, 600, 64), (4, 420, None)]
+    ("seconds_a_token", "seconds", "length"), [(2, 600, 128), (2, 420, 64), (4, 600, 64), (5, 420, None)]
 )
-def test_encoder_reads_as_many_tokens_as_half_of_the_time_allows(
+def test_encoder_reads_as_many_tokens_as_its_share_of_the_time_allows(
     seconds_a_token: int, seconds: float, length: int | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert choose_length(lambda tokens: seconds_a_token * tokens, [128, 64], seconds) == length
