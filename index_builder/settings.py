@@ -228,6 +228,11 @@ class RankSettings(Settings):
     threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
 
 
+def _as_rows(settings: EvaluateSettings) -> str | None:
+    """The flag of a form of output that has the rows of settings alone."""
+    return "--csv" if settings.csv else "--latex" if settings.latex else None
+
+
 class EvaluateSettings(DatasetSettings, ServiceSettings):
     """Measure a bundle on a dataset's test split with the code that serves: one row for each setting, in percent."""
 
@@ -235,9 +240,16 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
     read_if = (
         _OF_CACHE,
         ReadIf(
-            ("intervals", "deciles"),
+            ("intervals", "deciles", "wide"),
             "a table, because JSON always has them",
             lambda settings: "--json" if settings.json_ else None,
+        ),
+        ReadIf(("csv", "latex"), "one form of the output", lambda settings: "--json" if settings.json_ else None),
+        ReadIf(("latex",), "one form of the output", lambda settings: "--csv" if settings.csv else None),
+        ReadIf(("wide",), "a table, because CSV has all columns", lambda settings: "--csv" if settings.csv else None),
+        ReadIf(("deciles",), "the table or --json", _as_rows),
+        ReadIf(
+            ("by", "compare"), "the table, --json or --report", lambda each: None if each.report else _as_rows(each)
         ),
     )
     _refuse_unread = model_validator(mode="after")(refuse_unread)
@@ -284,6 +296,9 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
         description="also print the metrics of the labels with each of the most frequent values of a field, for "
         "example groups; default: no such table",
     )
+    wide: CliImplicitFlag[bool] = Field(False, description="print all columns, also if a line has over 100 characters")
+    csv: CliImplicitFlag[bool] = Field(False, description="print all rows and columns as CSV")
+    latex: CliImplicitFlag[bool] = Field(False, description="print the table for LaTeX")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"

@@ -14,7 +14,14 @@ from recollect.core.predictor import Predictor
 from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.groups import FieldGroups
-from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure, report
+from recollect.index_builder.evaluation.measured import (
+    Comparison,
+    Measured,
+    differences,
+    measure,
+    popularity,
+    report,
+)
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.model import open_model
@@ -47,6 +54,11 @@ class Evaluation:
             (`FieldGroups.measure`) as `groups`; empty without the flag.
         comparison: The version of `--compare`, its metrics with the numbers of training texts of `version`, and the
             differences; None without the flag.
+        chosen: The row of the default options of the version, which may be one of `rows`.
+        votes: The row with the same options in order of score; None if `chosen` has this order.
+        popularity: The metrics of the labels with the most training texts, as the answer to every text.
+        texts: The mean number of true labels of a text (`labels`), the highest one (`most`), and the best possible
+            P@5 in percent.
     """
 
     version: str
@@ -57,6 +69,10 @@ class Evaluation:
     deciles: list[dict[str, Any]]
     by: list[dict[str, Any]]
     comparison: dict[str, Any] | None
+    chosen: dict[str, Any]
+    votes: dict[str, Any] | None
+    popularity: dict[str, Any]
+    texts: dict[str, float]
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
@@ -86,8 +102,12 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     groups = None if settings.by is None else FieldGroups.of(predictor, settings.by, truth.labels)
     grid = _grid(settings, predictor)
     sweep = [dataclasses.replace(grid[0], lambda_=lambda_) for lambda_ in _LAMBDAS] if settings.report else []
-    measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
-    rows, of_sweep = measured[: len(grid)], measured[len(grid) :]
+    chosen = Setting.default(predictor)
+    votes = chosen.by("score", predictor.defaults)
+    others = [setting for setting in dict.fromkeys((chosen, votes)) if setting not in grid]
+    measured = measure(predictor, test, truth, [*grid, *others, *sweep], settings.propensity)
+    rows, of_sweep = measured[: len(grid)], measured[len(grid) + len(others) :]
+    row_of = {row.setting: row.row() for row in measured[: len(grid) + len(others)]}
     # The first setting, in the order in which the bundle answers by default.
     answers_by = rows[0].setting.by(predictor.defaults.order, predictor.defaults)
     answering = next((row for row in rows if row.setting == answers_by), rows[0])
@@ -107,12 +127,16 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         [row.fields | row.deciles(truth) for row in rows],
         [] if groups is None else [row.fields | row.by(groups, truth) for row in rows],
         None if comparison is None else comparison.as_json(),
+        row_of[chosen],
+        row_of[votes] if votes != chosen else None,
+        popularity(truth, settings.propensity),
+        truth.limits(),
     )
     if settings.report:
         from recollect.index_builder.evaluation.report import QualityPage  # loads matplotlib
 
         dataset_name = settings.dataset.resolve().name
-        page = QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison, groups)
+        page = QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison, evaluation, groups)
         page.write(settings.report)
     return evaluation
 

@@ -81,6 +81,11 @@ def report(
     return metrics
 
 
+def popularity(truth: GroundTruth, propensity: tuple[float, float]) -> dict[str, float | None]:
+    """The metrics, in percent, if the answer to every text is the labels with the most training texts."""
+    return report(truth.most_frequent(), truth.relevance, truth.label_counts, truth.instances, propensity)
+
+
 def macro_f1(
     predictions: Int[np.ndarray, "query top_k"],
     hit: Bool[np.ndarray, "query top_k"],

@@ -133,6 +133,25 @@ class GroundTruth:
         """The decile of each label, in each way to form deciles."""
         return {name: form(self.label_counts) for name, form in DECILES.items()}
 
+    def most_frequent(self) -> Int[np.ndarray, "query top_k"]:
+        """For each text, up to 100 labels with the most training texts, without its filtered labels."""
+        removed = np.diff(self.filtered.indptr)
+        frequent = np.argsort(-self.label_counts, kind="stable")[: _DEPTH + removed.max(initial=0)]
+        labels = np.tile(frequent[:_DEPTH], (len(removed), 1))
+        for text in np.flatnonzero(removed):
+            own = frequent[~np.isin(frequent, self.filtered[[text]].indices)][:_DEPTH]
+            labels[text] = np.append(own, np.full(labels.shape[1] - len(own), -1))
+        return labels
+
+    def limits(self) -> dict[str, float]:
+        """The mean and the highest number of true labels of a text, and the best possible P@5 in percent."""
+        sizes = self.relevance.getnnz(axis=1)
+        return {
+            "labels": float(sizes.mean()),
+            "most": int(sizes.max()),
+            "P@5": float(100 * np.minimum(sizes, 5).mean() / 5),
+        }
+
     def translate(self, labels: Int[np.ndarray, "query top_k"], to: GroundTruth) -> Int[np.ndarray, "query top_k"]:
         """The positions of labels in the ground truth of another bundle; -1 for labels that the dataset lacks."""
         positions = np.full(self.labels, -1)

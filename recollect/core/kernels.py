@@ -4,50 +4,21 @@
 
 The loops do not hold Python's lock, so several threads compute at once. Sums are in the order of the keys, so equal
 inputs give equal bits. All loops are in one file, because numba's cache notices a change of this file only.
-
-The cache is the folder __pycache__ beside this file, or ~/.cache/numba if that folder cannot be written, or the folder
-in the environment variable NUMBA_CACHE_DIR. Without a folder that can be written, each process compiles the loops.
+`recollect/core/compiling.py` compiles them.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt32, UInt64
 from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint32, uint64
 
 from recollect.core.bundle.values import Rows, ValueArrays
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-_compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
-
-# Whether numba found no folder for its cache, so that this process compiled the loops itself.
-compiled_without_cache = False
-
-
-def _compiled(*arguments: Any) -> Callable[[Function], Function]:
-    """Compile a function for arguments of these types, or load it from the cache."""
-
-    def decorate(function: Function) -> Function:
-        global compiled_without_cache  # noqa: PLW0603
-        try:
-            compiled: Function = _compile([arguments], cache=True)(function)
-        except RuntimeError:  # numba: no locator available
-            compiled_without_cache = True
-            compiled = _compile([arguments])(function)
-        return compiled
-
-    return decorate
-
-
-def _inlined(function: Function) -> Function:
-    """Compile a function together with its callers."""
-    compiled: Function = _compile(no_cpython_wrapper=True)(function)
-    return compiled
+from recollect.core.compiling import Loop
+from recollect.core.compiling import compiled as _compiled
+from recollect.core.compiling import inlined as _inlined
 
 
 def _array(dtype: Any, dimensions: int = 1) -> Any:
@@ -1220,3 +1191,16 @@ def order_labels(
         ends[query + 1] = stop
     stop = ends[queries]
     return ends, best[:stop], best_scores[:stop], best_logits[:stop]
+
+
+def compile_others() -> None:
+    """Compile the loops that a plain request does not call, for example those of explanations and live entries."""
+    for loop in (merge, find_voters, near_codes):
+        loop.compile()
+
+
+def compile_all() -> None:
+    """Compile all loops, for the cache of an installation."""
+    for loop in globals().values():
+        if isinstance(loop, Loop):
+            loop.compile()

@@ -88,6 +88,35 @@ def test_evaluate_measures_each_order(ranked: RankedRun, capsys: pytest.CaptureF
     assert "coverage@5" in table
 
 
+def test_predict_prints_twelve_votes_for_a_label_and_all_on_request(
+    ranked: RankedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*flags: str) -> list[str]:
+        command = ["predict", QUERIES[0], "--store", str(ranked.store), "--top-k", "1", "--explain", *flags]
+        assert recollect.main(command) == 0
+        return capsys.readouterr().out.splitlines()
+
+    (label,) = json.loads(printed("--json")[0])["labels"]
+    few, every = (
+        [line for line in printed(*flags) if line.startswith("    ") and "log-odds" not in line]
+        for flags in ([], ["--all-votes"])
+    )
+    assert len(every) == len(label["because"]) > 13
+    assert few[:12] == every[:12]
+    rest = sum(reason["share"] for reason in label["because"][12:])
+    assert few[12:] == [f"    {rest:.4f}  {len(every) - 12} more votes; --all-votes prints them"]
+
+
+@pytest.mark.parametrize(("flags", "found"), [([], "no --explain"), (["--explain", "--json"], "--json")])
+def test_all_votes_without_printed_votes_is_refused(
+    ranked: RankedRun, capsys: pytest.CaptureFixture[str], flags: list[str], found: str
+) -> None:
+    assert recollect.main(["predict", "amber", "--store", str(ranked.store), "--all-votes", *flags]) == 2
+    out, err = capsys.readouterr()
+    message = f"--all-votes: expected --explain for one query, without --json, found {found}; omit the flag"
+    assert (out, err) == ("", f"recollect predict: {message}\n")
+
+
 def test_a_ranker_with_an_unknown_feature_is_refused(ranked: RankedRun, tmp_path: Path) -> None:
     content = json.loads((ranked.run / "memory" / "ranker" / "ranker.json").read_text())
     content["features"][0] = "phase_of_the_moon"
