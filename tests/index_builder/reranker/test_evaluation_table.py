@@ -67,8 +67,8 @@ def test_csv_has_the_figures_of_json_and_latex_those_of_the_table(
     (line,) = printed(capsys, *command, "--json")
     found = json.loads(line)
     rows = [*csv.DictReader(printed(capsys, *command, "--csv", "--intervals"))]
-    assert [row["row"] for row in rows] == ["chosen", "votes alone", "", "frequent labels"]
-    wanted = [found["chosen"], found["votes"], found["rows"][0], found["popularity"]]
+    assert [row["row"] for row in rows] == ["chosen", "votes alone", "", "", "frequent labels"]
+    wanted = [found["chosen"], found["votes"], found["rows"][0], found["rows"][-1], found["popularity"]]
     for row, expected in zip(rows, wanted, strict=True):
         for name, value in expected.items():
             if name == "intervals":
@@ -78,7 +78,7 @@ def test_csv_has_the_figures_of_json_and_latex_those_of_the_table(
             else:
                 assert row[name] == ("" if value is None else str(value))
     latex, table = printed(capsys, *command, "--latex"), printed(capsys, *command)
-    assert (latex[1], latex[-1]) == (r"\begin{tabular}{lrrrrrrrr}", r"\end{tabular}")
+    assert (latex[1], latex[-1]) == (r"\begin{tabular}{lrrrrrrrrr}", r"\end{tabular}")
     chosen = next(line for line in latex if line.startswith("chosen"))
     assert chosen.removesuffix(r" \\").split(" & ") == next(line for line in table if line.startswith("chosen")).split()
 
