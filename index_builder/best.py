@@ -54,8 +54,8 @@ _SHARES = {ADAPTER: 0.35, STATIC: 0.65}
 _PROBE_TEXTS = 128
 # Maximum share of the time for encoding all texts with the pretrained encoder.
 _ENCODING_SHARE = 0.6
-# Number of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
-_SHORT_LENGTH = 64
+# Numbers of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
+_SHORT_LENGTHS = 64, 32
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
 _MEASURING_SHARE = 0.15
 # Time to tune and rank the best run with both halves of the held-out texts, relative to that for a contestant.
@@ -223,8 +223,10 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[C
     held_out, texts = Halves.of(train, settings, encoder), train.entries.texts
     encoder = encoder.in_precision(choose_precision(encoder, texts, settings.precision, print_status))
     of_labels = estimate_seconds(encoder, dataset.labels.texts, settings.label_max_length)
-    tried = [settings.max_length] if "max_length" in settings.model_fields_set else [settings.max_length, _SHORT_LENGTH]
-    length = choose_length(lambda tokens: of_labels + estimate_seconds(encoder, texts, tokens), tried, seconds)
+    shorter = () if "max_length" in settings.model_fields_set else _SHORT_LENGTHS
+    length = choose_length(
+        lambda tokens: of_labels + estimate_seconds(encoder, texts, tokens), [settings.max_length, *shorter], seconds
+    )
     return choose_contestants(runs, settings.encoder, length), held_out
 
 
