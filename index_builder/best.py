@@ -38,7 +38,7 @@ from recollect.trainer.data.dataset import open_named
 from recollect.trainer.data.split import Split
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_encoder
-from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.encoding.encoder import Encoder, EncodingPrecision, choose_device
 from recollect.trainer.encoding.precision import choose_precision
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT
@@ -122,12 +122,18 @@ def choose_length(encoding_seconds: Callable[[int], float], lengths: Sequence[in
     return length if fits else None
 
 
-def choose_contestants(runs: Path, encoder: str, length: int | None) -> list[Contestant]:
-    """The contestants, if the encoder reads so many tokens of a text; None: there is no time for the encoder."""
+def choose_contestants(
+    runs: Path, encoder: str, length: int | None, precision: EncodingPrecision = "fp32"
+) -> list[Contestant]:
+    """The contestants, if the encoder reads so many tokens of a text; None: there is no time for the encoder.
+
+    Args:
+        precision: The precision in which the encoder encodes all texts.
+    """
     static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder})
     if length is None:
         return [static]
-    untrained = Contestant(UNTRAINED, {"epochs": 0, "max_length": length})
+    untrained = Contestant(UNTRAINED, {"epochs": 0, "max_length": length, "precision": precision})
     adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED, "max_length": length})
     return [untrained, adapter, static]
 
@@ -227,7 +233,7 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[C
     length = choose_length(
         lambda tokens: of_labels + estimate_seconds(encoder, texts, tokens), [settings.max_length, *shorter], seconds
     )
-    return choose_contestants(runs, settings.encoder, length), held_out
+    return choose_contestants(runs, settings.encoder, length, encoder.precision), held_out
 
 
 def _run(

@@ -106,10 +106,13 @@ def test_encoder_reads_as_many_tokens_as_its_share_of_the_time_allows(
 def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) -> None:
     (only,) = choose_contestants(tmp_path, "minilm", None)
     assert only.name == "static"
-    untrained, adapter, static = choose_contestants(tmp_path, "minilm", 64)
+    untrained, adapter, static = choose_contestants(tmp_path, "minilm", 64, "bf16")
     assert [each.name for each in (untrained, adapter, static)] == ["untrained", "adapter", "static"]
     assert untrained.flags["max_length"] == adapter.flags["max_length"] == 64
-    assert "max_length" not in static.flags  # it reads all tokens fast
+    assert untrained.flags["precision"] == "bf16"
+    # Its training is in fp32, and it takes the vectors of the untrained run. The static one reads all tokens fast.
+    assert not {"precision"} & {*adapter.flags, *static.flags}
+    assert "max_length" not in static.flags
 
 
 def test_trainings_share_the_time_that_tuning_and_ranking_leave(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from recollect.trainer.encoding.encoder import Encoder, EncodingPrecision
 
@@ -63,15 +64,23 @@ def choose_precision(
 
 
 def _relative_speed(full: Encoder, half: Encoder, texts: list[str]) -> float:
-    """The speed of `half` relative to that of `full`: the quotient of their shortest times for these texts."""
+    """The speed of `half` relative to that of `full`: the quotient of their shortest CPU times for these texts.
+
+    Other processes on the machine hardly change the CPU time of one thread. Several threads wait for each other.
+    """
     seconds: dict[Encoder, list[float]] = {full: [], half: []}
-    for encoder in (full, half):
-        encoder.encode(texts[:1], encoder.config.max_length)  # the first batch also starts threads and makes kernels
-    for _ in range(_ROUNDS):
-        for encoder, spent in seconds.items():
-            start = time.perf_counter()
-            encoder.encode(texts, encoder.config.max_length)
-            spent.append(time.perf_counter() - start)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for encoder in (full, half):
+            encoder.encode(texts[:1], encoder.config.max_length)  # the first batch also makes kernels
+        for _ in range(_ROUNDS):
+            for encoder, spent in seconds.items():
+                start = time.thread_time()
+                encoder.encode(texts, encoder.config.max_length)
+                spent.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
     return min(seconds[full]) / min(seconds[half])
 
 
