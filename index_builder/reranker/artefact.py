@@ -3,6 +3,7 @@
 memory/ranker/   ranker.json    the model, as a bundle contains it; absent if the ranker does not help
                  held_out.npz   logits of held-out texts, from models that were fitted without them
                  report.json    the gains, and the memory for which the ranker was fitted
+                 cross_*        the second ranker with its cross-encoder, and its logits of held-out texts; all or none
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import contextlib
 import hashlib
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.files import CROSS_ENCODER, CROSS_RANKER, CROSS_TOKENIZER, RANKER
 from recollect.core.bundle.manifest import Probabilities
 from recollect.core.reranker.candidates import WORD_FEATURES
+from recollect.core.reranker.cross_ranker import CrossRankerFile
 from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
 from recollect.core.system.files import read_json, write_json, write_text
@@ -28,10 +30,20 @@ from recollect.index_builder.reranker.calibrate import HeldOut, reliable_probabi
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.trainer.memory.memory import Memory
 
+if TYPE_CHECKING:  # it needs torch
+    from recollect.index_builder.reranker.cross_rank import CrossFit
+
 _FOLDER, _HELD_OUT, _REPORT = "ranker", "held_out.npz", "report.json"
+_CROSS_HELD_OUT = "cross_held_out.npz"
 
 
-def write_ranker(memory: Memory, ranker: RankerFile | None, held_out: HeldOut, report: dict[str, Any]) -> None:
+def write_ranker(
+    memory: Memory,
+    ranker: RankerFile | None,
+    held_out: HeldOut,
+    report: dict[str, Any],
+    cross: tuple[CrossFit, HeldOut] | None = None,
+) -> None:
     """Replace the ranker of a memory; None removes the model and keeps the report.
 
     The new folder is complete before it replaces the previous one.
@@ -42,6 +54,12 @@ def write_ranker(memory: Memory, ranker: RankerFile | None, held_out: HeldOut, r
     if ranker is not None:
         write_text(incoming / RANKER, ranker.model_dump_json() + "\n")
         np.savez(incoming / _HELD_OUT, **vars(held_out))
+    if cross is not None:
+        fitted, cross_held_out = cross
+        write_text(incoming / CROSS_RANKER, fitted.file.model_dump_json() + "\n")
+        for name, content in fitted.files.items():
+            (incoming / name).write_bytes(content)
+        np.savez(incoming / _CROSS_HELD_OUT, **vars(cross_held_out))
     write_json(incoming / _REPORT, report | {"fitted_for": fitted_for(memory)})
     shutil.rmtree(folder, ignore_errors=True)
     incoming.rename(folder)
@@ -75,9 +93,9 @@ def read_ranker(memory: Memory) -> RankerFile:
     return ranker
 
 
-def read_held_out(memory: Memory) -> HeldOut:
+def read_held_out(memory: Memory, name: str = _HELD_OUT) -> HeldOut:
     """Read the logits of held-out texts of a memory that has a ranker; a `BuildError` if the file is damaged."""
-    path = memory.folder / _FOLDER / _HELD_OUT
+    path = memory.folder / _FOLDER / name
     with contextlib.suppress(OSError, ValueError, KeyError), np.load(path, allow_pickle=False) as saved:
         held_out = HeldOut(*(saved[name] for name in ("logit", "hit", "sizes")))
         if held_out.logit.shape == held_out.hit.shape and len(held_out.logit) == len(held_out.sizes):
@@ -124,7 +142,40 @@ def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Pro
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
     Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
-    return reliable_probabilities(read_held_out(memory))
+    probabilities = reliable_probabilities(read_held_out(memory))
+    if has_cross_encoder(memory):
+        _write_cross_encoder(memory, folder, probabilities is not None)
+    return probabilities
+
+
+def has_cross_encoder(memory: Memory) -> bool:
+    return (memory.folder / _FOLDER / CROSS_RANKER).is_file()
+
+
+def _write_cross_encoder(memory: Memory, folder: Path, needs_probabilities: bool) -> None:
+    """Write the second ranker with its probabilities, and its cross-encoder, into a bundle folder.
+
+    Without reliable probabilities, the bundle gets none of it if the first ranker has some: an answer must not lose
+    its probabilities because a cross-encoder read it.
+    """
+    source = memory.folder / _FOLDER
+    try:
+        file = CrossRankerFile.model_validate_json((source / CROSS_RANKER).read_bytes())
+        probabilities = reliable_probabilities(read_held_out(memory, _CROSS_HELD_OUT)) if needs_probabilities else None
+        if needs_probabilities and probabilities is None:
+            print_status("cross-encoder: left out, because its probabilities are not reliable")
+            return
+        for name in (CROSS_ENCODER, CROSS_TOKENIZER):
+            shutil.copyfile(source / name, folder / name)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BuildError(
+            f"{source}: expected a ranker with a cross-encoder, found: {reason}; run `recollect rank --cross-encoder` "
+            "again"
+        ) from None
+    complete = file.model_copy(update={"probabilities": probabilities})
+    (folder / CROSS_RANKER).write_text(complete.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
+    print_status(f"cross-encoder: {len(file.ranker.trees)} trees, for the first {file.candidates} labels")
 
 
 def needs_words(ranker: RankerFile) -> bool:

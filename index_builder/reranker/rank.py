@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from scipy import sparse
 
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
@@ -18,7 +20,7 @@ from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.reranker.artefact import write_ranker
 from recollect.index_builder.reranker.calibrate import HeldOut
-from recollect.index_builder.reranker.examples import ExampleSource
+from recollect.index_builder.reranker.examples import Examples, ExampleSource
 from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
 from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
 from recollect.index_builder.settings import RankSettings
@@ -43,6 +45,7 @@ class RankerFit:
     segments: list[RankerGain]  # of the recall at 5, by the frequency of labels
     queries: int
     seconds: float
+    cross: CrossGain | None = None  # None without --cross-encoder, and if the ranker is not kept
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +55,7 @@ class RankerFit:
             "seconds": self.seconds,
             "gains": [vars(gain) for gain in self.gains],
             "recall@5_by_frequency": [vars(gain) for gain in self.segments],
+            **({} if self.cross is None else {"cross_encoder": self.cross.as_json()}),
         }
 
     def table(self) -> list[str]:
@@ -60,7 +64,33 @@ class RankerFit:
         gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
         decision = "the ranker is kept" if self.kept else "less than two standard errors: the votes stay in use"
         lines = format_gains(self.gains, self.segments)
-        return [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        table = [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        return table + ([] if self.cross is None else self.cross.table())
+
+
+@dataclass(frozen=True)
+class CrossGain:
+    """The gain of the second ranker, which also reads a cross-encoder, over the first."""
+
+    kept: bool
+    metric: RankerGain
+    gains: list[RankerGain]
+    texts: int  # from which the cross-encoder learnt
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kept": self.kept, "texts": self.texts, "gains": [vars(gain) for gain in self.gains]}
+
+    def table(self) -> list[str]:
+        metric = self.metric
+        gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
+        decision = "the cross-encoder is kept" if self.kept else "less than two standard errors: it is not kept"
+        lines = format_gains(self.gains, [], ("without", "with"))
+        return [
+            "",
+            f"with a cross-encoder, which learnt from {self.texts:,} other texts",
+            *lines,
+            f"{gain}; {decision}",
+        ]
 
 
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
@@ -69,8 +99,8 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
-        NothingToRank: If too few instances with labels are held out.
-        BuildError: If the memory's texts are damaged.
+        NothingToRank: If too few instances with labels are held out, or are left for a cross-encoder.
+        BuildError: If the memory's texts are damaged, or there is no encoder from which a cross-encoder can start.
     """
     start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
@@ -81,7 +111,8 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
             f"out, found {len(rows)}; {MORE_HELD_OUT}"
         )
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
-    examples = ExampleSource(memory, settings.lexical == "on").cross(rows, fold)
+    source = ExampleSource(memory, settings.lexical == "on")
+    examples = source.cross(rows, fold)
     if not examples.true.any():
         raise NothingToRank(
             f"{memory.folder}: expected true labels among the candidates, found none; train the run first"
@@ -94,8 +125,18 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
     gains = [judge.gain(name, votes, ranked) for name in METRICS]
     metric = judge.gain(settings.metric, votes, ranked)
-    held_out_logits = HeldOut(pick(logits, by_ranker, -np.inf), hits(ranked, truth), np.diff(truth.indptr))
+    kept_logits = held_out_logits(examples, logits, len(rows), truth)
     ranker = fit_ranker(examples, threads) if metric.certain else None
+    cross, cross_gain = None, None
+    if ranker is not None and settings.cross_encoder:
+        from recollect.index_builder.reranker.cross_rank import fit_cross_ranker  # with torch
+
+        fitted = fit_cross_ranker(memory, settings, source, examples, rows, fold, logits, ranker, threads)
+        second = pick(examples.label, best_candidates(examples.query, fitted.logits, len(rows)), -1)
+        gain = judge.gain(settings.metric, ranked, second)
+        by_name = [judge.gain(name, ranked, second) for name in METRICS]
+        cross_gain = CrossGain(gain.certain, gain, by_name, fitted.texts)
+        cross = (fitted, held_out_logits(examples, fitted.logits, len(rows), truth)) if gain.certain else None
     result = RankerFit(
         kept=ranker is not None,
         metric=metric,
@@ -103,6 +144,16 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         segments=[judge.gain(name, votes, ranked) for name in judge.segments()],
         queries=len(rows),
         seconds=time.perf_counter() - start,
+        cross=cross_gain,
     )
-    write_ranker(memory, ranker, held_out_logits, result.as_json())
+    write_ranker(memory, ranker, kept_logits, result.as_json(), cross)
     return result
+
+
+def held_out_logits(
+    examples: Examples, logits: Float[np.ndarray, " candidate"], queries: int, truth: sparse.csr_matrix
+) -> HeldOut:
+    """The best candidates of each query by cross-fitted logits, for the calibration."""
+    best = best_candidates(examples.query, logits, queries)
+    true = hits(pick(examples.label, best, -1), truth)
+    return HeldOut(pick(logits, best, -np.inf), true, np.diff(truth.indptr))

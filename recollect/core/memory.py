@@ -59,7 +59,7 @@ class Memory:
             _live_keys(searcher.instances, instances), _live_keys(searcher.labels, labels.rows, labels.row_of)
         )
         if ranker is not None and snapshot.names is not None:
-            ranker = Ranker(ranker.model, LabelFacts(labels.counts, snapshot.names), values)
+            ranker = Ranker(ranker.model, LabelFacts(labels.counts, snapshot.names), values, ranker.cross)
         admitted = AdmittedKeys(snapshot.voters, searcher)
         filters = Filters(labels, snapshot.voters)
         return cls(manifest, snapshot, searcher, snapshot.words, ranker, admitted, filters, digest)
@@ -93,13 +93,13 @@ class Memory:
 class LiveMemory:
     """Applies the entries of a log to the memory of a bundle, in one thread at a time."""
 
-    def __init__(self, bundle: Bundle, device: Device, engine: EngineSettings | None = None) -> None:
+    def __init__(self, bundle: Bundle, device: Device, engine: EngineSettings | None = None, threads: int = 1) -> None:
         manifest, components = bundle.manifest, bundle.components
         counts, words = manifest.counts, None
         self._manifest = manifest
         if manifest.has_lexical_index:
             words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
-        self._ranker = Ranker.open(bundle) if manifest.has_ranker else None
+        self._ranker = Ranker.open(bundle, threads) if manifest.has_ranker else None
         names = None if self._ranker is None else self._ranker.facts.names
         self._builder, self._digest = SnapshotBuilder(bundle, words, names), b""
         self.searcher = Searcher.open(bundle, device, engine)  # last, because an error above would leave it open

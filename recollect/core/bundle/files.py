@@ -52,13 +52,16 @@ LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *post
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
+# Files of the cross-encoder, beside those of the ranker: the second ranker, the graph in int8, and its tokenizer.
+CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER = "cross_ranker.json", "cross_encoder.onnx", "cross_tokenizer.json"
+CROSS_FILES: frozenset[str] = frozenset({CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER})
 # Files of the fields of labels: those of each label, and the labels of each term.
 LABEL_FIELDS, LABEL_TERMS = "label_fields", "label_terms"
 TERM_OFFSETS, TERM_LABELS = "label_term_indptr.npy", "label_term_indices.npy"
 FIELD_FILES: frozenset[str] = frozenset(
     {*table_files(LABEL_FIELDS), *table_files(LABEL_TERMS), TERM_OFFSETS, TERM_LABELS}
 )
-_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, FIELD_FILES)
+_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, CROSS_FILES, FIELD_FILES)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from recollect.core.bundle.files import (
+    CROSS_ENCODER,
+    CROSS_FILES,
+    CROSS_TOKENIZER,
     ENCODER_SERVER,
     FIELD_FILES,
     LEXICAL_FILES,
@@ -30,7 +33,14 @@ FORMAT_VERSION = 3
 
 # Maximum sizes of the files that are read completely instead of being mapped into memory. Protobuf, the format of the
 # encoder, allows 2 GiB.
-_MAX_BYTES = {TOKENIZER: 64 << 20, ENCODER_SERVER: 1 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
+_MAX_BYTES = {
+    TOKENIZER: 64 << 20,
+    ENCODER_SERVER: 1 << 20,
+    "golden.json": 16 << 20,
+    "encoder.onnx": 2 << 30,
+    CROSS_TOKENIZER: 64 << 20,
+    CROSS_ENCODER: 2 << 30,
+}
 
 # Maximum number of keys that one search may retrieve. It limits the cost of a search.
 MOST_KEYS = 10_000
@@ -231,6 +241,7 @@ class Defaults(_Section):
     """Options for requests that do not set their own options.
 
     `word_weight` is the share of the lexical index in a score; it has no effect in a bundle without a lexical index.
+    `rerank` needs a cross-encoder.
     """
 
     lambda_: Fraction = Field(alias="lambda")
@@ -239,6 +250,7 @@ class Defaults(_Section):
     top_k: int = Field(ge=1)
     word_weight: Fraction = 0.0
     order: Order = "score"
+    rerank: bool = False
 
 
 class FileInfo(_Section):
@@ -293,6 +305,10 @@ class Manifest(_Section):
     @property
     def has_ranker(self) -> bool:
         return self.files.keys() >= RANKER_FILES
+
+    @property
+    def has_cross_encoder(self) -> bool:
+        return self.files.keys() >= CROSS_FILES | RANKER_FILES
 
     @property
     def has_label_fields(self) -> bool:

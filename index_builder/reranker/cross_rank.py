@@ -1,0 +1,172 @@
+"""Fit the second ranker, whose trees also read the logit of a cross-encoder.
+
+The cross-encoder learns from texts that are no examples of the trees, so its logits of the examples are those of texts
+that it does not know. Its candidates are found as those of the examples: in a memory without the whole fold of the
+text. The first ranker chooses the wrong labels that it learns to reject, and the candidates that it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from recollect.core.bundle.files import CROSS_ENCODER, CROSS_TOKENIZER
+from recollect.core.encoder import open_session
+from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
+from recollect.core.reranker.cross_ranker import CROSS_FEATURE, CrossRankerFile, best_rows, with_feature
+from recollect.core.reranker.model import RankerFile, RankerModel
+from recollect.core.reranker.scorer import Pair, Scorer
+from recollect.core.system.console import print_status, progress_bar
+from recollect.core.tokenizer import open_tokenizer
+from recollect.index_builder.bundle_tables import read_field
+from recollect.index_builder.errors import NothingToRank
+from recollect.index_builder.reranker.cross_encoder import (
+    LENGTHS,
+    Lesson,
+    export_cross_encoder,
+    train_cross_encoder,
+)
+from recollect.index_builder.reranker.examples import Examples, ExampleSource
+from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
+from recollect.index_builder.settings import RankSettings
+from recollect.trainer.encoding.checkpoint import load_checkpoint, load_encoder
+from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.memory.memory import Memory
+from recollect.trainer.randomness import Purpose, generator
+
+# Fewer texts train no cross-encoder.
+_MIN_TEXTS = 100
+# Maximum number of texts for each minute of the training: about as many as two fast cores read.
+_TEXTS_PER_MINUTE = 1_000
+# Number of true and of wrong labels of a text that the cross-encoder learns at most.
+_TRUE, _WRONG = 5, 8
+_FOLDS = 3
+# Number of texts whose logits decide how finely the cross-encoder is quantised.
+_SAMPLE_TEXTS = 64
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """A second ranker, its files, and the logits with which it is judged.
+
+    Attributes:
+        logits: The logit of each example, from trees that were fitted without the fold of its text.
+    """
+
+    file: CrossRankerFile
+    logits: Float[np.ndarray, " candidate"]
+    files: dict[str, bytes]
+    texts: int  # from which the cross-encoder learnt
+
+
+def fit_cross_ranker(
+    memory: Memory,
+    settings: RankSettings,
+    source: ExampleSource,
+    examples: Examples,
+    rows: Int[np.ndarray, " query"],
+    fold: Int[np.ndarray, " query"],
+    logits: Float[np.ndarray, " candidate"],
+    ranker: RankerFile,
+    threads: int,
+) -> CrossFit:
+    """Train a cross-encoder, and fit trees that read its logits.
+
+    Args:
+        examples: The examples of the trees, from the instances `rows`, with the first ranker's cross-fitted `logits`.
+        ranker: The first ranker, fitted to all examples.
+
+    Raises:
+        NothingToRank: If too few texts are no examples.
+        BuildError, EncoderError: If there is no BERT encoder to start from.
+    """
+    torch.set_num_threads(threads)
+    texts, labels = (list(read_field(memory.folder / f"{part}.jsonl", "text")) for part in ("instances", "labels"))
+    encoder = _base(settings)
+    lessons = _lessons(memory, settings, source, rows, ranker, texts, labels)
+    print_status(f"cross-encoder: {len(lessons):,} texts, {settings.minutes:g} minutes")
+    model = train_cross_encoder(encoder, lessons, 60 * settings.minutes, settings.seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        export_cross_encoder(model, encoder, folder, lessons[:: max(1, len(lessons) // _SAMPLE_TEXTS)])
+        tokenizer = PairTokenizer(open_tokenizer(folder / CROSS_TOKENIZER, max(LENGTHS)), LENGTHS)
+        session = open_session(folder / CROSS_ENCODER, "int8", threads, "cpu")
+        scorer = CrossEncoder(folder / CROSS_ENCODER, tokenizer, session)
+        queries = [texts[row] for row in rows.tolist()]
+        more = with_scores(examples, logits, queries, labels, scorer, settings.cross_encoder_candidates)
+        files = {name: (folder / name).read_bytes() for name in (CROSS_ENCODER, CROSS_TOKENIZER)}
+    file = CrossRankerFile(
+        format_version=1,
+        ranker=fit_ranker(more, threads),
+        candidates=settings.cross_encoder_candidates,
+        lengths=LENGTHS,
+    )
+    return CrossFit(file, cross_fitted_logits(more, fold, threads), files, len(lessons))
+
+
+def with_scores(
+    examples: Examples,
+    logits: Float[np.ndarray, " candidate"],
+    queries: Sequence[str],
+    labels: Sequence[str],
+    scorer: Scorer,
+    count: int,
+) -> Examples:
+    """The examples with one more feature: the scores of the best candidates of each query by these logits."""
+    offsets = np.searchsorted(examples.query, np.arange(len(queries) + 1))
+    best, scored = [], []
+    with progress_bar(len(queries), "query", "read") as bar:
+        for query, text in enumerate(queries):
+            best.append(best_rows(offsets[query : query + 2], logits, count))
+            names = [labels[label] for label in examples.label[best[-1]].tolist()]
+            scored += scorer.score([Pair(text, names, float("inf"))])
+            bar.update(1)
+    features = with_feature(examples.features, best, scored)
+    return dataclasses.replace(examples, features=features, names=(*examples.names, CROSS_FEATURE))
+
+
+def _base(settings: RankSettings) -> Encoder:
+    length = max(LENGTHS)
+    if settings.cross_encoder_base is None:
+        return load_checkpoint(settings.run / "checkpoint", "cpu")
+    return load_encoder(settings.cross_encoder_base, "auto", length, length, "cpu", "--cross-encoder-base")
+
+
+def _lessons(
+    memory: Memory,
+    settings: RankSettings,
+    source: ExampleSource,
+    rows: Int[np.ndarray, " query"],
+    ranker: RankerFile,
+    texts: list[str],
+    labels: list[str],
+) -> list[Lesson]:
+    """The texts from which the cross-encoder learns, with candidates: none is an example of the trees."""
+    examples = {texts[row] for row in rows.tolist()}
+    labelled = np.flatnonzero(np.diff(memory.value_indptr) > 0)
+    free = np.array([row for row in labelled.tolist() if texts[row] not in examples], dtype=np.int64)
+    rng = generator(settings.seed, Purpose.DISTILLATION)
+    chosen = np.sort(rng.permutation(free)[: round(max(1, settings.minutes) * _TEXTS_PER_MINUTE)])
+    if len(chosen) < _MIN_TEXTS:
+        raise NothingToRank(
+            f"{settings.run}: --cross-encoder: expected at least {_MIN_TEXTS} texts with labels that are no examples "
+            f"of the ranker, found {len(chosen)}; train on more texts, or set a smaller --queries"
+        )
+    found = source.cross(chosen, rng.permutation(len(chosen)) % _FOLDS)
+    order = np.lexsort((-RankerModel(ranker).logits(found.features), found.query))
+    offsets, lessons = np.searchsorted(found.query[order], np.arange(len(chosen) + 1)).tolist(), list[Lesson]()
+    for query, row in enumerate(chosen.tolist()):
+        best = order[offsets[query] : offsets[query + 1]]
+        is_true = found.true[best]
+        true, wrong = best[is_true][:_TRUE], best[~is_true][:_WRONG]
+        if len(true) and len(wrong):
+            names = [labels[label] for label in found.label[np.concatenate([true, wrong])].tolist()]
+            lessons.append(Lesson(texts[row], names, len(true)))
+    return lessons
