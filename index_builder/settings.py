@@ -17,6 +17,7 @@ from recollect.core.settings import (
     Listed,
     Location,
     ReadIf,
+    RerankerSettings,
     ServiceSettings,
     Settings,
     refuse_unread,
@@ -214,15 +215,21 @@ class CompactSettings(PublishSettings, ServiceSettings):
     )
 
 
-class RankSettings(Settings):
+class RankSettings(RerankerSettings):
     """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes."""
 
     read_if = (
         ReadIf(
-            ("minutes", "cross_encoder_base", "cross_encoder_candidates"),
+            ("minutes", "cross_encoder_base"),
             "--cross-encoder",
             lambda settings: None if settings.cross_encoder else "none",
         ),
+        ReadIf(
+            ("cross_encoder_candidates",),
+            "--cross-encoder or --reranker",
+            lambda settings: None if settings.cross_encoder or settings.reranker else "neither",
+        ),
+        ReadIf(("reranker",), "no --cross-encoder", lambda settings: "one" if settings.cross_encoder else None),
     )
     _refuse_unread = model_validator(mode="after")(refuse_unread)
 
@@ -244,7 +251,7 @@ class RankSettings(Settings):
         "encoder of the run",
     )
     cross_encoder_candidates: int = Field(
-        15, ge=2, le=100, description="number of the ranker's best labels that the cross-encoder reads"
+        15, ge=2, le=100, description="number of the ranker's best labels that the cross-encoder or the reranker reads"
     )
     propensity: Propensity = (0.55, 1.5)
     seed: int = Field(0, ge=0, description="seed of the choice of instances, and of the folds")

@@ -165,7 +165,7 @@ def _write_cross_encoder(memory: Memory, folder: Path, needs_probabilities: bool
         if needs_probabilities and probabilities is None:
             print_status("cross-encoder: left out, because its probabilities are not reliable")
             return
-        for name in (CROSS_ENCODER, CROSS_TOKENIZER):
+        for name in (CROSS_ENCODER, CROSS_TOKENIZER) if file.server is None else ():
             shutil.copyfile(source / name, folder / name)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]

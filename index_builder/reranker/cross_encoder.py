@@ -31,14 +31,14 @@ from recollect.trainer.encoding.encoder import Encoder
 from recollect.trainer.randomness import Purpose, generator
 
 # Maximum number of tokens of a text and of a label.
-LENGTHS = (96, 16)
+LENGTHS = (64, 16)
 # Tokens before and after a text, and after a label.
 _ENDS = 3
 # Number of texts in a step, and maximum number of passes over all texts: more passes would learn them by heart.
 _STEP_TEXTS, _MOST_PASSES = 8, 5
-# Learning rates of the transformer and of the new head, which begin with a rise over the first steps. They fall to this
-# share of their values at the end of the time.
-_RATES, _RISING_STEPS, _LAST_SHARE = (1e-4, 1e-3), 50, 0.02
+# Learning rates of the transformer and of the new head. They rise over the first share of the time, and fall to the
+# last share of their values at its end.
+_RATES, _RISING_SHARE, _LAST_SHARE = (1e-4, 1e-3), 0.05, 0.02
 # An added attention of this size hides a token.
 _HIDDEN = -1e4
 # The int8 export quantises more finely until its logits have this correlation with those of the trained model.
@@ -126,7 +126,7 @@ def train_cross_encoder(encoder: Encoder, lessons: Sequence[Lesson], seconds: fl
     groups = [
         {"params": part, "lr": rate} for part, rate in zip((body, [*model.head.parameters()]), _RATES, strict=True)
     ]
-    optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(groups, weight_decay=0.01, fused=True)
     began, steps, losses = time.monotonic(), 0, list[float]()
     model.train()
     with progress_bar(round(seconds), "s", "cross-encoder") as bar:
@@ -136,7 +136,7 @@ def train_cross_encoder(encoder: Encoder, lessons: Sequence[Lesson], seconds: fl
                 break
             bar.update(round(spent) - bar.n)
             share = max(spent / seconds, steps * _STEP_TEXTS / (_MOST_PASSES * len(lessons)))
-            rising = min(1, (steps + 1) / _RISING_STEPS) * max(_LAST_SHARE, 1 - share)
+            rising = max(_LAST_SHARE, min(share / _RISING_SHARE, 1 - share))
             for group, rate in zip(optimiser.param_groups, _RATES, strict=True):
                 group["lr"] = rate * rising
             batch = _Batch([tokens.join(lessons[row].text, lessons[row].labels) for row in chosen])

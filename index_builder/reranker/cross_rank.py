@@ -1,4 +1,4 @@
-"""Fit the second ranker, whose trees also read the logit of a cross-encoder.
+"""Fit the second ranker, whose trees also read the logit of a cross-encoder, or the score of a reranker on a server.
 
 The cross-encoder learns from texts that are no examples of the trees, so its logits of the examples are those of texts
 that it does not know. Its candidates are found as those of the examples: in a memory without the whole fold of the
@@ -12,21 +12,23 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from recollect.core import extras
 from recollect.core.bundle.files import CROSS_ENCODER, CROSS_TOKENIZER
 from recollect.core.encoder import open_session
 from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
 from recollect.core.reranker.cross_ranker import CROSS_FEATURE, CrossRankerFile, best_rows, with_feature
 from recollect.core.reranker.model import RankerFile, RankerModel
-from recollect.core.reranker.scorer import Pair, Scorer
+from recollect.core.reranker.scorer import Pair, Scored, Scorer
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.tokenizer import open_tokenizer
 from recollect.index_builder.bundle_tables import read_field
-from recollect.index_builder.errors import NothingToRank
+from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.reranker.cross_encoder import (
     LENGTHS,
     Lesson,
@@ -48,6 +50,8 @@ _TEXTS_PER_MINUTE = 1_000
 # Number of true and of wrong labels of a text that the cross-encoder learns at most.
 _TRUE, _WRONG = 5, 8
 _FOLDS = 3
+# Number of texts that are read together.
+_BLOCK_QUERIES = 32
 # Number of texts whose logits decide how finely the cross-encoder is quantised.
 _SAMPLE_TEXTS = 64
 
@@ -63,52 +67,69 @@ class CrossFit:
     file: CrossRankerFile
     logits: Float[np.ndarray, " candidate"]
     files: dict[str, bytes]
-    texts: int  # from which the cross-encoder learnt
+    texts: int  # from which the cross-encoder learnt; 0 for a reranker on a server
 
 
-def fit_cross_ranker(
-    memory: Memory,
-    settings: RankSettings,
-    source: ExampleSource,
-    examples: Examples,
-    rows: Int[np.ndarray, " query"],
-    fold: Int[np.ndarray, " query"],
-    logits: Float[np.ndarray, " candidate"],
-    ranker: RankerFile,
-    threads: int,
-) -> CrossFit:
-    """Train a cross-encoder, and fit trees that read its logits.
+@dataclass(frozen=True)
+class FirstRanker:
+    """The ranker without a cross-encoder, and its examples from the instances `rows`.
 
-    Args:
-        examples: The examples of the trees, from the instances `rows`, with the first ranker's cross-fitted `logits`.
-        ranker: The first ranker, fitted to all examples.
+    Attributes:
+        logits: The logit of each example, from trees that were fitted without the fold of its text.
+    """
+
+    source: ExampleSource
+    examples: Examples
+    rows: Int[np.ndarray, " query"]
+    fold: Int[np.ndarray, " query"]
+    logits: Float[np.ndarray, " candidate"]
+    ranker: RankerFile
+
+
+def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker, threads: int) -> CrossFit:
+    """Train a cross-encoder, or connect to a reranker on a server, and fit trees that read its logits.
 
     Raises:
         NothingToRank: If too few texts are no examples.
-        BuildError, EncoderError: If there is no BERT encoder to start from.
+        BuildError, EncoderError: If there is no BERT encoder to start from, or the server fails.
+        EncoderDownError: If the server does not answer.
     """
-    torch.set_num_threads(threads)
     texts, labels = (list(read_field(memory.folder / f"{part}.jsonl", "text")) for part in ("instances", "labels"))
+    queries, count = [texts[row] for row in first.rows.tolist()], settings.cross_encoder_candidates
+    files, learnt = dict[str, bytes](), 0
+    source: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        scorer: Scorer
+        if settings.cross_encoder:
+            scorer, learnt = _train(memory, settings, first, texts, labels, threads, Path(scratch))
+            files = {name: (Path(scratch) / name).read_bytes() for name in (CROSS_ENCODER, CROSS_TOKENIZER)}
+            source["lengths"] = LENGTHS
+        else:
+            scorer, source["server"] = extras.load("reranker", "server").connect(settings)
+        more = with_scores(first.examples, first.logits, queries, labels, scorer, count)
+    file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, threads), candidates=count, **source)
+    return CrossFit(file, cross_fitted_logits(more, first.fold, threads), files, learnt)
+
+
+def _train(
+    memory: Memory,
+    settings: RankSettings,
+    first: FirstRanker,
+    texts: list[str],
+    labels: list[str],
+    threads: int,
+    folder: Path,
+) -> tuple[CrossEncoder, int]:
+    """Train a cross-encoder, and write its files into a folder; return it, and the number of its texts."""
+    torch.set_num_threads(threads)
     encoder = _base(settings)
-    lessons = _lessons(memory, settings, source, rows, ranker, texts, labels)
+    lessons = _lessons(memory, settings, first, texts, labels)
     print_status(f"cross-encoder: {len(lessons):,} texts, {settings.minutes:g} minutes")
     model = train_cross_encoder(encoder, lessons, 60 * settings.minutes, settings.seed)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        export_cross_encoder(model, encoder, folder, lessons[:: max(1, len(lessons) // _SAMPLE_TEXTS)])
-        tokenizer = PairTokenizer(open_tokenizer(folder / CROSS_TOKENIZER, max(LENGTHS)), LENGTHS)
-        session = open_session(folder / CROSS_ENCODER, "int8", threads, "cpu")
-        scorer = CrossEncoder(folder / CROSS_ENCODER, tokenizer, session)
-        queries = [texts[row] for row in rows.tolist()]
-        more = with_scores(examples, logits, queries, labels, scorer, settings.cross_encoder_candidates)
-        files = {name: (folder / name).read_bytes() for name in (CROSS_ENCODER, CROSS_TOKENIZER)}
-    file = CrossRankerFile(
-        format_version=1,
-        ranker=fit_ranker(more, threads),
-        candidates=settings.cross_encoder_candidates,
-        lengths=LENGTHS,
-    )
-    return CrossFit(file, cross_fitted_logits(more, fold, threads), files, len(lessons))
+    export_cross_encoder(model, encoder, folder, lessons[:: max(1, len(lessons) // _SAMPLE_TEXTS)])
+    tokenizer = PairTokenizer(open_tokenizer(folder / CROSS_TOKENIZER, max(LENGTHS)), LENGTHS)
+    session = open_session(folder / CROSS_ENCODER, "int8", threads, "cpu")
+    return CrossEncoder(folder / CROSS_ENCODER, tokenizer, session), len(lessons)
 
 
 def with_scores(
@@ -119,15 +140,27 @@ def with_scores(
     scorer: Scorer,
     count: int,
 ) -> Examples:
-    """The examples with one more feature: the scores of the best candidates of each query by these logits."""
+    """The examples with one more feature: the scores of the best candidates of each query by these logits.
+
+    Raises:
+        BuildError: If a server gives no scores.
+    """
     offsets = np.searchsorted(examples.query, np.arange(len(queries) + 1))
-    best, scored = [], []
+    best = [best_rows(offsets[query : query + 2], logits, count) for query in range(len(queries))]
+    pairs = [
+        Pair(text, [labels[label] for label in examples.label[rows].tolist()], float("inf"))
+        for text, rows in zip(queries, best, strict=True)
+    ]
+    scored = list[Scored]()
     with progress_bar(len(queries), "query", "read") as bar:
-        for query, text in enumerate(queries):
-            best.append(best_rows(offsets[query : query + 2], logits, count))
-            names = [labels[label] for label in examples.label[best[-1]].tolist()]
-            scored += scorer.score([Pair(text, names, float("inf"))])
-            bar.update(1)
+        for start in range(0, len(pairs), _BLOCK_QUERIES):
+            scored += scorer.score(pairs[start : start + _BLOCK_QUERIES])
+            bar.update(len(scored) - bar.n)
+    if failed := sum(isinstance(each, str) for each in scored):
+        raise BuildError(
+            f"--reranker: expected the scores of {len(queries):,} texts, found none for {failed:,}; repeat the command "
+            "when the server answers"
+        )
     features = with_feature(examples.features, best, scored)
     return dataclasses.replace(examples, features=features, names=(*examples.names, CROSS_FEATURE))
 
@@ -142,14 +175,12 @@ def _base(settings: RankSettings) -> Encoder:
 def _lessons(
     memory: Memory,
     settings: RankSettings,
-    source: ExampleSource,
-    rows: Int[np.ndarray, " query"],
-    ranker: RankerFile,
+    first: FirstRanker,
     texts: list[str],
     labels: list[str],
 ) -> list[Lesson]:
     """The texts from which the cross-encoder learns, with candidates: none is an example of the trees."""
-    examples = {texts[row] for row in rows.tolist()}
+    examples = {texts[row] for row in first.rows.tolist()}
     labelled = np.flatnonzero(np.diff(memory.value_indptr) > 0)
     free = np.array([row for row in labelled.tolist() if texts[row] not in examples], dtype=np.int64)
     rng = generator(settings.seed, Purpose.DISTILLATION)
@@ -159,8 +190,8 @@ def _lessons(
             f"{settings.run}: --cross-encoder: expected at least {_MIN_TEXTS} texts with labels that are no examples "
             f"of the ranker, found {len(chosen)}; train on more texts, or set a smaller --queries"
         )
-    found = source.cross(chosen, rng.permutation(len(chosen)) % _FOLDS)
-    order = np.lexsort((-RankerModel(ranker).logits(found.features), found.query))
+    found = first.source.cross(chosen, rng.permutation(len(chosen)) % _FOLDS)
+    order = np.lexsort((-RankerModel(first.ranker).logits(found.features), found.query))
     offsets, lessons = np.searchsorted(found.query[order], np.arange(len(chosen) + 1)).tolist(), list[Lesson]()
     for query, row in enumerate(chosen.tolist()):
         best = order[offsets[query] : offsets[query + 1]]

@@ -75,7 +75,7 @@ class CrossGain:
     kept: bool
     metric: RankerGain
     gains: list[RankerGain]
-    texts: int  # from which the cross-encoder learnt
+    texts: int  # from which the cross-encoder learnt; 0 for a reranker on a server
 
     def as_json(self) -> dict[str, Any]:
         return {"kept": self.kept, "texts": self.texts, "gains": [vars(gain) for gain in self.gains]}
@@ -83,14 +83,11 @@ class CrossGain:
     def table(self) -> list[str]:
         metric = self.metric
         gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
-        decision = "the cross-encoder is kept" if self.kept else "less than two standard errors: it is not kept"
+        name = "cross-encoder" if self.texts else "reranker"
+        decision = f"the {name} is kept" if self.kept else f"less than two standard errors: the {name} is not kept"
         lines = format_gains(self.gains, [], ("without", "with"))
-        return [
-            "",
-            f"with a cross-encoder, which learnt from {self.texts:,} other texts",
-            *lines,
-            f"{gain}; {decision}",
-        ]
+        learnt = f"with a cross-encoder, which learnt from {self.texts:,} other texts"
+        return ["", learnt if self.texts else "with the reranker", *lines, f"{gain}; {decision}"]
 
 
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
@@ -128,10 +125,11 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     kept_logits = held_out_logits(examples, logits, len(rows), truth)
     ranker = fit_ranker(examples, threads) if metric.certain else None
     cross, cross_gain = None, None
-    if ranker is not None and settings.cross_encoder:
-        from recollect.index_builder.reranker.cross_rank import fit_cross_ranker  # with torch
+    if ranker is not None and (settings.cross_encoder or settings.reranker is not None):
+        from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
 
-        fitted = fit_cross_ranker(memory, settings, source, examples, rows, fold, logits, ranker, threads)
+        first = FirstRanker(source, examples, rows, fold, logits, ranker)
+        fitted = fit_cross_ranker(memory, settings, first, threads)
         second = pick(examples.label, best_candidates(examples.query, fitted.logits, len(rows)), -1)
         gain = judge.gain(settings.metric, ranked, second)
         by_name = [judge.gain(name, ranked, second) for name in METRICS]

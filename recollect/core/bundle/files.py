@@ -52,7 +52,8 @@ LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *post
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
-# Files of the cross-encoder, beside those of the ranker: the second ranker, the graph in int8, and its tokenizer.
+# Files of the second ranker, beside those of the ranker: its trees; and the graph of the cross-encoder in int8 with its
+# tokenizer, if it is not on a server.
 CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER = "cross_ranker.json", "cross_encoder.onnx", "cross_tokenizer.json"
 CROSS_FILES: frozenset[str] = frozenset({CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER})
 # Files of the fields of labels: those of each label, and the labels of each term.
@@ -61,7 +62,7 @@ TERM_OFFSETS, TERM_LABELS = "label_term_indptr.npy", "label_term_indices.npy"
 FIELD_FILES: frozenset[str] = frozenset(
     {*table_files(LABEL_FIELDS), *table_files(LABEL_TERMS), TERM_OFFSETS, TERM_LABELS}
 )
-_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, CROSS_FILES, FIELD_FILES)
+_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, CROSS_FILES - {CROSS_RANKER}, frozenset({CROSS_RANKER}), FIELD_FILES)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from recollect.core.bundle.files import (
     CROSS_ENCODER,
-    CROSS_FILES,
+    CROSS_RANKER,
     CROSS_TOKENIZER,
     ENCODER_SERVER,
     FIELD_FILES,
@@ -308,7 +308,7 @@ class Manifest(_Section):
 
     @property
     def has_cross_encoder(self) -> bool:
-        return self.files.keys() >= CROSS_FILES | RANKER_FILES
+        return self.files.keys() >= RANKER_FILES | {CROSS_RANKER}
 
     @property
     def has_label_fields(self) -> bool:

@@ -24,6 +24,7 @@ from recollect.core.reranker.cross_ranker import FEATURES, CrossRanker
 from recollect.core.reranker.model import RankerModel
 from recollect.core.reranker.scorer import LeftOut
 from recollect.core.scoring import ScoredLabels, WeightedKeys
+from recollect.core.settings import RerankerSettings
 from recollect.core.tables.corrections import Corrections
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -60,13 +61,13 @@ class Ranker:
         self.model, self.facts, self._values, self.cross = model, facts, values, cross
 
     @classmethod
-    def open(cls, bundle: Bundle, threads: int) -> Ranker:
-        """Open the ranker of a bundle that has one. The threads are those of the cross-encoder."""
+    def open(cls, bundle: Bundle, threads: int, connections: RerankerSettings | None = None) -> Ranker:
+        """Open the ranker of a bundle that has one. The other arguments are for a cross-encoder, if it has one."""
         components = bundle.components
         names = Names.open_with(components.open, len(bundle.labels))
         values = Values(bundle.instances.values, len(bundle.labels))
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
-        cross = CrossRanker.open(bundle, threads) if bundle.manifest.has_cross_encoder else None
+        cross = CrossRanker.open(bundle, threads, connections) if bundle.manifest.has_cross_encoder else None
         return cls(model, LabelFacts(bundle.labels.counts, names), values, cross)
 
     def rank(

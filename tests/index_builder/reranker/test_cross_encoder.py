@@ -49,7 +49,7 @@ def rank_names(folder: Path) -> None:
     """The cross-encoder learns so little in a second that `rank` would not keep it; it is written nevertheless."""
     from recollect.index_builder.reranker import rank as ranking
     from recollect.index_builder.reranker.artefact import read_held_out, read_ranker, write_ranker
-    from recollect.index_builder.reranker.cross_rank import fit_cross_ranker
+    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker
     from recollect.index_builder.reranker.examples import ExampleSource
     from recollect.index_builder.reranker.fit import cross_fitted_logits
 
@@ -66,7 +66,7 @@ def rank_names(folder: Path) -> None:
     fold = np.arange(300) % 3
     examples = source.cross(rows, fold)
     logits, ranker = cross_fitted_logits(examples, fold, 1), read_ranker(memory)
-    fitted = fit_cross_ranker(memory, settings, source, examples, rows, fold, logits, ranker, 1)
+    fitted = fit_cross_ranker(memory, settings, FirstRanker(source, examples, rows, fold, logits, ranker), 1)
     truth = memory.relevance[rows]
     second = ranking.held_out_logits(examples, fitted.logits, len(rows), truth)
     write_ranker(memory, ranker, read_held_out(memory), report, (fitted, second))
@@ -211,7 +211,7 @@ def test_texts_and_an_encoder_must_be_left_for_the_cross_encoder(crossed: Crosse
     with pytest.raises(NothingToRank, match="at least 100 texts .* no examples of the ranker, found 0; .* --queries"):
         recollect.rank(run, threads=1, queries=600, cross_encoder=True, minutes=0.01)
     other = write_tiny_encoder(tmp_path / "encoder", "distilbert")
-    with pytest.raises(BuildError, match="expected a BERT encoder of at least 115 positions to start from"):
+    with pytest.raises(BuildError, match="expected a BERT encoder of at least 83 positions to start from"):
         recollect.rank(run, threads=1, queries=300, cross_encoder=True, cross_encoder_base=str(other), minutes=0.01)
     with pytest.raises(recollect.ERRORS, match="--minutes: expected --cross-encoder, found none"):
         recollect.rank(run, minutes=1)
