@@ -230,6 +230,7 @@ class RankSettings(RerankerSettings):
             lambda settings: None if settings.cross_encoder or settings.reranker else "neither",
         ),
         ReadIf(("reranker",), "no --cross-encoder", lambda settings: "one" if settings.cross_encoder else None),
+        ReadIf(("reranker_token", "reranker_ms"), "--reranker", lambda settings: None if settings.reranker else "none"),
     )
     _refuse_unread = model_validator(mode="after")(refuse_unread)
 

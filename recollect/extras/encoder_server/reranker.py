@@ -41,7 +41,7 @@ _MOST_DIFFERENCE = 0.05
 _MAX_BYTES, _CALLS, _REST_SECONDS = 4 << 20, 4, 1.0
 # Share of the time until the deadline that is left for the rest of the answer.
 _RESERVED_SHARE = 0.2
-# Time limit of a call in a build.
+# Minimum time limit of a call in a fit.
 _BUILD_SECONDS = 60.0
 
 
@@ -178,13 +178,14 @@ class RemoteReranker(Scorer):
 
 
 def connect(settings: RerankerSettings) -> tuple[RemoteReranker, dict[str, Any]]:
-    """The reranker of the settings, for a fit, in which each query gets a minute; and what a run records of it.
+    """The reranker of the settings, for a fit, in which each query gets a minute or more; and what a run records.
 
     Raises:
         EncoderDownError: If the server does not answer, or not with scores.
     """
     assert settings.reranker is not None
-    reranker = RemoteReranker(RerankerAddress.parse(settings.reranker), settings.reranker_token, _BUILD_SECONDS)
+    seconds = max(settings.reranker_ms / 1e3, _BUILD_SECONDS)
+    reranker = RemoteReranker(RerankerAddress.parse(settings.reranker), settings.reranker_token, seconds)
     return reranker, reranker.describe().model_dump()
 
 
