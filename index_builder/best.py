@@ -224,4 +224,4 @@ def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked:
     """Tune a run on some held-out texts, and rank and judge it with some."""
     shared: dict[str, Any] = {"run": run, "metric": _METRIC, "seed": settings.seed}
     tune(TuneSettings(**shared), tuned_on)
-    return rank_run(RankSettings(**shared, propensity=settings.propensity), ranked)
+    return rank_run(RankSettings(**shared, propensity=settings.propensity, reranker=None), ranked)
