@@ -155,6 +155,18 @@ def test_a_vector_is_answered_without_the_cross_encoder(crossed: CrossedRun, mod
     assert by_default.answer(QUERIES[:1], order="score")[0].reranked is None
 
 
+def test_live_labels_are_read_and_a_compaction_keeps_the_cross_encoder(crossed: CrossedRun, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(crossed.store, tmp_path / "store"))
+    run = Path(shutil.copytree(crossed.run, tmp_path / "run"))
+    model = open_model(store, live="write")
+    model.add(instances=[{"uid": "new", "text": "quartz next to kelp", "labels": ["quartz"]}], create_labels=True)
+    assert model.answer(["quartz next to kelp"], rerank=True)[0].reranked
+    assert recollect.main(["compact", str(store), "--run", str(run), "--index", "flat", "--activate"]) == 0
+    compacted = open_model(store)
+    assert compacted.manifest.counts.labels == 13
+    assert compacted.answer(["quartz next to kelp"], rerank=True)[0].reranked
+
+
 def test_a_query_cannot_ask_for_what_is_missing(model: Model, built: Any) -> None:
     with pytest.raises(QueryError, match="rerank: needs the order probability"):
         model.predict("a", rerank=True, order="score")
