@@ -8,19 +8,21 @@ All contestants have the same held-out texts, which are chosen before the first 
 and tunes; the other half fits rankers, with cross-fitting, and decides. So no text judges a choice that it has made.
 The best run is then tuned and ranked again with both halves. The test split is not read.
 
-The pretrained encoder must encode all texts before the first two can answer. With many texts and little time, they are
-left out, so that the static encoder gets the whole time. The first contestant shows how long tuning and ranking take.
-The trainings share the rest of the time.
+The pretrained encoder must encode all texts before the first two can answer. A sample of the texts shows how long this
+takes. With little time, the encoder reads fewer tokens of each text, unless the user gives their number. With too
+little time for this, too, the first two are left out, so that the static encoder gets the whole time.
+
+The first contestant shows how long tuning and ranking take. The trainings share the rest of the time.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +39,7 @@ from recollect.trainer.data.split import Split
 from recollect.trainer.distributed import require_single_process
 from recollect.trainer.encoding.checkpoint import load_encoder
 from recollect.trainer.encoding.encoder import Encoder, choose_device
+from recollect.trainer.encoding.precision import choose_precision
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT
 from recollect.trainer.memory.tune import tune
@@ -48,9 +51,11 @@ ADAPTER = "adapter"
 # Shares of the time for training; the untrained encoder has none.
 _SHARES = {ADAPTER: 0.35, STATIC: 0.65}
 # Number of texts that are encoded to estimate the time for all texts.
-_PROBE_TEXTS = 256
+_PROBE_TEXTS = 128
 # Maximum share of the time for encoding all texts with the pretrained encoder.
-_ENCODING_SHARE = 0.5
+_ENCODING_SHARE = 0.6
+# Numbers of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
+_SHORT_LENGTHS = 64, 32
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
 _MEASURING_SHARE = 0.15
 # Time to tune and rank the best run with both halves of the held-out texts, relative to that for a contestant.
@@ -99,13 +104,32 @@ def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: i
     return (time.perf_counter() - start) * len(texts) / len(sample)
 
 
-def choose_contestants(runs: Path, encoder: str, encoding_seconds: float, seconds: float) -> list[Contestant]:
-    """The contestants that fit into a time limit; the encoder needs `encoding_seconds` for all texts."""
+def choose_length(encoding_seconds: Callable[[int], float], lengths: Sequence[int], seconds: float) -> int | None:
+    """The first of some numbers of tokens for which encoding fits into a time limit; None if it never does.
+
+    Args:
+        encoding_seconds: The time in which the encoder reads so many tokens of all texts.
+    """
+    needed = dict[int, float]()
+    for length in lengths:
+        needed[length] = encoding_seconds(length)
+        if needed[length] <= _ENCODING_SHARE * seconds:
+            break
+    times = ", ".join(f"{length} tokens of all texts in about {needed[length]:,.0f} s" for length in needed)
+    fits = needed[length] <= _ENCODING_SHARE * seconds
+    chosen = f"reads at most {length} tokens" if fits else "is left out, and only a static encoder is trained"
+    print_status(f"best: the encoder reads {times}, of {seconds:,.0f} s, so it {chosen}")
+    return length if fits else None
+
+
+def choose_contestants(runs: Path, encoder: str, length: int | None) -> list[Contestant]:
+    """The contestants, if the encoder reads so many tokens of a text; None: there is no time for the encoder."""
     static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder})
-    if encoding_seconds > _ENCODING_SHARE * seconds:
+    if length is None:
         return [static]
-    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED})
-    return [Contestant(UNTRAINED, {"epochs": 0}), adapter, static]
+    untrained = Contestant(UNTRAINED, {"epochs": 0, "max_length": length})
+    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED, "max_length": length})
+    return [untrained, adapter, static]
 
 
 def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float, measuring: float | None) -> float:
@@ -124,14 +148,14 @@ class ContestantResult:
     """The quality of one contestant on texts that its training and its ranker did not see."""
 
     name: str
-    order: str  # the better order of its labels: `probability` with a ranker, otherwise `score`
+    order: str  # the default order of its labels
     metrics: dict[str, float]  # in this order, in percent
     seconds: float  # for training, encoding, tuning and ranking
 
     @classmethod
     def of(cls, name: str, fit: RankerFit, seconds: float) -> ContestantResult:
-        metrics = {gain.name: gain.ranker if fit.kept else gain.votes for gain in fit.gains}
-        return cls(name, "probability" if fit.kept else "score", metrics, seconds)
+        order = fit.choice.order
+        return cls(name, order, {gain.name: gain.of_order(order) for gain in fit.gains}, seconds)
 
 
 def table(results: Sequence[ContestantResult], winner: ContestantResult) -> list[str]:
@@ -182,27 +206,28 @@ def train_best(settings: TrainSettings) -> list[str]:
     }
     write_json(out / "best.json", {"format_version": 1} | report)
     shutil.rmtree(runs)
-    _measure(out, settings, held_out.both, held_out.both)
+    _measure(out, settings, held_out.both, held_out.both, classifier="auto")
     print_status(f"{out}: kept {winner.name}, which has the highest {_METRIC}; {time.perf_counter() - start:,.0f} s")
     return lines
 
 
 def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[Contestant], Halves]:
     """The contestants that fit into the time limit, and the held-out texts of all of them."""
-    train = open_named(settings).read_split("train")
+    dataset = open_named(settings)
+    train = dataset.read_split("train")
     device = choose_device(settings.device)
     lengths = settings.max_length, settings.label_max_length
     encoder = load_encoder(
         settings.encoder, settings.pooling, *lengths, device, "--encoder", settings.query_prompt, settings.label_prompt
     )
-    encoding = estimate_seconds(encoder, train.entries.texts, settings.max_length)
-    contestants = choose_contestants(runs, settings.encoder, encoding, seconds)
-    if len(contestants) == 1:
-        print_status(
-            f"best: {settings.encoder} would need {encoding:,.0f} s for all texts, so only a static encoder is "
-            "trained; --minutes sets the time limit"
-        )
-    return contestants, Halves.of(train, settings, encoder)
+    held_out, texts = Halves.of(train, settings, encoder), train.entries.texts
+    encoder = encoder.in_precision(choose_precision(encoder, texts, settings.precision, print_status))
+    of_labels = estimate_seconds(encoder, dataset.labels.texts, settings.label_max_length)
+    shorter = () if "max_length" in settings.model_fields_set else _SHORT_LENGTHS
+    length = choose_length(
+        lambda tokens: of_labels + estimate_seconds(encoder, texts, tokens), [settings.max_length, *shorter], seconds
+    )
+    return choose_contestants(runs, settings.encoder, length), held_out
 
 
 def _run(
@@ -215,13 +240,20 @@ def _run(
         own["max_seconds"] = limit
     write_run(settings.model_copy(update=own), held_out.choosing)
     trained = time.perf_counter()
-    ranking = _measure(run, settings, held_out.choosing, held_out.judging)
+    ranking = _measure(run, settings, held_out.choosing, held_out.judging, classifier="off")
     end = time.perf_counter()
     return ContestantResult.of(contestant.name, ranking, end - start), end - trained
 
 
-def _measure(run: Path, settings: TrainSettings, tuned_on: HeldOutTexts, ranked: HeldOutTexts) -> RankerFit:
-    """Tune a run on some held-out texts, and rank and judge it with some."""
+def _measure(
+    run: Path,
+    settings: TrainSettings,
+    tuned_on: HeldOutTexts,
+    ranked: HeldOutTexts,
+    classifier: Literal["auto", "off"],
+) -> RankerFit:
+    """Tune a run on some held-out texts, and rank and judge it with some. Only the last fit tries classifiers."""
     shared: dict[str, Any] = {"run": run, "metric": _METRIC, "seed": settings.seed}
     tune(TuneSettings(**shared), tuned_on)
-    return rank_run(RankSettings(**shared, propensity=settings.propensity, reranker=None), ranked)
+    flags = {**shared, "classifier": classifier, "propensity": settings.propensity, "reranker": None}
+    return rank_run(RankSettings(**flags), ranked)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recollect.core import extras
 from recollect.core.bundle.files import CROSS_RANKER
-from recollect.core.bundle.manifest import Defaults, Order
+from recollect.core.bundle.manifest import Defaults
 from recollect.core.golden import write_golden
 from recollect.core.system.console import print_status
 from recollect.edits.log import extent
@@ -17,7 +17,7 @@ from recollect.index_builder.faiss_index import check_factory, factory_string, i
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
 from recollect.index_builder.reranker.artefact import choose_ranker, has_cross_encoder, lexical_for, write_bundle_ranker
-from recollect.index_builder.reranker.calibrate import fit_vote_probabilities
+from recollect.index_builder.reranker.vote_probabilities import fit_vote_probabilities
 from recollect.index_builder.settings import BuildSettings
 from recollect.index_builder.verify import encode_sample, golden_queries
 from recollect.store.store import Store
@@ -92,13 +92,12 @@ def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, s
     ranker = choose_ranker(memory, settings)
     word_weight, measured = write_lexical(memory, folder, settings.run, lexical_for(ranker, settings.lexical))
     if ranker is None:
-        probabilities = fit_vote_probabilities(memory, settings.run, folder, word_weight)
+        probabilities, choice = fit_vote_probabilities(memory, settings.run, folder, word_weight)
     else:
-        probabilities = write_bundle_ranker(memory, folder, ranker)
-    order: Order = "score" if ranker is None else "probability"
+        probabilities, choice = write_bundle_ranker(memory, folder, ranker)
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     rerank = settings.rerank and (folder / CROSS_RANKER).is_file()
-    defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, order=order, rerank=rerank)
+    defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, **choice._asdict(), rerank=rerank)
     read = read_dataset_flags(memory.folder)
     new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured, read)
 

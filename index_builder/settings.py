@@ -254,10 +254,19 @@ class RankSettings(RerankerSettings):
     cross_encoder_candidates: int = Field(
         15, ge=2, le=100, description="number of the ranker's best labels that the cross-encoder or the reranker reads"
     )
+    classifier: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: with a linear classifier of the words of each label, if it gains two standard errors",
+    )
     propensity: Propensity = (0.55, 1.5)
     seed: int = Field(0, ge=0, description="seed of the choice of instances, and of the folds")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON instead of the table")
     threads: int = Field(0, ge=0, description="threads that search and fit; 0: one for each core")
+
+
+def _as_rows(settings: EvaluateSettings) -> str | None:
+    """The flag of a form of output that has the rows of settings alone."""
+    return "--csv" if settings.csv else "--latex" if settings.latex else None
 
 
 class EvaluateSettings(DatasetSettings, ServiceSettings):
@@ -267,9 +276,16 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
     read_if = (
         _OF_CACHE,
         ReadIf(
-            ("intervals", "deciles"),
+            ("intervals", "deciles", "wide"),
             "a table, because JSON always has them",
             lambda settings: "--json" if settings.json_ else None,
+        ),
+        ReadIf(("csv", "latex"), "one form of the output", lambda settings: "--json" if settings.json_ else None),
+        ReadIf(("latex",), "one form of the output", lambda settings: "--csv" if settings.csv else None),
+        ReadIf(("wide",), "a table, because CSV has all columns", lambda settings: "--csv" if settings.csv else None),
+        ReadIf(("deciles",), "the table or --json", _as_rows),
+        ReadIf(
+            ("by", "compare"), "the table, --json or --report", lambda each: None if each.report else _as_rows(each)
         ),
     )
     _refuse_unread = model_validator(mode="after")(refuse_unread)
@@ -316,6 +332,9 @@ class EvaluateSettings(DatasetSettings, ServiceSettings):
         description="also print the metrics of the labels with each of the most frequent values of a field, for "
         "example groups; default: no such table",
     )
+    wide: CliImplicitFlag[bool] = Field(False, description="print all columns, also if a line has over 100 characters")
+    csv: CliImplicitFlag[bool] = Field(False, description="print all rows and columns as CSV")
+    latex: CliImplicitFlag[bool] = Field(False, description="print the table for LaTeX")
     json_: CliImplicitFlag[bool] = Field(False, alias="json", description="print JSON")
     threads: int = Field(0, ge=0, description="threads that search and encode; 0: one for each core")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device that encodes and searches")] = "cpu"

@@ -57,23 +57,32 @@ def encode_sample(memory: Memory, encoder: Encoder, query_encoder: Encoder) -> S
             "encode the memory again with `recollect train --overwrite`"
         )
     keys = np.asarray(memory.instance_keys[rows], dtype=np.float32)
-    vectors = _encode_and_compare(encoder, texts, keys, rows, memory.folder / "keys.npy")
+    exact = encoder.served is None and memory.plan.precision == "fp32"
+    vectors = _encode_and_compare(encoder, texts, keys, rows, memory.folder / "keys.npy", exact)
     if query_encoder is not encoder:
         path = memory.folder / QUERY_VECTORS
-        vectors = _encode_and_compare(query_encoder, texts, memory.queries(rows), rows, path)
+        vectors = _encode_and_compare(query_encoder, texts, memory.queries(rows), rows, path, exact=True)
     return Sample(texts, vectors)
 
 
 def _encode_and_compare(
-    encoder: Encoder, texts: list[str], stored: Float[np.ndarray, "row dim"], rows: Int[np.ndarray, " row"], path: Path
+    encoder: Encoder,
+    texts: list[str],
+    stored: Float[np.ndarray, "row dim"],
+    rows: Int[np.ndarray, " row"],
+    path: Path,
+    exact: bool,
 ) -> Float[np.ndarray, "row dim"]:
-    """Encode texts, and compare the result with the vectors that the memory stores in their rows."""
+    """Encode texts, and compare the result with the vectors that the memory stores in their rows.
+
+    Args:
+        exact: Whether the stored vectors are in fp32. Those of a server vary with its batches.
+    """
     vectors = encoder.encode(texts, encoder.config.max_length)
     with np.errstate(invalid="ignore", divide="ignore"):  # the comparison below rejects keys of NaN or of zeros
         similarities = cosines(vectors, stored)
     worst = int(similarities.argmin())  # argmin returns the first NaN if there is one
-    # The vectors of a server vary with its batches.
-    if not similarities[worst] >= WORST_COSINE["fp32" if encoder.served is None else "fp16"]:
+    if not similarities[worst] >= WORST_COSINE["fp32" if exact else "fp16"]:
         raise BuildError(
             f"{path}: row {rows[worst]}: expected the checkpoint's vector of the text, found a vector with cosine "
             f"{similarities[worst]:.4f} to it; encode the memory again with `recollect train --overwrite`"

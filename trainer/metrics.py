@@ -140,6 +140,28 @@ def propensity_gains(
     return found, ideal.astype(np.float64)  # without true labels, bincount returns integers
 
 
+def label_f1(
+    true_positives: Float[np.ndarray, "*any"], predicted_and_true: Float[np.ndarray, "*any"]
+) -> Float[np.ndarray, "*any"]:
+    """F1 of a label, as a fraction: 2 tp / (predicted + true); 0 for a label that is neither predicted nor true."""
+    return np.asarray(2 * true_positives / np.maximum(predicted_and_true, 1))
+
+
+def by_label(
+    predictions: Int[np.ndarray, "query top_k"], truth: csr_matrix | csr_array, k: int
+) -> tuple[Float[np.ndarray, " label"], Bool[np.ndarray, " label"]]:
+    """The F1@k of each label that is true of a query, and whether a query that has the label has it in its top k.
+
+    The means are macro F1@k and coverage@k (Schultheis et al., NeurIPS 2023), over these labels: all others score 0.
+    """
+    truth = _to_sets(truth)
+    top, labels = predictions[:, :k], truth.shape[1]
+    found = np.bincount(top[hits(top, truth)], minlength=labels)
+    true = np.bincount(truth.indices, minlength=labels)
+    predicted = np.bincount(top[top >= 0], minlength=labels)
+    return label_f1(found, predicted + true)[true > 0], found[true > 0] > 0
+
+
 def query_scores(
     metric: str,
     predictions: Int[np.ndarray, "query top_k"],

@@ -47,6 +47,11 @@ def _served(settings: TrainingInputs) -> str | None:
     return f"--encoder {settings.encoder}" if is_encoder_url(settings.encoder) else None
 
 
+def _without_products(settings: SharedTrainSettings) -> str | None:
+    on_gpu = settings.device == "cuda" or settings.precision == "tf32"
+    return untrained(settings) if on_gpu else untrained(settings) and (_static(settings) or _served(settings))
+
+
 def _without_lora(settings: SharedTrainSettings) -> str | None:
     above = None if settings.trained == "full" else f"--train {settings.trained}"
     return _static(settings) or above
@@ -135,7 +140,7 @@ _OF_MINING = ("mine_from", "mine_every", "mine_every_epochs", "mine_top")
 _OF_CLUSTERS = ("cluster_from", "cluster_every", "cluster_double_at")
 _OF_HEADS = ("head_learning_rate", "table_learning_rate")
 _OF_TRAINING = (
-    *("train", "method", "label_inputs", "lora", "precision", "micro_batch", "save_minutes"),
+    *("train", "method", "label_inputs", "lora", "micro_batch", "save_minutes"),
     *("max_steps", "max_seconds", "batch_size", "learning_rate", *_OF_HEADS, "warmup", "weight_decay", "clip_norm"),
     *("temperature", "embedding_dropout", "positives", "positive_sampling", "hard_negatives", *_OF_MINING),
     *("clusters", *_OF_CLUSTERS, "validate_every", "validate_lambda", *_OF_METHODS),
@@ -163,6 +168,7 @@ READ_IF = (
     ReadIf(("minutes",), "--best", lambda settings: None if settings.best else "no --best"),
     ReadIf(("scale",), "--preset, whose values it multiplies", lambda settings: None if settings.preset else "none"),
     ReadIf(_OF_TRAINING, "a training", untrained),
+    ReadIf(("precision",), "a training, or a transformer that encodes on a CPU", _without_products),
     ReadIf(("vectors",), "--train adapter or --epochs 0, because all vectors change otherwise", _changing_vectors),
     ReadIf(("label_inputs",), "--train adapter, because an encoder reads label texts", whole_encoder),
     ReadIf(("lora",), "--train full and an encoder with a transformer", _without_lora),

@@ -236,13 +236,15 @@ def _run_without_training(run: Run) -> None:
         if not resumed or not folder.checkpoint.is_dir():
             save_checkpoint(encoder, folder.checkpoint)
     if is_bare:
-        run.write_memory(plan, run.texts(encoder, reusable))
+        encoder = run.in_fastest_precision(encoder, folder.memory, reusable)
+        run.write_memory(run.plan(encoder, run.settings.key_dtype), run.texts(encoder, reusable))
     elif run.has_intact_memory(folder.memory):
         run.report_existing_memory(plan)
     else:
         vectors, entries = run.frozen_vectors(encoder.without_adapter()), run.instances.entries
         held_out = encoder.config.held_out.mask(entries.strings(), len(entries))
         label_inputs = _label_inputs(run, encoder.config.label_alpha or 0.0, vectors, held_out)
+        plan = run.plan(encoder.in_precision(vectors.plan.precision), run.settings.key_dtype)
         run.write_memory(plan, _keys_above(run, encoder, vectors, label_inputs))
 
 
@@ -274,7 +276,7 @@ def _train_encoder(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
-    best = load_checkpoint(run.folder.checkpoint, encoder.device)
+    best = run.in_fastest_precision(load_checkpoint(run.folder.checkpoint, encoder.device), run.folder.memory)
     run.write_memory(run.plan(best, run.settings.key_dtype), run.texts(best))
 
 
@@ -311,7 +313,7 @@ def _train_above(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
             save_best=lambda: save_checkpoint(encoder, run.folder.checkpoint),
         )
         _train(run, recipe, task, watch)
-    best = load_checkpoint(run.folder.checkpoint, run.encoder.device)
+    best = load_checkpoint(run.folder.checkpoint, run.encoder.device).in_precision(vectors.plan.precision)
     run.write_memory(run.plan(best, run.settings.key_dtype), _keys_above(run, best, vectors, label_inputs))
 
 

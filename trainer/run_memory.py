@@ -16,7 +16,8 @@ from recollect.trainer.data.dataset import Dataset
 from recollect.trainer.data.split import Entries, Split
 from recollect.trainer.distributed import Ranks
 from recollect.trainer.encoding.checkpoint import encoder_digest
-from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.encoder import Encoder, EncodingPrecision
+from recollect.trainer.encoding.precision import choose_precision
 from recollect.trainer.encoding.tokens import TokenTable
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.heads.adapter import Side
@@ -30,6 +31,7 @@ from recollect.trainer.memory.memory import (
     check_same_plan,
     is_complete,
     open_memory,
+    saved_plan,
 )
 from recollect.trainer.memory.memory_writer import write_memory
 from recollect.trainer.memory.reuse import ReusableKeys, find_reusable, open_earlier
@@ -58,6 +60,33 @@ class Run:
 
     def texts(self, encoder: Encoder, reusable: ReusableKeys | None = None) -> EncodedTexts:
         return EncodedTexts(encoder, self.dataset.labels, self.instances.entries, self.ranks, reusable)
+
+    def in_fastest_precision(self, encoder: Encoder, memory: Path, reusable: ReusableKeys | None = None) -> Encoder:
+        """The encoder in the precision in which it encodes the texts of a memory.
+
+        A memory that the run has, finished or not, and the keys of --vectors keep their precision. Otherwise, see
+        `choose_precision`.
+
+        Raises:
+            MemoryFolderError: If --precision asks for another precision than that of these keys.
+        """
+        chosen = self._encoding_precision(encoder, memory, reusable) if self.ranks.first else None
+        return encoder.in_precision(self.ranks.broadcast_object(chosen))
+
+    def _encoding_precision(self, encoder: Encoder, memory: Path, reusable: ReusableKeys | None) -> EncodingPrecision:
+        found = {memory: saved_plan(memory)}
+        if reusable is not None:
+            found[reusable.memory.folder] = reusable.memory.plan
+        for folder, plan in found.items():
+            if plan is None:
+                continue
+            if plan.precision == "bf16" and self.settings.precision == "fp32":
+                raise MemoryFolderError(
+                    f"--precision fp32: expected keys in this precision in {folder}, found keys in bf16; omit the "
+                    "flag, or encode all texts again with --overwrite and without --vectors"
+                )
+            return plan.precision
+        return choose_precision(encoder, self.instances.entries.texts, self.settings.precision, self.report)
 
     def tokens(self, side: Side, entries: Entries, max_length: int) -> TokenTable:
         """The token ids of some texts, cut after `max_length` tokens.
@@ -109,9 +138,10 @@ class Run:
         plan = self.plan(frozen, "float32")
         if not self.has_intact_memory(self.folder.frozen):
             reusable = self.reusable(frozen, plan)
+            frozen = self.in_fastest_precision(frozen, self.folder.frozen, reusable)
             if reusable is not None and (reusable.rows == np.arange(plan.keys)).all():
                 return reusable.memory
-            source = self.texts(frozen, reusable)
+            plan, source = self.plan(frozen, "float32"), self.texts(frozen, reusable)
             write_memory(self.folder.frozen, plan, self.dataset.labels, self.instances, source, self.ranks)
         return open_memory(self.folder.frozen)
 

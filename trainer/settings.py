@@ -194,7 +194,8 @@ class TrainingInputs(DatasetSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device for training and encoding")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
-        description="precision of matrix products in training; auto: bf16 on a GPU, fp32 on a CPU; tf32: GPU only",
+        description="precision of matrix products; auto: bf16 to train on a GPU, fp32 to train on a CPU, and bf16 for "
+        "a CPU to encode a memory if this is faster and keeps the vectors; tf32: GPU only",
     )
 
     @property

@@ -25,12 +25,36 @@ _ENCODER_FLAGS = {
 _BEST_FLAGS = _DATASET_FLAGS | _ENCODER_FLAGS | {"out", "overwrite", "best", "minutes"}
 # Flags of the negatives that are drawn among the mined labels.
 _OF_NEGATIVES = ("hard_negatives", "mine_top")
+# The headings of the help, with their flags. A flag under two headings is under the first one only.
+_HELP_GROUPS = {
+    "the flags that matter first": (
+        *("out", "text_columns", "label_column", "encoder", "max_length", "method", "train", "epochs", "best", "rank"),
+    ),
+    "data": (*DatasetSettings.model_fields,),
+    "encoder": (
+        *("static_from", "pooling", "query_prompt", "label_prompt", "label_max_length", "query_encoder", "lora"),
+        *("from_", "vectors"),
+    ),
+    "training": (
+        *("preset", "scale", "max_steps", "max_seconds", "batch_size", "micro_batch", "learning_rate", "warmup"),
+        *("weight_decay", "clip_norm", "embedding_dropout", "validation_fraction", "validate_every"),
+        *("validate_lambda", "minutes", "seed", "device", "precision"),
+    ),
+    "method": (
+        *("head_learning_rate", "table_learning_rate", "temperature", "normalise", "label_inputs", "positives"),
+        *("positive_sampling", "propensity", "hard_negatives", "mine_from", "mine_every", "mine_every_epochs"),
+        *("mine_top", "clusters", "cluster_from", "cluster_every", "cluster_double_at"),
+        *OptionsOfAllMethods.model_fields,
+    ),
+    "output": ("tune", "key_dtype", "save_minutes", "resume", "overwrite"),
+}
 
 
 class TrainSettings(OptionsOfAllMethods, SharedTrainSettings):
     """Train an encoder on a dataset and build its memory: checkpoint/ and memory/ in a run folder."""
 
     read_if = READ_IF
+    help_groups = _HELP_GROUPS
 
     @model_validator(mode="wrap")
     @classmethod

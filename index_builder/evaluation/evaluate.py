@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from recollect.core.bundle.manifest import Order
 from recollect.core.errors import BundleError
 from recollect.core.predictor import Predictor
 from recollect.core.system.console import print_status
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.evaluation.groups import FieldGroups
-from recollect.index_builder.evaluation.measured import Comparison, Measured, differences, measure, report
+from recollect.index_builder.evaluation.measured import (
+    Comparison,
+    Measured,
+    differences,
+    measure,
+    popularity,
+    report,
+)
 from recollect.index_builder.evaluation.predictions import Memories, Setting, align_labels, predict_top
 from recollect.index_builder.settings import EvaluateSettings
 from recollect.model import open_model
@@ -39,13 +47,18 @@ class Evaluation:
             probabilities also have `ECE@1`, `ECE@5` and `Brier`, which are fractions. `intervals` has the ends of the
             95% confidence interval of each metric.
         coverage: The coverage statements of the bundle, and the shares found here; empty without probabilities.
-        differences: For each setting with both orders, each metric by probability minus the metric by score, and the
-            ends of the 95% confidence interval of this difference.
+        differences: For each setting with several orders, each metric by probability and by macro minus the metric by
+            score, and the ends of the 95% confidence interval of this difference.
         deciles: For each setting, the metrics of each decile of label frequency (`by_frequency`), by `DECILES`.
         by: For each setting, the `field` of `--by`, its number of `values`, and the metrics of its most frequent values
             (`FieldGroups.measure`) as `groups`; empty without the flag.
         comparison: The version of `--compare`, its metrics with the numbers of training texts of `version`, and the
             differences; None without the flag.
+        chosen: The row of the default options of the version, which may be one of `rows`.
+        votes: The row with the same options in order of score; None if `chosen` has this order.
+        popularity: The metrics of the labels with the most training texts, as the answer to every text.
+        texts: The mean number of true labels of a text (`labels`), the highest one (`most`), and the best possible
+            P@5 in percent.
     """
 
     version: str
@@ -56,6 +69,10 @@ class Evaluation:
     deciles: list[dict[str, Any]]
     by: list[dict[str, Any]]
     comparison: dict[str, Any] | None
+    chosen: dict[str, Any]
+    votes: dict[str, Any] | None
+    popularity: dict[str, Any]
+    texts: dict[str, float]
 
 
 def evaluate(settings: EvaluateSettings) -> Evaluation:
@@ -85,10 +102,14 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
     groups = None if settings.by is None else FieldGroups.of(predictor, settings.by, truth.labels)
     grid = _grid(settings, predictor)
     sweep = [dataclasses.replace(grid[0], lambda_=lambda_) for lambda_ in _LAMBDAS] if settings.report else []
-    measured = measure(predictor, test, truth, [*grid, *sweep], settings.propensity)
-    rows, of_sweep = measured[: len(grid)], measured[len(grid) :]
+    chosen = Setting.default(predictor)
+    votes = chosen.by("score", predictor.defaults)
+    others = [setting for setting in dict.fromkeys((chosen, votes)) if setting not in grid]
+    measured = measure(predictor, test, truth, [*grid, *others, *sweep], settings.propensity)
+    rows, of_sweep = measured[: len(grid)], measured[len(grid) + len(others) :]
+    row_of = {row.setting: row.row() for row in measured[: len(grid) + len(others)]}
     # The first setting, in the order in which the bundle answers by default.
-    answers_by = dataclasses.replace(rows[0].setting, order=predictor.manifest.defaults.order)
+    answers_by = rows[0].setting.by(predictor.defaults.order, predictor.defaults)
     answering = next((row for row in rows if row.setting == answers_by), rows[0])
     comparison = None
     if other is not None:
@@ -106,12 +127,16 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         [row.fields | row.deciles(truth) for row in rows],
         [] if groups is None else [row.fields | row.by(groups, truth) for row in rows],
         None if comparison is None else comparison.as_json(),
+        row_of[chosen],
+        row_of[votes] if votes != chosen else None,
+        popularity(truth, settings.propensity),
+        truth.limits(),
     )
     if settings.report:
         from recollect.index_builder.evaluation.report import QualityPage  # loads matplotlib
 
         dataset_name = settings.dataset.resolve().name
-        page = QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison, groups)
+        page = QualityPage(predictor, dataset_name, test, truth, answering, of_sweep, comparison, evaluation, groups)
         page.write(settings.report)
     return evaluation
 
@@ -188,14 +213,14 @@ def _open(settings: EvaluateSettings, version: str) -> Predictor:
 
 
 def _differences(rows: list[Measured]) -> list[dict[str, Any]]:
-    """Compare the two orders of each setting that has both."""
+    """Compare the other orders of each setting with the score."""
     by_score = {row.setting: row for row in rows}
     return [
         row.fields
-        | {"order": "probability - score"}
-        | differences(row.metrics, by_score[dataclasses.replace(row.setting, order="score")].metrics)
+        | {"order": f"{row.setting.order} - score"}
+        | differences(row.metrics, by_score[dataclasses.replace(row.setting, order="score", tail_weight=None)].metrics)
         for row in rows
-        if row.setting.order == "probability"
+        if row.setting.order != "score"
     ]
 
 
@@ -225,9 +250,11 @@ def _grid(settings: EvaluateSettings, predictor: Predictor) -> list[Setting]:
         )
         for memories in kinds
     ]
-    if predictor.memory.ranker is None:
-        return settings_of_score
-    # The ranker was fitted for the bundle's default options, so only rows with these options are ordered by it.
+    # Ranker and probabilities were fitted for the bundle's default options, so only rows with these have other orders.
+    # Without a ranker, the order by probability is that by score.
     joint = (setting for setting in settings_of_score if setting.memories == "joint")
-    by_default = (setting for setting in joint if setting.options().uses_votes_of(defaults))
-    return [*settings_of_score, *(dataclasses.replace(setting, order="probability") for setting in by_default)]
+    by_default = [setting for setting in joint if setting.options().uses_votes_of(defaults)]
+    orders: list[Order] = [] if predictor.memory.ranker is None else ["probability"]
+    if predictor.manifest.probabilities is not None and defaults.tail_weight is not None:
+        orders.append("macro")
+    return [*settings_of_score, *(setting.by(order, defaults) for order in orders for setting in by_default)]

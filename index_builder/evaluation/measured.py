@@ -24,6 +24,7 @@ from recollect.trainer.metrics import (
     PROPENSITY,
     SEGMENTS,
     hits,
+    label_f1,
     ndcg_at,
     precision_at,
     propensity_gains,
@@ -31,10 +32,11 @@ from recollect.trainer.metrics import (
     recall_at,
 )
 
-# Depth of the macro F1.
+# Depth of the macro F1 and of the coverage.
 _DEPTH = 5
+MACRO_F1, COVERAGE = f"macro F1@{_DEPTH}", f"coverage@{_DEPTH}"
 # The metrics of every setting, in the order in which tables print them.
-RANKING_METRICS = (*METRICS, *(f"F1@{_DEPTH} {segment}" for segment in SEGMENTS))
+RANKING_METRICS = (*METRICS, MACRO_F1, COVERAGE, *(f"F1@{_DEPTH} {segment}" for segment in SEGMENTS))
 
 
 def ranking_statistics(
@@ -79,6 +81,11 @@ def report(
     return metrics
 
 
+def popularity(truth: GroundTruth, propensity: tuple[float, float]) -> dict[str, float | None]:
+    """The metrics, in percent, if the answer to every text is the labels with the most training texts."""
+    return report(truth.most_frequent(), truth.relevance, truth.label_counts, truth.instances, propensity)
+
+
 def macro_f1(
     predictions: Int[np.ndarray, "query top_k"],
     hit: Bool[np.ndarray, "query top_k"],
@@ -88,7 +95,8 @@ def macro_f1(
 ) -> Statistics:
     """F1@k of each label over the top k of all queries, averaged over the labels of each segment that has labels.
 
-    The F1 of a label that is neither true nor predicted is 0.
+    The F1 of a label that is neither true nor predicted is 0. Macro F1 and coverage of all labels are means over the
+    labels that are true of a query; see `by_label`.
     """
     predictions, hit = predictions[:, :k], hit[:, :k]
     members = {name: (label_counts > more) & (label_counts <= limit) for name, (more, limit) in SEGMENTS.items()}
@@ -96,6 +104,7 @@ def macro_f1(
     # A label that is neither true nor predicted has the F1 0 in every resample.
     present = np.union1d(truth.indices, predictions[predictions >= 0])
     shares = np.stack([inside[present] / inside.sum() for inside in members.values()], axis=1)
+    is_true = np.isin(present, truth.indices).astype(np.float64)
 
     def counted(pairs: Bool[np.ndarray, "query top_k"]) -> sparse.csr_array:
         indptr = np.concatenate([[0], np.cumsum(pairs.sum(axis=1))])
@@ -109,11 +118,12 @@ def macro_f1(
 
     def finish(sums: Float[np.ndarray, "resample term"]) -> Float[np.ndarray, "resample metric"]:
         true_positives, predicted_and_true = np.split(sums, 2, axis=1)
-        f1: Float[np.ndarray, "resample label"] = 2 * true_positives / np.maximum(predicted_and_true, 1)
-        return np.asarray(100 * f1 @ shares)
+        f1: Float[np.ndarray, "resample label"] = label_f1(true_positives, predicted_and_true)
+        of_true = np.stack([f1 @ is_true, (true_positives > 0) @ is_true], axis=1) / max(1, is_true.sum())
+        return 100 * np.concatenate([of_true, f1 @ shares], axis=1)
 
     terms = sparse.hstack([counted(hit), counted(predictions >= 0) + true], format="csr")
-    return Statistics([f"F1@{k} {name}" for name in members], terms, finish)
+    return Statistics([f"macro F1@{k}", f"coverage@{k}", *(f"F1@{k} {name}" for name in members)], terms, finish)
 
 
 def probability_statistics(judged: JudgedProbabilities) -> list[Statistics]:
@@ -205,7 +215,7 @@ def measure(
         statistics.append(of_setting)
     several_memories = len({setting.memories for setting in grid}) > 1
     shown = {"word_weight": predictor.memory.words is not None, "memories": several_memories}
-    hidden = frozenset(name for name, differs in shown.items() if not differs)
+    hidden = frozenset(name for name, differs in shown.items() if not differs) | {"tail_weight"}
     return [
         Measured(setting, predicted, metrics, hidden)
         for setting, predicted, metrics in zip(grid, predictions, bootstrap(statistics), strict=True)

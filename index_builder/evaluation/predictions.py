@@ -16,7 +16,7 @@ from scipy import sparse
 
 from recollect.core.answers import Stopwatch
 from recollect.core.bundle.bundle import Bundle
-from recollect.core.bundle.manifest import Order
+from recollect.core.bundle.manifest import Defaults, Order
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
 from recollect.core.rank import Queries, rank
@@ -55,16 +55,23 @@ class Setting:
     word_weight: float
     order: Order
     memories: Memories = "joint"
+    tail_weight: float | None = None
 
     @classmethod
     def default(cls, predictor: Predictor) -> Setting:
         """The default options of a bundle."""
         defaults = predictor.manifest.defaults
-        return cls(defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight, defaults.order)
+        votes = defaults.lambda_, defaults.temperature, defaults.top_b, defaults.word_weight
+        return cls(*votes, defaults.order).by(defaults.order, defaults)
+
+    def by(self, order: Order, defaults: Defaults) -> Setting:
+        """The setting with another order; that of macro has the weight of the bundle."""
+        return dataclasses.replace(self, order=order, tail_weight=defaults.tail_weight if order == "macro" else None)
 
     def options(self) -> AnswerOptions:
+        votes = self.lambda_, self.temperature, self.top_b
         return AnswerOptions(
-            self.lambda_, self.temperature, self.top_b, _DEPTH, word_weight=self.word_weight, order=self.order
+            *votes, _DEPTH, word_weight=self.word_weight, order=self.order, tail_weight=self.tail_weight
         )
 
     def to_dict(self, hidden: Collection[str]) -> dict[str, float | str]:
@@ -125,6 +132,25 @@ class GroundTruth:
     def deciles(self) -> dict[str, Int[np.ndarray, " label"]]:
         """The decile of each label, in each way to form deciles."""
         return {name: form(self.label_counts) for name, form in DECILES.items()}
+
+    def most_frequent(self) -> Int[np.ndarray, "query top_k"]:
+        """For each text, up to 100 labels with the most training texts, without its filtered labels."""
+        removed = np.diff(self.filtered.indptr)
+        frequent = np.argsort(-self.label_counts, kind="stable")[: _DEPTH + removed.max(initial=0)]
+        labels = np.tile(frequent[:_DEPTH], (len(removed), 1))
+        for text in np.flatnonzero(removed):
+            own = frequent[~np.isin(frequent, self.filtered[[text]].indices)][:_DEPTH]
+            labels[text] = np.append(own, np.full(labels.shape[1] - len(own), -1))
+        return labels
+
+    def limits(self) -> dict[str, float]:
+        """The mean and the highest number of true labels of a text, and the best possible P@5 in percent."""
+        sizes = self.relevance.getnnz(axis=1)
+        return {
+            "labels": float(sizes.mean()),
+            "most": int(sizes.max()),
+            "P@5": float(100 * np.minimum(sizes, 5).mean() / 5),
+        }
 
     def translate(self, labels: Int[np.ndarray, "query top_k"], to: GroundTruth) -> Int[np.ndarray, "query top_k"]:
         """The positions of labels in the ground truth of another bundle; -1 for labels that the dataset lacks."""

@@ -19,11 +19,12 @@ from matplotlib.figure import Figure
 
 from recollect.core.predictor import Predictor
 from recollect.core.system.files import write_text
+from recollect.index_builder.evaluation.evaluate import Evaluation
 from recollect.index_builder.evaluation.groups import FieldGroups
 from recollect.index_builder.evaluation.measured import Comparison, Measured
 from recollect.index_builder.evaluation.predictions import GroundTruth
 from recollect.index_builder.evaluation.probabilities import DEPTHS, reliability
-from recollect.index_builder.evaluation.table import group_cells
+from recollect.index_builder.evaluation.table import group_cells, in_words, summary
 from recollect.trainer.data.split import Split
 from recollect.trainer.metrics import ndcg_at, recall_at
 
@@ -51,6 +52,7 @@ class QualityPage:
     answering: Measured  # with the default options
     sweep: list[Measured]  # with other lambdas, in order of score
     comparison: Comparison | None
+    evaluation: Evaluation
     groups: FieldGroups | None = None
 
     def write(self, folder: Path) -> None:
@@ -67,7 +69,7 @@ class QualityPage:
         yield "<h2>Metrics</h2>\n<p>Percent; ECE and Brier are fractions. Intervals: bootstrap over the texts."
         if self.comparison is not None:
             yield f"PSP and F1 of both versions use the label frequencies of {escape(version)}."
-        yield "</p>"
+        yield f"</p>\n<p>{escape(summary(self.evaluation))}</p>"
         yield from self._metrics()
         yield "<h2>Charts</h2>"
         yield self._charts()
@@ -86,13 +88,14 @@ class QualityPage:
         headings, rows = ["metric", self.predictor.version, "95% interval"], []
         if self.comparison is not None:
             headings += [self.comparison.version, "difference", "95% interval"]
+        headings.append("meaning")
         for name, metric in self.answering.metrics.items():
             row = [name, f"{metric.value:.3f}", "{:.3f} to {:.3f}".format(*metric.interval)]
             if self.comparison is not None and name in self.comparison.differences:
                 gains, other = self.comparison.differences, self.comparison.other.metrics[name]
                 low, high = gains["intervals"][name]
                 row += [f"{other.value:.3f}", f"{gains[name]:+.3f}", f"{low:+.3f} to {high:+.3f}"]
-            rows.append(row)
+            rows.append([*row, *[""] * (len(headings) - 1 - len(row)), in_words(name)])
         yield from _table(headings, rows)
 
     def _charts(self) -> str:

@@ -21,12 +21,12 @@ from recollect.core.bundle.manifest import Manifest
 from recollect.core.encoder import TextEncoder
 from recollect.core.errors import ActivationConflictError
 from recollect.core.golden import write_golden
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.settings import EngineSettings
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.core.tables.snapshot import Snapshot
 from recollect.core.words.index import write_lexical_index
-from recollect.core.words.names import Names
 from recollect.edits.log import MemoryLog
 from recollect.edits.writer import follow
 from recollect.index_builder.bundle_tables import read_field, write_bundle_tables
@@ -37,6 +37,7 @@ from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.live_memory.bundle_memory import read_bundle_memory
 from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
+from recollect.index_builder.reranker.artefact import write_label_facts
 from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import golden_queries
 from recollect.store.activations import ActivationRecord
@@ -180,7 +181,12 @@ def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, se
         shutil.copyfile(bundle.folder / name, folder / name)
     write_golden(folder, golden_queries(memory, sample))
     if old.has_ranker:
-        Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+        write_label_facts(memory, folder)
+    if old.has_classifier:
+        classifier = Classifier.open_with(bundle.components.open, len(bundle.labels))
+        uids = read_field(memory.folder / "labels.jsonl", "uid")
+        positions = [-1 if (found := bundle.labels.position(uid)) is None else found for uid in uids]
+        classifier.take(np.array(positions)).write(folder)
     if old.has_lexical_index:
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))

@@ -1,8 +1,9 @@
 """The ranker's folder in a memory.
 
 memory/ranker/   ranker.json    the model, as a bundle contains it; absent if the ranker does not help
+                 classifier.*   linear classifiers, as a bundle contains them; absent if they do not help
                  held_out.npz   logits of held-out texts, from models that were fitted without them
-                 report.json    the gains, and the memory for which the ranker was fitted
+                 report.json    the gains, the default order, and the memory for which the ranker was fitted
                  cross_*        the second ranker with its cross-encoder, and its logits of held-out texts; all or none
 """
 
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recollect.core.bundle.files import CROSS_ENCODER, CROSS_RANKER, CROSS_TOKENIZER, RANKER
-from recollect.core.bundle.manifest import Probabilities
-from recollect.core.reranker.candidates import WORD_FEATURES
+from recollect.core.bundle.manifest import Defaults, Probabilities
+from recollect.core.errors import BundleError
+from recollect.core.reranker.candidates import CLASSIFIER, WORD_FEATURES
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cross_ranker import CrossRankerFile
 from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
@@ -27,6 +30,8 @@ from recollect.core.words.names import Names
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError
 from recollect.index_builder.reranker.calibrate import HeldOut, reliable_probabilities
+from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
+from recollect.index_builder.reranker.orders import OrderChoice
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.trainer.memory.memory import Memory
 
@@ -40,6 +45,7 @@ _CROSS_HELD_OUT = "cross_held_out.npz"
 def write_ranker(
     memory: Memory,
     ranker: RankerFile | None,
+    classifier: Classifier | None,
     held_out: HeldOut,
     report: dict[str, Any],
     cross: tuple[CrossFit, HeldOut] | None = None,
@@ -54,6 +60,8 @@ def write_ranker(
     if ranker is not None:
         write_text(incoming / RANKER, ranker.model_dump_json() + "\n")
         np.savez(incoming / _HELD_OUT, **vars(held_out))
+        if classifier is not None:
+            classifier.write(incoming)
     if cross is not None:
         fitted, cross_held_out = cross
         write_text(incoming / CROSS_RANKER, fitted.file.model_dump_json() + "\n")
@@ -91,6 +99,23 @@ def read_ranker(memory: Memory) -> RankerFile:
             "run `recollect rank` again, or build with --rank off"
         )
     return ranker
+
+
+def read_order(memory: Memory) -> OrderChoice:
+    """The default order of a memory that has a ranker, and the weight of the order macro.
+
+    A `BuildError` if the report is damaged. A report without an order is of a release without the order macro.
+    """
+    path = memory.folder / _FOLDER / _REPORT
+    try:
+        report = read_json(path)
+        found = report.get("order", "probability"), report.get("tail_weight")
+        checked = Defaults(lambda_=1, temperature=1, top_b=1, top_k=1, order=found[0], tail_weight=found[1])
+    except (OSError, ValueError, AttributeError):
+        raise BuildError(
+            f"{path}: expected the default order, found another file; run `recollect rank` again"
+        ) from None
+    return OrderChoice(checked.order, checked.tail_weight)
 
 
 def read_held_out(memory: Memory, name: str = _HELD_OUT) -> HeldOut:
@@ -137,15 +162,35 @@ def lexical_for(ranker: RankerFile | None, lexical: Lexical) -> Lexical:
     return "on" if lexical == "auto" and ranker is not None and needs_words(ranker) else lexical
 
 
-def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> Probabilities | None:
-    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible."""
+def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> tuple[Probabilities | None, OrderChoice]:
+    """Write the ranker's files into a bundle folder, and calibrate its probabilities on held-out texts if possible.
+
+    Return the default order, too.
+    """
+    if CLASSIFIER in ranker.features:
+        _read_classifier(memory).write(folder)
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
-    Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+    write_label_facts(memory, folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
-    probabilities = reliable_probabilities(read_held_out(memory))
+    probabilities, choice = reliable_probabilities(read_held_out(memory)), read_order(memory)
     if has_cross_encoder(memory):
         _write_cross_encoder(memory, folder, probabilities is not None)
-    return probabilities
+    # Without probabilities, the ranker still orders the labels, but the order macro does not exist.
+    return probabilities, OrderChoice("probability", None) if probabilities is None else choice
+
+
+def write_label_facts(memory: Memory, folder: Path) -> None:
+    """Write the properties of labels that a ranker reads into a bundle folder."""
+    Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
+    count_cooccurrence(memory.label_sets, memory.plan.labels).write(folder)
+
+
+def _read_classifier(memory: Memory) -> Classifier:
+    folder = memory.folder / _FOLDER
+    try:
+        return Classifier.open_with(lambda function, name, *rest: function(folder / name, *rest), memory.plan.labels)
+    except BundleError as error:
+        raise BuildError(f"{error}; run `recollect rank` again") from None
 
 
 def has_cross_encoder(memory: Memory) -> bool:

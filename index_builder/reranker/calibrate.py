@@ -2,9 +2,6 @@
 
 Platt scaling and isotonic regression, each with and without a calibration of its own for the first labels, are compared
 by their Brier score on texts that took no part in the fit.
-
-A bundle without a ranker gets a calibration of its scores (`fit_vote_probabilities`): each held-out instance is left
-out of the memory, and answered by exact search with the default options.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,16 +16,10 @@ from jaxtyping import Bool, Float, Int
 from scipy import optimize
 
 from recollect.core.bundle.manifest import Coverage, Isotonic, Platt, Probabilities
-from recollect.core.reranker.calibration import calibrate_answers, log_odds
-from recollect.core.scoring import vote
+from recollect.core.reranker.calibration import calibrate_answers
 from recollect.core.system.console import print_status
-from recollect.core.words.index import LexicalIndex
-from recollect.index_builder.evaluation.predictions import best_rows, pick
 from recollect.index_builder.evaluation.probabilities import brier, reliability
-from recollect.index_builder.left_out_votes import default_voting, left_out_votes, without_filtered
-from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
-from recollect.trainer.memory.memory import Memory
-from recollect.trainer.metrics import hits
+from recollect.trainer.memory.left_out import MORE_HELD_OUT
 
 # Fewer texts give no reliable calibration.
 MIN_TEXTS = 100
@@ -38,8 +28,6 @@ _FOLDS = 5
 _MIN_POOL = 50
 # Shares of the true labels for which the least probability is stated.
 _SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
-# Maximum number of texts; more texts hardly change the calibration.
-_MAX_TEXTS = 2_000
 # Largest calibration error with which a bundle gives probabilities.
 _MAX_ERROR = 0.05
 
@@ -182,44 +170,20 @@ def _coverage(probabilities: Float[np.ndarray, " label"], true_labels: int) -> l
     ]
 
 
-def fit_vote_probabilities(memory: Memory, run: Path, folder: Path, word_weight: float) -> Probabilities | None:
-    """Fit and measure a calibration of the scores; None, with the reason as a status message, if that is not possible.
-
-    The run records the held-out instances. The bundle folder has the lexical index if `word_weight` is above 0.
-    """
-    rows = choose_queries(memory, run, _MAX_TEXTS, seed=0)
-    if len(rows) < MIN_TEXTS:
-        print_status(
-            f"probabilities: none, because the training held out {len(rows):,} texts with labels and a calibration "
-            f"needs {MIN_TEXTS}; {MORE_HELD_OUT}"
-        )
-        return None
-    return reliable_probabilities(_held_out_votes(memory, rows, folder, word_weight))
-
-
 def reliable_probabilities(held_out: HeldOut) -> Probabilities | None:
     """Fit and measure a calibration; None, with the reason as a status message, if it is impossible or inaccurate."""
     fitted = fit_probabilities(held_out)
     if fitted is None:
         print_status(f"probabilities: none, because no true label of {len(held_out):,} held-out texts is found")
         return None
-    error = fitted.metrics["ECE@5"]
-    summary = f"ECE@5 {error:.3f} on {fitted.texts:,} held-out texts"
-    if error > _MAX_ERROR:
+    summary = f"ECE@5 {fitted.metrics['ECE@5']:.3f} on {fitted.texts:,} held-out texts"
+    if not is_reliable(fitted):
         print_status(f"probabilities: none, because {summary} exceeds {_MAX_ERROR}; {MORE_HELD_OUT}")
         return None
     print_status(f"probabilities: {fitted.calibration.method}, {summary}")
     return fitted
 
 
-def _held_out_votes(memory: Memory, rows: np.ndarray, folder: Path, word_weight: float) -> HeldOut:
-    index = LexicalIndex.open(folder, memory.plan.instances, memory.plan.labels) if word_weight else None
-    truth, filtered = (sets.to_csr(memory.plan.labels)[rows] for sets in (memory.label_sets, memory.filtered_labels))
-    label, logit = [], []
-    for block, found in left_out_votes(memory, rows, index):
-        votes = vote(found, default_voting(memory, word_weight), memory.values).scores
-        ranking = votes.where(without_filtered(filtered[block], votes)).best()
-        best = best_rows(ranking.query, len(rows[block]))
-        label.append(pick(ranking.label, best, -1))
-        logit.append(pick(log_odds(ranking.score), best, -np.inf))
-    return HeldOut(np.concatenate(logit), hits(np.concatenate(label), truth), np.diff(truth.indptr))
+def is_reliable(fitted: Probabilities) -> bool:
+    """Whether a calibration is accurate enough for a bundle."""
+    return fitted.metrics["ECE@5"] <= _MAX_ERROR

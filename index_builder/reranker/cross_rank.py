@@ -21,6 +21,8 @@ from jaxtyping import Float, Int
 from recollect.core import extras
 from recollect.core.bundle.files import CROSS_ENCODER, CROSS_TOKENIZER
 from recollect.core.encoder import open_session
+from recollect.core.reranker.candidates import CLASSIFIER
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
 from recollect.core.reranker.cross_ranker import CROSS_FEATURE, CrossRankerFile, best_rows, with_feature
 from recollect.core.reranker.model import RankerFile, RankerModel
@@ -36,7 +38,7 @@ from recollect.index_builder.reranker.cross_encoder import (
     train_cross_encoder,
 )
 from recollect.index_builder.reranker.examples import Examples, ExampleSource
-from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
+from recollect.index_builder.reranker.fit import Shape, cross_fitted_logits, fit_ranker
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.encoding.checkpoint import load_checkpoint, load_encoder
 from recollect.trainer.encoding.encoder import Encoder
@@ -84,6 +86,8 @@ class FirstRanker:
     fold: Int[np.ndarray, " query"]
     logits: Float[np.ndarray, " candidate"]
     ranker: RankerFile
+    shape: Shape
+    classifier: Classifier | None
 
 
 def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker, threads: int) -> CrossFit:
@@ -107,8 +111,8 @@ def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker,
         else:
             scorer, source["server"] = extras.load("reranker", "server").connect(settings)
         more = with_scores(first.examples, first.logits, queries, labels, scorer, count)
-    file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, threads), candidates=count, **source)
-    return CrossFit(file, cross_fitted_logits(more, first.fold, threads), files, learnt)
+    file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, first.shape, threads), candidates=count, **source)
+    return CrossFit(file, cross_fitted_logits(more, first.fold, first.shape, threads), files, learnt)
 
 
 def _train(
@@ -191,6 +195,8 @@ def _lessons(
             f"of the ranker, found {len(chosen)}; train on more texts, or set a smaller --queries"
         )
     found = first.source.cross(chosen, rng.permutation(len(chosen)) % _FOLDS)
+    if first.classifier is not None:
+        found = found.with_feature(CLASSIFIER, first.source.classifier_scores(first.classifier, chosen, found))
     order = np.lexsort((-RankerModel(first.ranker).logits(found.features), found.query))
     offsets, lessons = np.searchsorted(found.query[order], np.arange(len(chosen) + 1)).tolist(), list[Lesson]()
     for query, row in enumerate(chosen.tolist()):

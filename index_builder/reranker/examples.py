@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.reranker.candidates import ALL_FEATURES, FEATURES, LabelFacts, find_candidates
+from recollect.core.reranker.candidates import ALL_FEATURES, CLASSIFIER, FEATURES, LabelFacts, find_candidates
+from recollect.core.reranker.classifier import Classifier
 from recollect.core.scoring import weigh
 from recollect.core.system.console import progress_bar
 from recollect.core.words.index import LexicalIndex
@@ -26,6 +27,8 @@ from recollect.core.words.terms import Words
 from recollect.core.words.word_index import WordIndex
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.left_out_votes import default_voting
+from recollect.index_builder.reranker.classifier import fit_classifier
+from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
 from recollect.trainer.memory.label_keys import LabelKeys
 from recollect.trainer.memory.memory import Memory
 from recollect.trainer.memory.search import nearest, nearest_among
@@ -51,6 +54,15 @@ class Examples:
         """Some of the candidates, in the given order."""
         return dataclasses.replace(self, **{name: getattr(self, name)[candidates] for name in _COLUMNS})
 
+    def with_feature(self, name: str, values: Float[np.ndarray, " candidate"]) -> Examples:
+        """The examples with one more feature."""
+        return dataclasses.replace(self, features=np.column_stack([self.features, values]), names=(*self.names, name))
+
+    @property
+    def training_counts(self) -> Int[np.ndarray, " candidate"]:
+        """Number of training instances of each label, without the fold of the query."""
+        return self.features[:, self.names.index("training_count")].astype(np.int64)
+
     @classmethod
     def join(cls, parts: Sequence[Examples]) -> Examples:
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
@@ -61,11 +73,13 @@ class ExampleSource:
     """Computes examples from a memory, on request with the features of a lexical index."""
 
     def __init__(self, memory: Memory, with_words: bool) -> None:
-        self._memory, self._features = memory, ALL_FEATURES if with_words else FEATURES
-        self._texts = list(read_field(memory.folder / "instances.jsonl", "text"))
+        names = ALL_FEATURES if with_words else FEATURES
+        self._memory, self._features = memory, tuple(name for name in names if name != CLASSIFIER)
+        self._columns = [ALL_FEATURES.index(name) for name in self._features]
+        self.texts = list(read_field(memory.folder / "instances.jsonl", "text"))
         labels = list(read_field(memory.folder / "labels.jsonl", "text"))
         self._names = Names.of(labels)
-        self._postings = invert(self._texts) if with_words else None
+        self._postings = invert(self.texts) if with_words else None
         self._label_words = WordIndex(invert(labels), len(labels)) if with_words else None
         self._values, self._truth = memory.values, memory.relevance
         self._filtered = memory.filtered_labels.to_csr(memory.plan.labels)  # labels that are removed from answers
@@ -82,6 +96,18 @@ class ExampleSource:
         joined = Examples.join(parts)
         return joined[np.lexsort((joined.label, joined.query))]
 
+    def fit_classifier(self, absent: Int[np.ndarray, " query"], threads: int) -> Classifier:
+        """Fit linear classifiers to all instances without some rows."""
+        return fit_classifier(self._memory, self.texts, absent, threads)
+
+    def classifier_scores(
+        self, classifier: Classifier, rows: Int[np.ndarray, " query"], examples: Examples
+    ) -> Float[np.ndarray, " candidate"]:
+        """The scores of linear classifiers for the examples of some instances."""
+        words = Words.of(self.texts[row] for row in rows.tolist())
+        offsets = np.searchsorted(examples.query, np.arange(len(rows) + 1))
+        return classifier.scores(words, offsets, examples.label)
+
     def _of_fold(self, absent: Int[np.ndarray, " query"]) -> Iterator[tuple[slice, Examples]]:
         """Yield the examples of blocks of instances, whose queries are numbered from 0 in each block.
 
@@ -93,7 +119,8 @@ class ExampleSource:
         present[absent] = False
         label_sets = memory.label_sets.where(present)
         counts = np.bincount(label_sets.indices, minlength=memory.plan.labels)
-        facts = LabelFacts(counts.astype(np.int32), self._names)
+        together = count_cooccurrence(label_sets, memory.plan.labels)
+        facts = LabelFacts(counts.astype(np.int32), self._names, together)
         words, vectors = self._words_without(absent), memory.queries(absent)
         text_keys = memory.keys[memory.plan.instances :]
         label_keys = LabelKeys(text_keys, memory.instance_keys, label_sets, defaults["label_key_alpha"]).filled()
@@ -102,7 +129,7 @@ class ExampleSource:
         for first in range(0, len(absent), _BLOCK_QUERIES):
             block = slice(first, first + _BLOCK_QUERIES)
             rows = absent[block]
-            query_words = Words.of(self._texts[row] for row in rows.tolist())
+            query_words = Words.of(self.texts[row] for row in rows.tolist())
             instances, labels = (Neighbours(*(part[block] for part in keys)) for keys in (all_instances, all_labels))
             found = Found(instances, labels, None if words is None else words.search(query_words))
             candidates = find_candidates(query_words, found, weigh(found, how, values), how, values, facts)
@@ -111,7 +138,7 @@ class ExampleSource:
                 query=candidates.query,
                 label=candidates.label,
                 score=candidates.features[:, 0].astype(np.float64),
-                features=candidates.features[:, : len(self._features)],
+                features=candidates.features[:, self._columns],
                 names=self._features,
                 true=np.asarray(self._truth[rows][pairs]).ravel() > 0,
             )
@@ -121,5 +148,5 @@ class ExampleSource:
         if self._postings is None or self._label_words is None:
             return None
         rows = absent.tolist()
-        instances = WordIndex(self._postings, len(self._texts)).remove(rows, [self._texts[row] for row in rows])
+        instances = WordIndex(self._postings, len(self.texts)).remove(rows, [self.texts[row] for row in rows])
         return LexicalIndex(instances, self._label_words)

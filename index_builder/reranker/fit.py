@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightgbm
 import numpy as np
@@ -15,8 +15,6 @@ from recollect.index_builder.reranker.examples import Examples
 # regularisation, nDCG@5 on library abstracts is 2.2 points lower, and lower than that of a logistic regression.
 _PARAMETERS = {
     "objective": "binary",
-    "learning_rate": 0.1,
-    "num_leaves": 8,
     "lambda_l2": 20,
     "feature_fraction": 0.5,
     "bagging_fraction": 0.6,
@@ -26,16 +24,28 @@ _PARAMETERS = {
     "seed": 0,
     "verbose": -1,
 }
-_TREES = 100
 # Minimum number of examples in a leaf: one in 1,000 of all examples, but at least 20, and never more than 500.
 _EXAMPLES_PER_LEAF, _MIN_IN_LEAF, _MAX_IN_LEAF = 1_000, 20, 500
 
 
-def fit_ranker(examples: Examples, threads: int) -> RankerFile:
+class Shape(NamedTuple):
+    """The number of trees, the number of their leaves, and the learning rate."""
+
+    trees: int
+    leaves: int
+    rate: float
+
+
+# The larger trees need more examples.
+SHAPES = (Shape(100, 8, 0.1), Shape(200, 16, 0.05))
+
+
+def fit_ranker(examples: Examples, shape: Shape, threads: int) -> RankerFile:
     """Fit trees whose sum is the logit that a candidate is true."""
     data = lightgbm.Dataset(examples.features, examples.true.astype(np.float32))
     in_leaf = min(max(len(examples.query) // _EXAMPLES_PER_LEAF, _MIN_IN_LEAF), _MAX_IN_LEAF)
-    booster = lightgbm.train(_PARAMETERS | {"min_data_in_leaf": in_leaf, "num_threads": threads}, data, _TREES)
+    chosen = {"num_leaves": shape.leaves, "learning_rate": shape.rate, "min_data_in_leaf": in_leaf}
+    booster = lightgbm.train(_PARAMETERS | chosen | {"num_threads": threads}, data, shape.trees)
     return RankerFile(
         format_version=1,
         features=list(examples.names),
@@ -44,13 +54,15 @@ def fit_ranker(examples: Examples, threads: int) -> RankerFile:
 
 
 def cross_fitted_logits(
-    examples: Examples, fold: Int[np.ndarray, " query"], threads: int
+    examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int
 ) -> Float[np.ndarray, " candidate"]:
     """The logit of each candidate from trees that were fitted without all queries of its fold."""
     logits, fold_of = np.empty(len(examples.query)), fold[examples.query]
     for number in np.unique(fold):
         left_out = fold_of == number
-        logits[left_out] = RankerModel(fit_ranker(examples[~left_out], threads)).logits(examples.features[left_out])
+        logits[left_out] = RankerModel(fit_ranker(examples[~left_out], shape, threads)).logits(
+            examples.features[left_out]
+        )
     return logits
 
 

@@ -1,4 +1,4 @@
-"""Gains of the ranker over the votes on held-out texts: all metrics, and by the frequency of labels."""
+"""Gains of the ranker over the votes on held-out texts: all metrics of all orders, and by the frequency of labels."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
+from recollect.core.bundle.manifest import Order
+from recollect.index_builder.evaluation.measured import COVERAGE, MACRO_F1
 from recollect.index_builder.evaluation.predictions import best_rows, pick
-from recollect.trainer.metrics import SEGMENTS, PairedGain, hits, propensity_weights, query_scores
+from recollect.trainer.metrics import SEGMENTS, PairedGain, by_label, hits, propensity_weights, query_scores
 
-METRICS = ("P@1", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@10", "R@100")
+METRICS = ("P@1", "P@5", "nDCG@5", "PSP@1", "PSP@5", "R@10", "R@100", MACRO_F1, COVERAGE)
 _SEGMENT_DEPTH = 5
 
 
 @dataclass(frozen=True)
 class RankerGain:
-    """A metric in percent, of the votes and of the ranker."""
+    """A metric in percent, of the votes, of the ranker, and of the order macro with the ranker's probabilities."""
 
     name: str  # of the metric, or of the segment of labels whose recall at 5 is measured
     votes: float
     ranker: float
     error: float  # standard error of the difference
+    macro: float | None = None  # None without reliable probabilities
+
+    def of_order(self, order: Order) -> float:
+        """The metric of an order that the bundle can have."""
+        values = {"score": self.votes, "probability": self.ranker, "macro": self.macro}
+        value = values[order]
+        assert value is not None
+        return value
 
     @property
     def certain(self) -> bool:
@@ -43,18 +53,31 @@ class Judge:
         self._truth, self._counts = truth, counts
         self._weights = propensity_weights(counts, instances, *propensity)
 
-    def gain(self, name: str, votes: Int[np.ndarray, "query 100"], ranker: Int[np.ndarray, "query 100"]) -> RankerGain:
-        """Compare two rankings by one metric, such as nDCG@5, or by the recall at 5 of a segment of `SEGMENTS`."""
+    def gain(
+        self,
+        name: str,
+        votes: Int[np.ndarray, "query 100"],
+        ranker: Int[np.ndarray, "query 100"],
+        macro: Int[np.ndarray, "query 100"] | None = None,
+    ) -> RankerGain:
+        """Compare rankings by one metric, such as nDCG@5, or by the recall at 5 of a segment of `SEGMENTS`."""
         before, after = self._scores(name, votes), self._scores(name, ranker)
-        return RankerGain(name, float(before.mean()), float(after.mean()), PairedGain.of(before, after).error)
+        of_macro = None if macro is None else self.mean(name, macro)
+        return RankerGain(name, float(before.mean()), float(after.mean()), PairedGain.of(before, after).error, of_macro)
+
+    def mean(self, name: str, labels: Int[np.ndarray, "query 100"]) -> float:
+        return float(self._scores(name, labels).mean())
 
     def segments(self) -> list[str]:
         """The segments of labels that have true labels."""
         counts = self._counts[self._truth.indices]
         return [name for name, (more, limit) in SEGMENTS.items() if ((counts > more) & (counts <= limit)).any()]
 
-    def _scores(self, name: str, labels: Int[np.ndarray, "query 100"]) -> Float[np.ndarray, " query"]:
-        """Score each query, so that the mean of the scores is the measure in percent."""
+    def _scores(self, name: str, labels: Int[np.ndarray, "query 100"]) -> Float[np.ndarray, " unit"]:
+        """Score each query, or each true label for a macro metric, so that the mean is the measure in percent."""
+        if name in (MACRO_F1, COVERAGE):
+            f1, found = by_label(labels, self._truth, _SEGMENT_DEPTH)
+            return 100.0 * (f1 if name == MACRO_F1 else found)
         if name not in SEGMENTS:
             return query_scores(name, labels, self._truth, self._weights)
         more, limit = SEGMENTS[name]
@@ -67,11 +90,15 @@ def format_gains(
     gains: list[RankerGain], segments: list[RankerGain], compared: tuple[str, str] = ("votes", "ranker")
 ) -> list[str]:
     """A table of the gains: metrics first, then the recall at 5 by frequency of labels."""
-    head = f"{'':24}  {compared[0]:>7}  {compared[1]:>7}  {'gain':>7}  {'error':>6}"
+    has_macro = any(gain.macro is not None for gain in gains)
+    head = f"{'':24}  {compared[0]:>7}  {compared[1]:>7}  {'gain':>7}  {'error':>6}" + (
+        f"  {'macro':>7}" if has_macro else ""
+    )
     rows = [(gain.name, gain) for gain in gains]
     rows += [(f"R@{_SEGMENT_DEPTH} of {gain.name} labels", gain) for gain in segments]
     return [head] + [
         f"{name:24}  {gain.votes:7.2f}  {gain.ranker:7.2f}  {gain.ranker - gain.votes:+7.2f}  {gain.error:6.2f}"
+        + ("" if gain.macro is None else f"  {gain.macro:7.2f}")
         for name, gain in rows
     ]
 

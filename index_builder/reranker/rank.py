@@ -8,31 +8,41 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy import sparse
 
+from recollect.core.reranker.candidates import CLASSIFIER
+from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.reranker.artefact import write_ranker
-from recollect.index_builder.reranker.calibrate import HeldOut
+from recollect.index_builder.reranker.calibrate import HeldOut, fit_probabilities, is_reliable
+from recollect.index_builder.reranker.classifier import MOST_INSTANCES
 from recollect.index_builder.reranker.examples import Examples, ExampleSource
-from recollect.index_builder.reranker.fit import cross_fitted_logits, fit_ranker
+from recollect.index_builder.reranker.fit import SHAPES, Shape, cross_fitted_logits, fit_ranker
 from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
+from recollect.index_builder.reranker.orders import MAX_LOSS, MostProbable, OrderChoice, choose_order
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
-from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
+
+if TYPE_CHECKING:  # it needs torch
+    from recollect.index_builder.reranker.cross_rank import CrossFit
 
 # With fewer queries, no ranker is fitted.
 MIN_QUERIES = 100
 _FOLDS = 3
+# Queries are few if there are so many times as many instances.
+_FEW = 5
 
 
 @dataclass(frozen=True)
@@ -45,11 +55,13 @@ class RankerFit:
     segments: list[RankerGain]  # of the recall at 5, by the frequency of labels
     queries: int
     seconds: float
+    choice: OrderChoice  # the default order, and the weight of macro
     cross: CrossGain | None = None  # None without --cross-encoder, and if the ranker is not kept
 
     def as_json(self) -> dict[str, Any]:
         return {
             "kept": self.kept,
+            **self.choice._asdict(),
             "metric": self.metric.name,
             "queries": self.queries,
             "seconds": self.seconds,
@@ -64,8 +76,18 @@ class RankerFit:
         gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
         decision = "the ranker is kept" if self.kept else "less than two standard errors: the votes stay in use"
         lines = format_gains(self.gains, self.segments)
-        table = [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
-        return table + ([] if self.cross is None else self.cross.table())
+        lines = [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
+        if not self.kept:
+            return lines
+        return [*lines, self._order_line(), *([] if self.cross is None else self.cross.table())]
+
+    def _order_line(self) -> str:
+        """The default order, with its reason, and the weight of macro."""
+        order, weight = self.choice
+        tail = next(gain for gain in self.gains if gain.name == "PSP@1")
+        lost = f"PSP@1 of probability is {tail.votes - tail.ranker:.2f} below that of the votes"
+        reason = "" if order == "probability" else f", because {lost} (limit {MAX_LOSS:g})"
+        return f"default order: {order}{reason}; tail_weight of macro: {'none' if weight is None else f'{weight:g}'}"
 
 
 @dataclass(frozen=True)
@@ -115,37 +137,62 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
             f"{memory.folder}: expected true labels among the candidates, found none; train the run first"
         )
     print_status(f"fit: {len(examples.query):,} candidates of {len(rows):,} queries")
-    logits = cross_fitted_logits(examples, fold, threads)
-    by_votes, by_ranker = (best_candidates(examples.query, order, len(rows)) for order in (examples.score, logits))
     truth = memory.relevance[rows]
     judge = Judge(truth, memory.label_counts, memory.plan.instances, settings.propensity)
-    votes, ranked = (pick(examples.label, best, -1) for best in (by_votes, by_ranker))
-    gains = [judge.gain(name, votes, ranked) for name in METRICS]
-    metric = judge.gain(settings.metric, votes, ranked)
-    kept_logits = held_out_logits(examples, logits, len(rows), truth)
-    ranker = fit_ranker(examples, threads) if metric.certain else None
+    best, classifier = _choose_ranking(settings, source, examples, rows, fold, judge)
+    votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
+    metric = judge.gain(settings.metric, votes, best.labels)
+    kept_logits = HeldOut(best.logits, hits(best.labels, truth), np.diff(truth.indptr))
+    ranker = fit_ranker(best.examples, best.shape, threads) if metric.certain else None
+    fitted = fit_probabilities(kept_logits)
+    most_probable = None
+    if fitted is not None and is_reliable(fitted):
+        most_probable = MostProbable.of(best.labels, best.counts, kept_logits, fitted)
     cross, cross_gain = None, None
     if ranker is not None and (settings.cross_encoder or settings.reranker is not None):
-        from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
-
-        first = FirstRanker(source, examples, rows, fold, logits, ranker)
-        fitted = fit_cross_ranker(memory, settings, first, threads)
-        second = pick(examples.label, best_candidates(examples.query, fitted.logits, len(rows)), -1)
-        gain = judge.gain(settings.metric, ranked, second)
-        by_name = [judge.gain(name, ranked, second) for name in METRICS]
-        cross_gain = CrossGain(gain.certain, gain, by_name, fitted.texts)
-        cross = (fitted, held_out_logits(examples, fitted.logits, len(rows), truth)) if gain.certain else None
+        cross, cross_gain = _fit_cross(memory, settings, source, rows, fold, best, ranker, classifier, judge)
+    choice = OrderChoice("score", None)
+    if ranker is not None:
+        choice = choose_order(judge, settings.metric, votes, best.labels, most_probable, truth)
+    macro = None
+    if most_probable is not None and choice.tail_weight is not None:
+        macro = most_probable.by_macro(choice.tail_weight)
     result = RankerFit(
         kept=ranker is not None,
         metric=metric,
-        gains=gains,
-        segments=[judge.gain(name, votes, ranked) for name in judge.segments()],
+        gains=[judge.gain(name, votes, best.labels, macro) for name in METRICS],
+        segments=[judge.gain(name, votes, best.labels, macro) for name in judge.segments()],
         queries=len(rows),
         seconds=time.perf_counter() - start,
+        choice=choice,
         cross=cross_gain,
     )
-    write_ranker(memory, ranker, kept_logits, result.as_json(), cross)
+    write_ranker(memory, ranker, classifier, kept_logits, result.as_json(), cross)
     return result
+
+
+def _fit_cross(
+    memory: Memory,
+    settings: RankSettings,
+    source: ExampleSource,
+    rows: Int[np.ndarray, " query"],
+    fold: Int[np.ndarray, " query"],
+    best: _CrossFit,
+    ranker: RankerFile,
+    classifier: Classifier | None,
+    judge: Judge,
+) -> tuple[tuple[CrossFit, HeldOut] | None, CrossGain]:
+    """Fit the second ranker, and measure it against the first one; None instead of it if it does not help."""
+    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
+
+    first = FirstRanker(source, best.examples, rows, fold, best.candidate_logits, ranker, best.shape, classifier)
+    fitted = fit_cross_ranker(memory, settings, first, threads_or_cores(settings.threads))
+    truth = memory.relevance[rows]
+    held_out = held_out_logits(best.examples, fitted.logits, len(rows), truth)
+    second = pick(best.examples.label, best_candidates(best.examples.query, fitted.logits, len(rows)), -1)
+    gain = judge.gain(settings.metric, best.labels, second)
+    gains = [judge.gain(name, best.labels, second) for name in METRICS]
+    return (fitted, held_out) if gain.certain else None, CrossGain(gain.certain, gain, gains, fitted.texts)
 
 
 def held_out_logits(
@@ -155,3 +202,50 @@ def held_out_logits(
     best = best_candidates(examples.query, logits, queries)
     true = hits(pick(examples.label, best, -1), truth)
     return HeldOut(pick(logits, best, -np.inf), true, np.diff(truth.indptr))
+
+
+@dataclass(frozen=True)
+class _CrossFit:
+    """The candidates of all queries in the order of rankers that were fitted without the folds of the queries."""
+
+    examples: Examples
+    shape: Shape
+    labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
+    logits: Float[np.ndarray, "query 100"]
+    counts: Int[np.ndarray, "query 100"]  # number of training instances of each label
+    candidate_logits: Float[np.ndarray, " candidate"]  # of all candidates
+
+    @classmethod
+    def of(cls, examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int) -> _CrossFit:
+        logits = cross_fitted_logits(examples, fold, shape, threads)
+        best, counts = best_candidates(examples.query, logits, len(fold)), examples.training_counts
+        labels, best_logits = pick(examples.label, best, -1), pick(logits, best, -np.inf)
+        return cls(examples, shape, labels, best_logits, pick(counts, best, 0), logits)
+
+
+def _choose_ranking(
+    settings: RankSettings,
+    source: ExampleSource,
+    examples: Examples,
+    rows: Int[np.ndarray, " query"],
+    fold: Int[np.ndarray, " query"],
+    judge: Judge,
+) -> tuple[_CrossFit, Classifier | None]:
+    """Choose the shape of the trees, and whether linear classifiers are a feature; return those of all instances."""
+    threads, instances = threads_or_cores(settings.threads), len(source.texts)
+    rankings = [_CrossFit.of(examples, fold, shape, threads) for shape in SHAPES]
+    best = max(rankings, key=lambda ranking: judge.mean(settings.metric, ranking.labels))
+    if settings.classifier == "off" or instances > MOST_INSTANCES:
+        return best, None
+    # Classifiers without all queries, if few instances are queries; otherwise without those of a fold.
+    groups = np.zeros_like(fold) if len(rows) * _FEW <= instances else fold
+    scores = np.empty(len(examples.query), dtype=np.float32)
+    for number in np.unique(groups):
+        classifier = source.fit_classifier(rows[groups == number], threads)
+        own = (groups == number)[examples.query]
+        scores[own] = source.classifier_scores(classifier, rows, examples)[own]
+    wider = _CrossFit.of(examples.with_feature(CLASSIFIER, scores), fold, best.shape, threads)
+    gain = judge.gain(settings.metric, best.labels, wider.labels)
+    gained = f"{gain.name} {gain.ranker - gain.votes:+.2f} (standard error {gain.error:.2f})"
+    print_status(f"linear classifiers of words: {gained}; {'kept' if gain.certain else 'left out'}")
+    return (wider, source.fit_classifier(rows[:0], threads)) if gain.certain else (best, None)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
 from recollect.core.options import with_options
-from recollect.core.settings import LIVE_HELP, FileLocation, InputFormat, LiveEntries, ServiceSettings
+from recollect.core.settings import (
+    LIVE_HELP,
+    FileLocation,
+    InputFormat,
+    LiveEntries,
+    ReadIf,
+    ServiceSettings,
+    refuse_unread,
+)
 
 
 @with_options
@@ -22,9 +30,22 @@ class _QuerySettings(ServiceSettings, cli_implicit_flags=True):
     live: LiveEntries | None = Field(None, description=LIVE_HELP)
 
 
+def _without_votes(settings: Any) -> str | None:
+    """What is given in place of the printed votes of one query."""
+    if settings.input is not None or settings.text == "-":
+        return "--input" if settings.input is not None else "-"
+    return "--json" if settings.json_ else None if settings.explain else "no --explain"
+
+
 class PredictSettings(_QuerySettings):
     """Answer one query, or all queries of a file or of standard input, without a server. A list is A,B or JSON."""
 
+    read_if = (ReadIf(("all_votes",), "--explain for one query, without --json", _without_votes),)
+    _refuse_unread = model_validator(mode="after")(refuse_unread)
+
+    all_votes: CliImplicitFlag[bool] = Field(
+        False, description="Print every vote for each label with --explain, not only the 12 with the greatest shares"
+    )
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON for one query")
     input: FileLocation = Field(
         None,

@@ -15,6 +15,9 @@ from recollect.service.settings import ServeSettings
 if TYPE_CHECKING:
     from recollect.core.answers import Answer
 
+# Number of votes for a label that `predict --explain` prints without `--all-votes`.
+_VOTES = 12
+
 
 def serve(settings: ServeSettings) -> int:
     from recollect.service.process.server import serve as serve_http
@@ -52,18 +55,23 @@ def _predict_one(settings: PredictSettings) -> list[str]:
         return [to_json({"version": model.version, "sequence": model.sequence, **answer.to_dict()}).decode()]
     if answer.truncated:
         print_status(f"the query is longer than the {model.manifest.encoder.max_length} tokens that the encoder reads")
-    return [*_lines(answer)]
+    return [*_lines(answer, settings.all_votes)]
 
 
-def _lines(answer: Answer) -> Iterator[str]:
+def _lines(answer: Answer, all_votes: bool) -> Iterator[str]:
     for label in answer.labels:
         probability = "" if label.probability is None else f"{label.probability:6.1%}  "
         name = f"  {label.name}" if label.name != label.uid else ""
         fields = f"  {to_json(label.fields)}" if label.fields else ""
         yield f"{probability}{label.score:.4f}  {label.uid}{name}{fields}"
-        for reason in label.because or []:
+        reasons = label.because or []  # the greatest votes first, and corrections last
+        hidden = [] if all_votes else [reason for reason in reasons[_VOTES:] if reason.kind != "correction"]
+        for reason in [*reasons[:_VOTES], *reasons[_VOTES + len(hidden) :]]:
             kind = f"{reason.kind} by {reason.by}" if reason.by else reason.kind
             yield f"    {reason.share:.4f}  {kind}  {reason.uid}  {reason.text}"
+        if hidden:
+            share = sum(reason.share for reason in hidden)
+            yield f"    {share:.4f}  {len(hidden):,} more votes; --all-votes prints them"
         for term in label.ranked_by or []:
             value = "" if term.value is None else f"  {term.value:g}"
             yield f"    {term.log_odds:+.4f}  log-odds by {term.feature}{value}"

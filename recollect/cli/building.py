@@ -75,12 +75,16 @@ def compact(settings: CompactSettings) -> str | None:
 
 def evaluate(settings: EvaluateSettings) -> list[str]:
     from recollect.index_builder.evaluation.evaluate import evaluate as evaluate_bundle
-    from recollect.index_builder.evaluation.table import format_evaluation
+    from recollect.index_builder.evaluation.table import format_csv, format_evaluation, format_latex
 
     evaluation = evaluate_bundle(settings)
     if settings.json_:
         return [json.dumps(vars(evaluation))]
-    return [*format_evaluation(evaluation, settings.intervals, settings.deciles)]
+    if settings.csv:
+        return format_csv(evaluation, settings.intervals)
+    if settings.latex:
+        return [*format_latex(evaluation, settings.intervals, settings.wide)]
+    return [*format_evaluation(evaluation, settings.intervals, settings.deciles, settings.wide)]
 
 
 def compare(settings: CompareSettings) -> list[str]:

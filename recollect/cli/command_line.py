@@ -137,7 +137,7 @@ def _from_arguments(name: str, arguments: Sequence[str]) -> Any:
                 _cli_parse_args=_with_values(arguments), _cli_prog_name=f"recollect {name}", _cli_exit_on_error=False
             )
     except SystemExit:  # after --help
-        _write(sys.stdout, _plain_help(printed.getvalue()))
+        _write(sys.stdout, _in_groups(_plain_help(printed.getvalue()), settings_class(name)))
         sys.stdout.flush()
         raise
     except ValidationError as error:
@@ -158,6 +158,25 @@ def _plain_help(text: str) -> str:
 
     text = re.sub(r"\s*\(default:\s+(null|\0)\)", "", text)
     return _VALUE.sub(plain, re.sub(r"list\[(\{[\w,]+\})\]", r"\1", text)).rstrip()
+
+
+def _in_groups(text: str, settings: Any) -> str:
+    """A help text with its flags under the headings of the settings, and with the required flags alone in its usage."""
+    if not settings.help_groups:
+        return text
+    from recollect.core.settings import as_flag
+
+    start, flags = text.split("\noptions:\n")
+    entries = {re.split("[, ]", entry.strip(), maxsplit=1)[0]: entry for entry in re.split(r"\n(?=  -)", flags)}
+    required = [entry.split("  ")[1] for entry in entries.values() if entry.endswith("(required)")]
+    usage, about = start.split("\n\n", 1)
+    words = usage.split()
+    parts = [" ".join([*words[:3], *required, "[FLAGS]", words[-1]]), about]
+    for title, names in settings.help_groups.items():
+        named = [as_flag(str(settings.model_fields[name].alias or name)) for name in names]
+        own = [entries.pop(flag) for flag in named if flag in entries]
+        parts.append("\n".join([f"{title}:", *own, ""]))
+    return "\n".join([*parts[:1], "", *parts[1:], "others:", *entries.values()])
 
 
 def _with_values(arguments: Sequence[str]) -> list[str]:

@@ -34,7 +34,8 @@ class Reason(NamedTuple):
 class LogitTerm(NamedTuple):
     """One term of a ranker's logit: a feature of the label, its value, and its log-odds.
 
-    `value` is null (None) for a missing feature, and for the term `bias`, which is the same for all labels.
+    `value` is null (None) for a missing feature, and for the term `bias`, which is the same for all labels. The order
+    macro adds the term `tail_weight`, which lowers frequent labels and is no part of the logit.
     """
 
     feature: str

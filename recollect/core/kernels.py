@@ -4,50 +4,21 @@
 
 The loops do not hold Python's lock, so several threads compute at once. Sums are in the order of the keys, so equal
 inputs give equal bits. All loops are in one file, because numba's cache notices a change of this file only.
-
-The cache is the folder __pycache__ beside this file, or ~/.cache/numba if that folder cannot be written, or the folder
-in the environment variable NUMBA_CACHE_DIR. Without a folder that can be written, each process compiles the loops.
+`recollect/core/compiling.py` compiles them.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt64
-from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint64
+from jaxtyping import Bool, Float, Int, Int8, UInt16, UInt32, UInt64
+from numba import boolean, float32, float64, int8, int16, int32, int64, types, uint16, uint32, uint64
 
 from recollect.core.bundle.values import Rows, ValueArrays
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-_compile: Any = functools.partial(numba.njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
-
-# Whether numba found no folder for its cache, so that this process compiled the loops itself.
-compiled_without_cache = False
-
-
-def _compiled(*arguments: Any) -> Callable[[Function], Function]:
-    """Compile a function for arguments of these types, or load it from the cache."""
-
-    def decorate(function: Function) -> Function:
-        global compiled_without_cache  # noqa: PLW0603
-        try:
-            compiled: Function = _compile([arguments], cache=True)(function)
-        except RuntimeError:  # numba: no locator available
-            compiled_without_cache = True
-            compiled = _compile([arguments])(function)
-        return compiled
-
-    return decorate
-
-
-def _inlined(function: Function) -> Function:
-    """Compile a function together with its callers."""
-    compiled: Function = _compile(no_cpython_wrapper=True)(function)
-    return compiled
+from recollect.core.compiling import Loop
+from recollect.core.compiling import compiled as _compiled
+from recollect.core.compiling import inlined as _inlined
 
 
 def _array(dtype: Any, dimensions: int = 1) -> Any:
@@ -832,13 +803,13 @@ def _fill_features(
     features[9] = nearest[0]  # nearest_instance
     features[10] = evidence[5]  # label_votes
     if with_words:
-        features[18] = evidence[8]  # word_instance_votes
-        features[19] = evidence[9]  # word_instance_count
+        features[23] = evidence[8]  # word_instance_votes
+        features[24] = evidence[9]  # word_instance_count
     # instance_..., label_..., word_instance_... and word_label_...: place, similarity and gap
     _fill_nearest(features, evidence, 3, similarities[0][query], nearest[0], 5, 6, 8)
     _fill_nearest(features, evidence, 6, similarities[1][query], nearest[1], 12, 11, 13)
-    _fill_nearest(features, evidence, 9, similarities[2][query], nearest[2], 20, 21, 22)
-    _fill_nearest(features, evidence, 12, similarities[3][query], nearest[3], 24, 23, 25)
+    _fill_nearest(features, evidence, 9, similarities[2][query], nearest[2], 25, 26, 27)
+    _fill_nearest(features, evidence, 12, similarities[3][query], nearest[3], 29, 28, 30)
 
 
 @_inlined
@@ -864,14 +835,54 @@ def _fill_name_features(
             break
 
 
+@_inlined
+def _fill_stem_features(
+    features: Float[np.ndarray, " feature"],
+    name: Int[np.ndarray, " name_word"],
+    counts: Int[np.ndarray, " name_word"],
+    stems: Int[np.ndarray, " word"],
+    table: Int[np.ndarray, " place"],
+) -> None:
+    """Write the features of one candidate's stems; the table has the first place of each stem of the query."""
+    shared = 0
+    for nth in range(len(name)):
+        place = table[_find(table, stems, name[nth])]
+        if place >= 0:
+            features[19] = min(features[19], counts[nth]) if shared else counts[nth]  # stem_count
+            features[20] = min(features[20], place) if shared else place  # stem_place
+            shared += 1
+    if len(name):
+        features[18] = shared / len(name)  # stem_share
+
+
+@_inlined
+def _add_related(
+    entry: int,
+    label: int | np.int64,
+    evidence: Float[np.ndarray, "entry evidence"],
+    together: tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " related"], UInt16[np.ndarray, " related"]],
+    table: Int[np.ndarray, " place"],
+    found: Int[np.ndarray, " entry"],
+    related: Float[np.ndarray, " entry"],
+) -> None:
+    """Add the votes for one label, times the shares of its instances that have each other label, to these labels."""
+    offsets, others, shares = together
+    if label + 1 < len(offsets):
+        for place in range(offsets[label], offsets[label + 1]):
+            other = table[_find(table, found, np.int64(others[place]))]
+            if other >= 0:
+                related[other] += evidence[entry, 0] * shares[place] / 65535
+
+
 @_compiled(
     _FOUND,
     _tuple_of((_array(int64, 2), _array(float64, 2), float64, float64)),
     _VALUES,
     _array(float64),
     _array(boolean),
-    _tuple_of((_array(int32), _WORDS_OF_ROWS, _array(int32))),
-    _tuple_of((_array(int64), _array(int64))),
+    _tuple_of((_array(int32), _WORDS_OF_ROWS, _WORDS_OF_ROWS, _LABELS_OF_ROWS, _array(int32))),
+    _tuple_of((_array(int64), _array(int32), _array(uint16))),
+    _tuple_of((_array(int64), _array(int64), _array(int64))),
     _tuple_of((int64, int64, int64, int64, boolean)),
 )
 def find_candidates(
@@ -880,8 +891,11 @@ def find_candidates(
     values: ValueArrays,
     live_log_counts: Float[np.ndarray, " live"],
     admits: Bool[np.ndarray, " label"],
-    facts: tuple[Int[np.ndarray, " label"], Rows, Int[np.ndarray, " label"]],
-    query_words: tuple[Int[np.ndarray, " query_offset"], Int[np.ndarray, " query_word"]],
+    facts: tuple[Int[np.ndarray, " label"], Rows, Rows, Rows, Int[np.ndarray, " label"]],
+    together: tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " related"], UInt16[np.ndarray, " related"]],
+    query_words: tuple[
+        Int[np.ndarray, " query_offset"], Int[np.ndarray, " query_word"], Int[np.ndarray, " query_word"]
+    ],
     limits: tuple[int, int, int, int, bool],
 ) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " candidate"], Float[np.ndarray, "candidate feature"]]:
     """Choose the ranker's candidates of each query, and compute their features.
@@ -894,9 +908,11 @@ def find_candidates(
         values: `Values.arrays`.
         live_log_counts: See `weigh_keys`.
         admits: Whether each label may be a candidate; empty means that all may.
-        facts: The number of training instances of each label, the words of the names as 64-bit hashes, and the number
-            of the name of each label; empty if it is the label.
-        query_words: Offsets and words of the queries: query i has the words `offsets[i]` to `offsets[i + 1]`.
+        facts: The number of training instances of each label; the words of the names and their stems as 64-bit hashes,
+            and the number of names with each stem; and the number of the name of each label, empty if it is the label.
+        together: For the first labels, the labels that occur together with them, and the shares of their instances in
+            65,535ths.
+        query_words: Offsets, words and stems of the queries: query i has the words `offsets[i]` to `offsets[i + 1]`.
         limits: Number of candidates by votes, and by the weights of each search; number of features; number of words of
             a query, from its first word, that are compared with names; whether there is a lexical index. Without one,
             the features of words are NaN.
@@ -908,7 +924,7 @@ def find_candidates(
     keys, similarities = searches
     voters, weights, lambda_, temperature = voting
     value_rows, removed, labels = values
-    counts, names, name_of = facts
+    counts, names, name_stems, stem_counts, name_of = facts
     by_votes, by_others, columns, most_words, with_words = limits
     queries, mapped = len(voters), len(value_rows[0]) - 1
     instances = mapped + len(value_rows[2]) - 1
@@ -980,9 +996,17 @@ def find_candidates(
 
         first_word, end = query_words[0][query], query_words[0][query + 1]
         words = query_words[1][first_word : min(end, first_word + most_words)]
-        word_table, stop = _table(len(words)), offsets[query]
+        stems = query_words[2][first_word : min(end, first_word + most_words)]
+        word_table, stem_table, stop = _table(len(words)), _table(len(words)), offsets[query]
         for nth in range(len(words)):
             word_table[_find(word_table, words, words[nth])] = nth
+            place = _find(stem_table, stems, stems[nth])
+            if stem_table[place] < 0:
+                stem_table[place] = nth
+        related = np.zeros(count)
+        for entry in range(count):
+            if chosen[entry] and evidence[entry, 0] > 0:
+                _add_related(entry, found[entry], evidence, together, table, found, related)
         for entry in range(count):
             best_score = max(best_score, evidence[entry, 0])
         for entry in range(count):
@@ -996,9 +1020,57 @@ def find_candidates(
             own_features[14] = counts[label]  # training_count
             number = np.int64(name_of[label]) if len(name_of) else label
             _fill_name_features(own_features, _row(number, names), words, word_table)
+            own_stems, own_counts = _row(number, name_stems), _row(number, stem_counts)
+            _fill_stem_features(own_features, own_stems, own_counts, stems, stem_table)
+            if len(together[0]) > 1:
+                own_features[21] = related[entry]  # cooccurrence
             stop += 1
         offsets[query + 1] = stop
     return offsets, candidates[: offsets[queries]], features[: offsets[queries]]
+
+
+@_compiled(
+    _tuple_of((_array(int64), _array(uint32), _array(int16))),
+    _tuple_of((_array(int64), _array(int64), _array(float64))),
+    _array(int64),
+    _array(int64),
+)
+def score_terms(
+    rows: tuple[Int[np.ndarray, " offset"], UInt32[np.ndarray, " entry"], Int[np.ndarray, " entry"]],
+    queries: tuple[Int[np.ndarray, " query_offset"], Int[np.ndarray, " term"], Float[np.ndarray, " term"]],
+    offsets: Int[np.ndarray, " offset"],
+    labels: Int[np.ndarray, " candidate"],
+) -> Float[np.ndarray, " candidate"]:
+    """The sum of the weights of each candidate's terms in its query, each times the value of the term in the query.
+
+    Args:
+        rows: Label i has the terms and the weights, in 1,024ths, `offsets[i]` to `offsets[i + 1]`.
+        queries: The terms of each query, and their values.
+        offsets: Query i has the candidates `offsets[i]` to `offsets[i + 1]`.
+
+    Returns:
+        The sums; NaN for a label without a row.
+    """
+    starts, terms, weights = rows
+    query_starts, query_terms, values = queries
+    sums = np.full(len(labels), np.nan, dtype=np.float32)
+    for query in range(len(offsets) - 1):
+        own = query_terms[query_starts[query] : query_starts[query + 1]]
+        own_values = values[query_starts[query] : query_starts[query + 1]]
+        table = _table(len(own))
+        for nth in range(len(own)):
+            table[_find(table, own, own[nth])] = nth
+        for candidate in range(offsets[query], offsets[query + 1]):
+            label = labels[candidate]
+            if label + 1 >= len(starts) or starts[label] == starts[label + 1]:
+                continue
+            total = 0.0
+            for entry in range(starts[label], starts[label + 1]):
+                nth = table[_find(table, own, np.int64(terms[entry]))]
+                if nth >= 0:
+                    total += weights[entry] * own_values[nth]
+            sums[candidate] = total / 1024
+    return sums
 
 
 # Number of rows that the trees see together; their features and their leaves stay in the fastest cache.
@@ -1119,3 +1191,16 @@ def order_labels(
         ends[query + 1] = stop
     stop = ends[queries]
     return ends, best[:stop], best_scores[:stop], best_logits[:stop]
+
+
+def compile_others() -> None:
+    """Compile the loops that a plain request does not call, for example those of explanations and live entries."""
+    for loop in (merge, find_voters, near_codes):
+        loop.compile()
+
+
+def compile_all() -> None:
+    """Compile all loops, for the cache of an installation."""
+    for loop in globals().values():
+        if isinstance(loop, Loop):
+            loop.compile()

@@ -5,6 +5,7 @@ A predictor replaces its memory as a whole. A computation reads one memory from 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from recollect.core.answers import Reason
 from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.bundle.values import Values
-from recollect.core.reranker.candidates import LabelFacts
 from recollect.core.reranker.ranker import Ranker
 from recollect.core.search.filters import AdmittedKeys, Filters
 from recollect.core.search.live_keys import LiveKeyIndex
@@ -59,7 +59,8 @@ class Memory:
             _live_keys(searcher.instances, instances), _live_keys(searcher.labels, labels.rows, labels.row_of)
         )
         if ranker is not None and snapshot.names is not None:
-            ranker = Ranker(ranker.model, LabelFacts(labels.counts, snapshot.names), values, ranker.cross)
+            facts = dataclasses.replace(ranker.facts, counts=labels.counts, names=snapshot.names)
+            ranker = Ranker(ranker.model, facts, values, ranker.cross)
         admitted = AdmittedKeys(snapshot.voters, searcher)
         filters = Filters(labels, snapshot.voters)
         return cls(manifest, snapshot, searcher, snapshot.words, ranker, admitted, filters, digest)

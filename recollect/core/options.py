@@ -228,7 +228,12 @@ class AnswerOptions:
     fields: FieldNames = _option("Names of fields of the labels to return", ())
     language: Language | None = _option("Language of the names of the labels, such as de", None)
     explain: bool = _option("List the terms of each score", False, may_be_none=False)
-    order: Order = _option("Order of the labels: probability, which a bundle with a ranker prefers, or score", "score")
+    order: Order = _option(
+        "Order of the labels: score, probability, or macro, which moves labels with few training texts up", "score"
+    )
+    tail_weight: Share | None = _option(
+        "With the order macro: how far labels with few training texts move up, from 0 (probability) to 1", None
+    )
     min_probability: Share = _option("Minimum probability of a returned label", 0.0)
     assign: bool = _option(
         "Return the set of labels with the highest expected F1 instead of the top_k best labels",
@@ -252,8 +257,16 @@ class AnswerOptions:
 
     @property
     def ranked_labels(self) -> int:
-        """Number of labels to rank: the probability of the first one depends on the second, an assignment on more."""
-        return max(self.top_k + 1, MOST_ASSIGNED if self.assign else 0)
+        """Number of labels to rank: the probability of the first one depends on the second.
+
+        An assignment and the order macro choose among more.
+        """
+        return max(self.top_k + 1, MOST_ASSIGNED if self.assign or self.order == "macro" else 0)
+
+    @property
+    def by_probability(self) -> bool:
+        """Whether probabilities order the labels, so that a ranker computes their log-odds if the bundle has one."""
+        return self.order != "score"
 
     @functools.cached_property
     def filter_labels(self) -> int:
@@ -281,7 +294,7 @@ class AnswerOptions:
             return "assign"
         if self.min_probability:
             return "min_probability"
-        return "order" if self.order == "probability" else None
+        return "order" if self.by_probability else None
 
     def uses_votes_of(self, defaults: Defaults) -> bool:
         """Whether the scores are those of a bundle's defaults, for which its probabilities were measured."""
@@ -334,7 +347,7 @@ def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
     if given.get("assign"):
         usual["top_k"] = MOST_ASSIGNED
     options = AnswerOptions(**usual | given)
-    if options.order == "probability" and "order" not in given and not options.uses_votes_of(defaults):
+    if options.by_probability and "order" not in given and not options.uses_votes_of(defaults):
         options = dataclasses.replace(options, order="score")
     if options.order == "score" and "rerank" not in given:  # the order by score has no place for a cross-encoder
         options = dataclasses.replace(options, rerank=False)
@@ -353,7 +366,9 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
     if options.rerank and options.order == "score":
         raise QueryError("rerank: needs the order probability and the usual votes, found score; leave out rerank")
     name = options.needs_probabilities
-    if name is None:
+    if chosen.get("tail_weight") is not None and options.order != "macro":
+        raise QueryError(f"tail_weight: needs the order macro, found {options.order}; choose macro, or leave it out")
+    if name is None or (name == "order" and chosen.get("order") is None):  # a ranker orders without probabilities, too
         return options
     if manifest.probabilities is None:
         raise QueryError(
@@ -368,8 +383,15 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
                 f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
                 f"{name} or {other}"
             )
-    if options.order != defaults.order == "probability":
-        raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
+    if manifest.has_ranker and not options.by_probability:  # the probabilities are those of the ranker
+        if chosen.get("order") is not None:
+            raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
+        return dataclasses.replace(options, order="probability")
+    if options.order == "macro" and options.tail_weight is None:
+        raise QueryError(
+            f"order: version {manifest.version} has no tail_weight, because no held-out texts chose one; give "
+            "tail_weight from 0 to 1, or build a version again"
+        )
     return options
 
 

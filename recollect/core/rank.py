@@ -7,6 +7,7 @@
     5. corrections    lower the scores of rejected labels
     6. order          by score, or by the ranker's log-odds, on request with a cross-encoder
     7. probability    of each label, from its score or its log-odds
+    8. macro          order by probability and number of training texts, on request
 
 `core/scoring.py` has the formulas of steps 2 to 4.
 """
@@ -29,6 +30,7 @@ from recollect.core.memory import Memory
 from recollect.core.neighbours import Found
 from recollect.core.options import AnswerOptions
 from recollect.core.reranker.calibration import calibrate_answers, log_odds
+from recollect.core.reranker.macro import MOST_REORDERED, macro_order, tail_term
 from recollect.core.reranker.ranker import RankedCandidates, Ranker
 from recollect.core.reranker.scorer import LeftOut
 from recollect.core.scoring import ScoredLabels, WeightedKeys, vote, weigh
@@ -66,7 +68,7 @@ class Queries(NamedTuple):
         checkpoint: Callable[[], None] = lambda: None,
     ) -> Queries:
         """The queries, with their words if an answer with these options reads them."""
-        has_ranker = memory.ranker is not None and options.order == "probability"
+        has_ranker = memory.ranker is not None and options.by_probability
         needs_words = has_ranker or (memory.words is not None and options.word_weight > 0)
         return cls(vectors, Words.of(texts) if needs_words else None, texts, deadlines, checkpoint)
 
@@ -80,6 +82,7 @@ class RankedLabels:
         probabilities: The probability of each of them; None if the bundle has none for these options.
         corrections: The corrections that lowered scores, by their query and label, and their shares; each is negative.
         candidates: The ranker's candidates; None if the ranker did not order the labels.
+        tail_weight: That of the order macro; None if the labels have another order.
     """
 
     ranking: ScoredLabels
@@ -89,6 +92,7 @@ class RankedLabels:
     weighted: WeightedKeys
     corrections: dict[tuple[int, int], tuple[int, float]]
     candidates: RankedCandidates | None
+    tail_weight: float | None = None
 
     def reasons(self, query: int, labels: Sequence[int]) -> list[list[Reason]]:
         """The terms of the scores of some labels of a query, the greatest share first; too many are a QueryError."""
@@ -121,10 +125,17 @@ class RankedLabels:
         return None if left_out is None else left_out[query]
 
     def logit_terms(self, query: int, label: int) -> list[LogitTerm] | None:
-        """The terms of the ranker's logit, the greatest first; None if the ranker did not order the labels."""
-        if self.memory.ranker is None or self.candidates is None:
-            return None
-        return self.memory.ranker.explain(query, label, self.candidates)
+        """The terms of the ranker's logit, the greatest first, and that of the order macro; None without both."""
+        terms = None
+        if self.memory.ranker is not None and self.candidates is not None:
+            terms = self.memory.ranker.explain(query, label, self.candidates)
+        start = int(self.ranking.offsets[query])
+        stop = min(start + MOST_REORDERED, int(self.ranking.offsets[query + 1]))
+        if self.tail_weight is None or label not in self.ranking.label[start:stop]:
+            return terms
+        training_count = int(self.memory.labels.counts[label])
+        term = LogitTerm("tail_weight", training_count, tail_term(training_count, self.tail_weight))
+        return [*(terms or []), term] if term.log_odds else terms
 
 
 def search(memory: Memory, queries: Queries, options: AnswerOptions, watch: Stopwatch) -> Found:
@@ -195,12 +206,18 @@ def rank(
     chances = _probabilities(memory.manifest, ranking, options, is_complete)
     if chances is not None and ranker is not None and candidates is not None and candidates.reranked.any():
         chances = _of_second_ranker(ranker, candidates, ranking, is_complete, chances)
+    tail_weight = None
+    if options.order == "macro" and options.tail_weight is not None and chances is not None:
+        tail_weight = options.tail_weight
+        stays = (chances >= options.min_probability) & (ranking.score >= options.threshold)
+        order = macro_order(ranking.query, chances, memory.labels.counts[ranking.label], tail_weight, stays)
+        ranking, chances = ranking.reordered(order), chances[order]
     watch.lap("combine")
-    return RankedLabels(ranking, chances, memory, how.lambda_, weighted, corrections, candidates)
+    return RankedLabels(ranking, chances, memory, how.lambda_, weighted, corrections, candidates, tail_weight)
 
 
 def _uses_ranker(memory: Memory, queries: Queries, options: AnswerOptions) -> bool:
-    return memory.ranker is not None and options.order == "probability" and queries.words is not None
+    return memory.ranker is not None and options.by_probability and queries.words is not None
 
 
 def _without_dropped(memory: Memory, ranking: ScoredLabels, options: AnswerOptions) -> ScoredLabels:

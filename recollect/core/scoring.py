@@ -74,6 +74,11 @@ class ScoredLabels:
             offsets, self.label[kept], self.score[kept], None if self.logit is None else self.logit[kept]
         )
 
+    def reordered(self, order: Int[np.ndarray, " row"]) -> ScoredLabels:
+        """The rows in another order, in which those of a query stay together."""
+        logit = None if self.logit is None else self.logit[order]
+        return ScoredLabels(self.offsets, self.label[order], self.score[order], logit)
+
     def best(self, limit: int | None = None) -> ScoredLabels:
         """The rows of each query by falling score, then by label position: at most `limit`, or all of them."""
         nothing = np.zeros(len(self.offsets), dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0)

@@ -204,6 +204,8 @@ class Settings(BaseSettings):
     )
 
     read_if: ClassVar[tuple[ReadIf, ...]] = ()
+    # The fields under each heading of the help. Without headings, all flags are in one list.
+    help_groups: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     def unread_flags(self) -> Iterator[str]:
         """Yield a message for each given flag that has no effect beside the others.

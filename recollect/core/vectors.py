@@ -67,7 +67,7 @@ def check_vector(given: object, manifest: Manifest, name: str = "vector") -> Vec
 
 def without_words(manifest: Manifest, options: AnswerOptions) -> AnswerOptions:
     """The options with which a vector is answered: the same ones if words have no effect with them."""
-    by_ranker = manifest.has_ranker and options.order == "probability"
+    by_ranker = manifest.has_ranker and options.by_probability
     by_words = manifest.has_lexical_index and options.word_weight > 0
     return dataclasses.replace(options, order="score", word_weight=0.0) if by_ranker or by_words else options
 
@@ -80,7 +80,7 @@ def require_without_words(manifest: Manifest, options: AnswerOptions, chosen: Co
     """
     if without_words(manifest, options) is options:
         return
-    needed = (options.assign, options.min_probability > 0, options.order == "probability", options.rerank)
+    needed = (options.assign, options.min_probability > 0, options.by_probability, options.rerank)
     for name, is_needed in zip(("assign", "min_probability", "order", "rerank"), needed, strict=True):
         if name in chosen and is_needed:
             raise QueryError(

@@ -13,6 +13,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
+from recollect.core import kernels
 from recollect.core.system.reloaded_file import ReloadedFile, reloading
 from recollect.core.system.threads import ThreadBudget
 from recollect.service.addresses import start_listening, url
@@ -78,6 +79,8 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
         # full collection of them would hold Python's global lock for 30 ms or more, and all answers would wait.
         gc.collect()
         gc.freeze()
+        # The loops of a plain request are compiled already, because the first version has answered some queries.
+        threading.Thread(target=kernels.compile_others, name="compile", daemon=True).start()
         model_manager.follow(lambda: batcher.load)
         with contextlib.ExitStack() as stack:
             stack.enter_context(watching(batcher, model_manager.versions, metrics))

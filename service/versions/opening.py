@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from recollect.core import kernels
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.errors import InsufficientMemoryError
 from recollect.core.golden import check_golden
@@ -121,8 +120,6 @@ class Opener:
         except BaseException:
             predictor.close()
             raise
-        if throttle is None and kernels.compiled_without_cache:
-            log.warning("loops_compiled", why="no folder for numba's cache can be written; set NUMBA_CACHE_DIR")
         for reason in predictor.cpu_reasons if self.device == "cuda" else []:
             log.warning("on_cpu", version=version, why=reason)
         return predictor

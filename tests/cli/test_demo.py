@@ -29,10 +29,13 @@ def test_demo_prints_a_table_a_question_and_its_answer_and_can_run_again(
         printed = capsys.readouterr()
         lines = printed.out.splitlines()
         assert lines[0] == "7 held-out sentences, in percent:"
-        assert lines[1].split()[:4] == ["lambda", "tau", "b", "order"]
-        assert [line.split()[0] for line in lines[2:7]] == ["0", "0.1", "0.5", "0.9", "1"]
-        assert lines[8].endswith("':")
-        assert len(lines[9:]) == 5
+        table = lines[lines.index("") + 1 :]
+        assert table[0].split()[:2] == ["lambda", "P@1"]
+        assert [line.split()[:2] for line in table[1:3]] == [
+            ["chosen", "0.5"],
+            [table[2].split()[0], table[2].split()[1]],
+        ]
+        assert lines[-6].endswith("':")
         assert len(Store(tmp_path / "store").versions()) == run
         assert printed.err.count("sample: ") == 2 - run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import recollect
 from recollect.cli.verbs import VERBS, Verb
 from recollect.service.settings import ServeSettings
+from recollect.trainer.train_settings import TrainSettings
 
 REPOSITORY = Path(__file__).parents[2]
 SECURITY = {"api_keys", "encoder_token", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
@@ -81,6 +83,30 @@ print(*sys.modules)
 """
     modules = set(python(code).splitlines()[-1].split())
     assert not modules & {"torch", "transformers", "onnxruntime", "faiss", "fastapi", "pyarrow", "cryptography"}
+
+
+def test_help_of_train_has_every_flag_once_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        recollect.main(["train", "--help"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: recollect train --out PATH [FLAGS] DATASET\n\nTrain an encoder ")
+    blocks = [block.split(":\n", 1) for block in printed.split("\n\n")[2:]]
+    under = {heading: re.findall(r"^  (--?[\w-]+)", flags, re.MULTILINE) for heading, flags in blocks}
+    headings = [
+        "positional arguments",
+        "the flags that matter first",
+        "data",
+        "encoder",
+        "training",
+        "method",
+        "output",
+    ]
+    assert [*under] == [*headings, "others"]
+    assert under["others"] == ["-h"]
+    assert len(under["the flags that matter first"]) == 10
+    fields = TrainSettings.model_fields.items()
+    wanted = {"--" + (field.alias or name).replace("_", "-") for name, field in fields if name != "dataset"}
+    assert sorted(flag for flags in under.values() for flag in flags) == sorted(wanted | {"-h"})
 
 
 @pytest.mark.parametrize(

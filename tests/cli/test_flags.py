@@ -125,7 +125,7 @@ TRAIN = Walk(
         "validate_lambda": (UNTRAINED | NOTHING_HELD_OUT, [0.5]),
         "tune": (UNTRAINED | NOTHING_HELD_OUT, "yes"),
         "train": (UNTRAINED, "full"),
-        "precision": (UNTRAINED - {"best"}, "bf16"),
+        "precision": (set(), "bf16"),
         "label_inputs": (UNTRAINED | WHOLE, "text"),
         "lora": (EVERY - {"full", "preset"}, 4),
         "method": (UNTRAINED | {"preset", "mining by steps"}, "infonce"),

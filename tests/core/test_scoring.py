@@ -16,6 +16,7 @@ def test_memory_use_of_scoring_does_not_grow_with_the_number_of_labels() -> None
     values = Values(Matrix(np.array([0, 2]), np.array([7, labels - 1], dtype=np.int32)), labels)
     keys = np.tile([0, 1 + 7, 1 + labels - 1], (64, 1))
     neighbours = Neighbours(np.full(keys.shape, 0.5, dtype=np.float32), keys)
+    score_labels(weigh_keys(neighbours, 0.04, values), 0.3, values).best()  # loads the compiled loops
     tracemalloc.start()
     try:
         ranking = score_labels(weigh_keys(neighbours, 0.04, values), 0.3, values).best()

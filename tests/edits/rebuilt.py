@@ -16,6 +16,7 @@ from recollect.core.bundle.files import MANIFEST, RANKER
 from recollect.core.bundle.integrity import describe_files
 from recollect.core.bundle.strings import write_table
 from recollect.core.predictor import Predictor
+from recollect.core.reranker.cooccurrence import Cooccurrence
 from recollect.core.tables.entries import Entry, LoggedEntry, PutInstance, PutLabel, Remove
 from recollect.core.words.index import write_lexical_index
 from recollect.core.words.names import Names
@@ -86,6 +87,7 @@ class Tables:
         if ranker:
             (folder / RANKER).write_text(ranker)
             Names.of(texts[1]).write(folder)
+            Cooccurrence(np.zeros(len(position) + 1, dtype=np.int64)).write(folder)
         if words:
             write_lexical_index(folder, *texts)
         counts = {"instances": len(self.instances), "labels": len(self.labels), "pairs": sum(map(len, votes))}

@@ -10,7 +10,7 @@ import pytest
 
 import recollect
 from recollect.index_builder import best
-from recollect.index_builder.best import choose_contestants, training_seconds
+from recollect.index_builder.best import choose_contestants, choose_length, training_seconds
 from recollect.index_builder.errors import BuildError
 from recollect.model import open_model
 from recollect.trainer.errors import TrainingError
@@ -92,15 +92,28 @@ def test_too_few_texts_to_choose_by_are_refused_before_anything_is_removed(tmp_p
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("seconds_a_token", "seconds", "length"), [(2, 600, 128), (2, 420, 64), (4, 600, 64), (5, 420, None)]
+)
+def test_encoder_reads_as_many_tokens_as_its_share_of_the_time_allows(
+    seconds_a_token: int, seconds: float, length: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert choose_length(lambda tokens: seconds_a_token * tokens, [128, 64], seconds) == length
+    said = "a static encoder is trained" if length is None else f"reads at most {length} tokens"
+    assert said in capfd.readouterr().err
+
+
 def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) -> None:
-    (only,) = choose_contestants(tmp_path, "minilm", encoding_seconds=400, seconds=600)
+    (only,) = choose_contestants(tmp_path, "minilm", None)
     assert only.name == "static"
-    three = choose_contestants(tmp_path, "minilm", encoding_seconds=100, seconds=600)
-    assert [each.name for each in three] == ["untrained", "adapter", "static"]
+    untrained, adapter, static = choose_contestants(tmp_path, "minilm", 64)
+    assert [each.name for each in (untrained, adapter, static)] == ["untrained", "adapter", "static"]
+    assert untrained.flags["max_length"] == adapter.flags["max_length"] == 64
+    assert "max_length" not in static.flags  # it reads all tokens fast
 
 
 def test_trainings_share_the_time_that_tuning_and_ranking_leave(tmp_path: Path) -> None:
-    untrained, *trained = choose_contestants(tmp_path, "minilm", encoding_seconds=100, seconds=600)
+    untrained, *trained = choose_contestants(tmp_path, "minilm", 128)
     assert training_seconds([untrained, *trained], 600, 600, None) == 0
     adapter = training_seconds(trained, 400, 600, measuring=50)
     static = training_seconds(trained[1:], 400 - adapter - 50, 600, measuring=50)

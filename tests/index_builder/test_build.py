@@ -72,6 +72,17 @@ def test_bundle_can_be_published_in_a_store_on_s3(tiny_run: Path, quick_export: 
         assert store.open(version).manifest.version == version
 
 
+def test_memory_that_a_cpu_encoded_in_bf16_passes_all_checks_with_queries_in_fp32(
+    built: Any, quick_road_export: None, tmp_path: Path
+) -> None:
+    run = recollect.train(built.dataset, out=tmp_path / "run", epochs=0, precision="bf16")
+    keys, exact = (open_memory(each / "memory").keys for each in (run, built.run))
+    assert 0 < np.abs(keys - exact).max() < 0.01
+    version = build(BuildSettings(run=run, store=tmp_path / "store", index="flat"))
+    assert all(each.passed for each in Store(tmp_path / "store").manifest(version).checks)
+    assert answers(tmp_path / "store", version)[0] == "Taxation"
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_every_kind_of_index_can_be_built_over_eight_labels(
     tiny_run: Path, quick_export: None, tmp_path: Path, kind: str

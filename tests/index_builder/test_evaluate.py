@@ -230,3 +230,21 @@ def test_coverage_statements_are_checked_on_the_test_texts(
     first, last = capsys.readouterr().out.splitlines()[-2:]
     assert first.startswith("probability >= 0.4000: ")
     assert last.startswith("probability >= 0.0100: 100.0% of the true labels (expected 90%), among ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--csv", "--json"], "--csv: expected one form of the output, found --json"),
+        (["--csv", "--latex"], "--latex: expected one form of the output, found --csv"),
+        (["--csv", "--wide"], "--wide: expected a table, because CSV has all columns, found --csv"),
+        (["--latex", "--by", "x"], "--by: expected the table, --json or --report, found --latex"),
+        (["--csv", "--deciles"], "--deciles: expected the table or --json, found --csv"),
+    ],
+)
+def test_flag_without_an_effect_on_the_form_of_the_output_is_refused(
+    built: Any, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert recollect.main(["evaluate", str(built.dataset), "--store", str(built.store), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"recollect evaluate: {message}; omit the flag\n")

@@ -142,6 +142,7 @@ def test_equal_answers_have_equal_metrics_if_the_other_version_has_other_label_f
     assert {name for name in row if other[name] != row[name]} == set()
     gains = found.comparison["differences"]
     assert {value for name, value in gains.items() if name != "intervals"} == {0}
-    assert {end for ends in gains["intervals"].values() for end in ends} == {0}
+    # Macro F1 is summed in the order of the labels, which is another one there.
+    assert max(abs(end) for ends in gains["intervals"].values() for end in ends) < 1e-9
     assert alone["PSP@5"] != row["PSP@5"]  # its own label frequencies are other ones
     assert alone["P@5"] == row["P@5"]

@@ -4,7 +4,16 @@ from napkinxc import metrics as napkinxc
 from scipy.sparse import csr_matrix
 
 from recollect.index_builder.evaluation.measured import macro_f1, report
-from recollect.trainer.metrics import METRICS, hits, ndcg_at, precision_at, propensity_weights, query_scores, recall_at
+from recollect.trainer.metrics import (
+    METRICS,
+    by_label,
+    hits,
+    ndcg_at,
+    precision_at,
+    propensity_weights,
+    query_scores,
+    recall_at,
+)
 
 
 def truth_of(rows: list[list[int]], labels: int) -> csr_matrix:
@@ -17,7 +26,8 @@ def macro_f1_at(predictions: np.ndarray, truth: csr_matrix, counts: np.ndarray, 
     """The fraction of each segment with labels."""
     found = macro_f1(predictions, hits(predictions, truth), truth, counts, k)
     percentages = found.values(np.ones((1, truth.shape[0])))[0].tolist()
-    return {name.partition(" ")[2]: each / 100 for name, each in zip(found.names, percentages, strict=True)}
+    pairs = zip(found.names, percentages, strict=True)
+    return {name.partition(" ")[2]: each / 100 for name, each in pairs if name.startswith("F1@")}
 
 
 def predictions_of(rows: list[list[int]], top_k: int) -> np.ndarray:
@@ -144,3 +154,16 @@ class TestAgreementWithNapkinxc:
         counts = np.full(LABELS, 50)
         ours = [macro_f1_at(self.predictions, self.truth, counts, k)["tail"] for k in range(1, 6)]
         np.testing.assert_allclose(ours, napkinxc.macro_f1_measure_at_k(TRUE_ROWS, PREDICTED_ROWS, k=5))
+
+    def test_macro_f1_and_coverage_equal_those_of_napkinxc_and_of_the_report(self) -> None:
+        f1, found = zip(*(by_label(self.predictions, self.truth, k) for k in range(1, 6)), strict=True)
+        # napkinXC averages F1 over all labels, also over those that are not true of a query.
+        true = len(np.unique(self.truth.indices))
+        ours = [each.sum() / LABELS for each in f1]
+        np.testing.assert_allclose(ours, napkinxc.macro_f1_measure_at_k(TRUE_ROWS, PREDICTED_ROWS, k=5))
+        np.testing.assert_allclose(
+            [each.mean() for each in found], napkinxc.coverage_at_k(TRUE_ROWS, PREDICTED_ROWS, k=5)
+        )
+        measured = report(self.predictions, self.truth, np.full(LABELS, 50), len(TRUE_ROWS))
+        assert measured["macro F1@5"] == pytest.approx(100 * f1[-1].sum() / true)
+        assert measured["coverage@5"] == pytest.approx(100 * found[-1].sum() / true)

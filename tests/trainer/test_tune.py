@@ -269,7 +269,26 @@ class TestCommand:
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["lambda", "tau", "b", "alpha", "P@1"]
         assert [line.split()[0] for line in lines[1:3]] == ["before", "best"]
-        assert len(lines) == 3 + 2 + 4
+        assert len(lines) == 3 + 2 + 4 + 1
+        assert "on the 20 held-out texts that chose it" in lines[-1] or lines[-1].startswith("kept: lambda 0.5, ")
+
+    def test_tune_ends_with_its_decision_and_the_gain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        units = np.eye(2, dtype=np.float32)
+        # Both instances of label 0 have one key, and the text of label 0 has another one: only instances find it.
+        run = make_run(tmp_path, np.concatenate([units[[0, 0]], units[1:], units[:1]]), [{0}, {0}])
+        write_defaults(run / "memory", open_memory(run / "memory").plan, DEFAULTS | {"lambda": 0})
+        flags = "--metric", "P@1", "--temperature", ".04", "--top-b", "200", "--label-key-alpha", "0"
+        assert recollect.main(["tune", str(run), "--lambda", "1", *flags]) == 0
+        decision = capsys.readouterr().out.splitlines()[-1]
+        assert decision == (
+            "chosen: lambda 1 (was 0), tau 0.04, b 200, alpha 0; P@1 gains +100.00 (standard error 0.00) on the 2 "
+            "held-out texts that chose it"
+        )
+        assert recollect.main(["tune", str(run), "--lambda", "1", *flags]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == (
+            "kept: lambda 1, tau 0.04, b 200, alpha 0; no other setting gains more than its standard error on 2 "
+            "held-out texts"
+        )
 
     def test_tune_prints_json_with_the_flag_json(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert recollect.main(["tune", str(run), "--json", "--temperature", ".05"]) == 0

@@ -5,10 +5,11 @@ A Hugging Face encoder, pooling, and L2 normalisation (RAE-XMC, section 3).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from recollect.trainer.heads.adapter import Adapter, Side
 from recollect.trainer.heads.dual_encoder import DualEncoder, VectorDualEncoder
 from recollect.trainer.heads.head import Head
 from recollect.trainer.held_out import ALL, HeldOutTexts
+
+# Precision of the matrix products of an encoder's transformer.
+EncodingPrecision = Literal["fp32", "bf16"]
 
 # Tokens in one batch, including padding: enough to use all cores or the GPU, and few enough to fit into the CPU cache
 # or the GPU memory.
@@ -140,9 +144,11 @@ class Encoder:
         tokenizer: The tokenizer. It does not pad. It truncates texts to the `max_length` of the latest call.
         served: The server that gives the vectors, as JSON; it has the tokenizer and the transformer. None: this encoder
             has both.
+        precision: The precision in which the transformer encodes.
     """
 
     served: dict[str, Any] | None = None
+    precision: EncodingPrecision = "fp32"
 
     def __init__(
         self, config: EncoderConfig, model: UnitVectorModel, tokenizer: Tokenizer, pad_id: int, device: str
@@ -175,7 +181,12 @@ class Encoder:
             EncoderError: If a vector is not finite.
         """
         inputs = self.tokenise(texts, max_length, side, first)
-        vectors = embed(self.model, inputs, self.dim, self.device, progress)
+        if self.precision == "fp32":
+            vectors = embed(self.model, inputs, self.dim, self.device, progress)
+        else:  # the lengths of the vectors, the adapter and the head keep full precision
+            pooled = self.layered(None, None, normalised=False).eval()
+            below = embed(pooled, inputs, self.model.dim, self.device, progress, autocast=True)
+            vectors = self._embed_above(VectorTable(self.model.normalise(torch.from_numpy(below)), side, first))
         if not np.isfinite(vectors).all():
             row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
             raise EncoderError(
@@ -201,6 +212,12 @@ class Encoder:
         """This encoder, as one that has not learnt from the held-out texts. The weights are shared."""
         return self.replaced(dataclasses.replace(self.config, held_out=held_out))
 
+    def in_precision(self, precision: EncodingPrecision) -> Encoder:
+        """This encoder, whose transformer encodes in another precision. The weights are shared."""
+        encoder = copy.copy(self)
+        encoder.precision = precision
+        return encoder
+
     def without_normalisation(self) -> Encoder:
         """This encoder with vectors that keep their lengths. The weights are shared."""
         return self.replaced(dataclasses.replace(self.config, normalised=False), self.layered(None, None, False))
@@ -219,8 +236,10 @@ class Encoder:
 
     def refine(self, vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text key"]:
         """The keys of queries, from the vectors of the bare encoder."""
-        queries = VectorTable(torch.from_numpy(np.array(vectors, dtype=np.float32)))
-        return embed(self.vector_model().to(self.device).eval(), queries, self.dim, self.device)
+        return self._embed_above(VectorTable(torch.from_numpy(np.array(vectors, dtype=np.float32))))
+
+    def _embed_above(self, vectors: VectorTable) -> Float[np.ndarray, "text key"]:
+        return embed(self.vector_model().to(self.device).eval(), vectors, self.dim, self.device)
 
     def tokenise(self, texts: Texts, max_length: int, side: Side = "queries", first: int = 0) -> TokenTable:
         """Tokenise texts, with the prompt of their side before each text."""
@@ -240,7 +259,7 @@ def embed(
     """The keys of all rows, in batches and without gradients. The mode of the model does not change.
 
     Args:
-        autocast: Use bfloat16 in matrix products, as in training. The keys of a memory are computed without bfloat16.
+        autocast: Use bfloat16 in matrix products.
     """
     vectors = np.empty((len(inputs), dim), dtype=np.float32)
     for rows in batches_by_length(inputs.lengths, _BATCH_TOKENS[device], device=device):

@@ -24,9 +24,9 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -35,7 +35,7 @@ from scipy import sparse
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.system.files import read_json, write_json
 from recollect.trainer.data.split import Entries, LabelSets, Split, fingerprint
-from recollect.trainer.encoding.encoder import Encoder
+from recollect.trainer.encoding.encoder import Encoder, EncodingPrecision
 from recollect.trainer.errors import MemoryFolderError
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.label_keys import LabelKeys
@@ -52,7 +52,11 @@ DEFAULTS: dict[str, float] = {"lambda": 0.5, "temperature": 0.04, "top_b": 200, 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Everything that determines the content of a memory: equal plans give equal memories."""
+    """Everything that determines the content of a memory: equal plans give equal memories, up to rounding.
+
+    Attributes:
+        precision: The precision in which the transformer encoded the texts. It does not make plans unequal.
+    """
 
     instances: int
     labels: int
@@ -61,6 +65,7 @@ class MemoryPlan:
     encoder: dict[str, Any]
     encoder_sha256: str
     dataset_sha256: str
+    precision: EncodingPrecision = field(default="fp32", compare=False)
 
     @classmethod
     def of(
@@ -74,6 +79,7 @@ class MemoryPlan:
             encoder=encoder.config.as_json(),
             encoder_sha256=encoder_sha256,
             dataset_sha256=fingerprint(labels, instances),
+            precision=encoder.precision,
         )
 
     @property
@@ -242,7 +248,8 @@ def saved_plan(folder: Path) -> MemoryPlan | None:
 
 def differences(first: MemoryPlan, second: MemoryPlan) -> list[str]:
     """Names of the attributes in which two plans differ."""
-    return [name for name in vars(first) if getattr(first, name) != getattr(second, name)]
+    compared = [each.name for each in dataclasses.fields(MemoryPlan) if each.compare]
+    return [name for name in compared if getattr(first, name) != getattr(second, name)]
 
 
 def check_same_plan(folder: Path, plan: MemoryPlan, saved: MemoryPlan) -> None:
@@ -286,7 +293,10 @@ def read_header(path: Path, *required: str) -> tuple[MemoryPlan, dict[str, Any]]
             raise MemoryFolderError(
                 f"{path}: expected format_version {FORMAT_VERSION}, found {version}; run `recollect train` again"
             )
-        plan = MemoryPlan(**{field.name: fields[field.name] for field in dataclasses.fields(MemoryPlan)})
+        fields = {"precision": "fp32"} | fields  # earlier memories do not name it
+        plan = MemoryPlan(**{each.name: fields[each.name] for each in dataclasses.fields(MemoryPlan)})
+        if plan.precision not in get_args(EncodingPrecision):
+            raise ValueError(f"precision {plan.precision!r}")
         for name in required:
             fields[name]
         HeldOutTexts.of_json(plan.encoder.get("held_out"))

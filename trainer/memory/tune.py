@@ -11,6 +11,7 @@ adapter may use the query in the inputs of its labels. So instances from which a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +51,14 @@ class Tuning:
     Attributes:
         best: The best trial that is better than `before` by more than the standard error of the gain, else `before`.
             Its values are the new defaults.
+        gain: From `before` to `best` on the queries, in percent; `best` was chosen on the same queries.
     """
 
     metric: str
     queries: int
     before: Trial
     best: Trial
+    gain: PairedGain
     trials: list[Trial]
 
     def as_json(self) -> dict[str, Any]:
@@ -64,6 +67,8 @@ class Tuning:
             "queries": self.queries,
             "before": self.before.as_json(),
             "best": self.best.as_json(),
+            "gain": self.gain.mean,
+            "standard_error": self.gain.error if math.isfinite(self.gain.error) else None,
             "trials": [trial.as_json() for trial in self.trials],
         }
 
@@ -120,7 +125,8 @@ def tune(settings: TuneSettings, held_out: HeldOutTexts | None = None) -> Tuning
     trials = sorted(measured, key=lambda trial: (-trial.score, trial.label_key_alpha, -trial.top_b, trial.temperature))
     before = next(t for t in trials if (*previous, memory.defaults["label_key_alpha"]) == _setting(t))
     best = next((t for t in trials if PairedGain.of(measured[before], measured[t]).exceeds(errors=1)), before)
-    tuning = Tuning(settings.metric, len(rows), before, best, trials)
+    gain = PairedGain.of(measured[before], measured[best])
+    tuning = Tuning(settings.metric, len(rows), before, best, gain, trials)
     _save(memory, tuning)
     return tuning
 
@@ -133,18 +139,42 @@ def _temperatures(settings: TuneSettings, memory: Memory) -> list[float]:
 
 
 def table(tuning: Tuning) -> list[str]:
-    """Return a table of the trials `before` and `best`, and of the best trial for each lambda and each alpha."""
+    """Return a table of the trials `before` and `best` and of the best trial for each lambda and each alpha, and the
+    decision.
+    """
     shown: dict[str, Trial] = {"before": tuning.before, "best": tuning.best}
     for trial in tuning.trials:  # the trials are sorted, best first
         shown.setdefault(f"best at lambda {trial.lambda_:g}", trial)
         shown.setdefault(f"best at alpha {trial.label_key_alpha:g}", trial)
     names = sorted(shown, key=_row_order)
     head = f"{'':24}  {'lambda':>6}  {'tau':>6}  {'b':>5}  {'alpha':>5}  {tuning.metric:>7}"
-    return [head] + [
-        f"{name:24}  {trial.lambda_:6g}  {trial.temperature:6g}  {trial.top_b:5}  {trial.label_key_alpha:5g}  "
-        f"{trial.score:7.2f}"
-        for name, trial in ((name, shown[name]) for name in names)
-    ]
+    return (
+        [head]
+        + [
+            f"{name:24}  {trial.lambda_:6g}  {trial.temperature:6g}  {trial.top_b:5}  {trial.label_key_alpha:5g}  "
+            f"{trial.score:7.2f}"
+            for name, trial in ((name, shown[name]) for name in names)
+        ]
+        + [_decision(tuning)]
+    )
+
+
+def _decision(tuning: Tuning) -> str:
+    """What tuning has chosen, and its gain."""
+    before, best = tuning.before.as_json(), tuning.best.as_json()
+    names = {"lambda": "lambda", "temperature": "tau", "top_b": "b", "label_key_alpha": "alpha"}
+    texts = f"{tuning.queries:,} held-out texts"
+    if best == before:
+        values = ", ".join(f"{short} {best[name]:g}" for name, short in names.items())
+        return f"kept: {values}; no other setting gains more than its standard error on {texts}"
+    values = ", ".join(
+        f"{short} {best[name]:g}" + (f" (was {before[name]:g})" if best[name] != before[name] else "")
+        for name, short in names.items()
+    )
+    return (
+        f"chosen: {values}; {tuning.metric} gains {tuning.gain.mean:+.2f} (standard error {tuning.gain.error:.2f}) on "
+        f"the {texts} that chose it"
+    )
 
 
 def _row_order(name: str) -> tuple[bool, str, float]:

@@ -45,7 +45,7 @@ def map_offsets(path: Path, rows: int, end: int) -> Int[np.ndarray, " offset"]:
     return offsets
 
 
-def map_positions(path: Path, length: int, below: int) -> Int[np.ndarray, " position"]:
+def map_positions(path: Path, length: int | None, below: int) -> Int[np.ndarray, " position"]:
     """Map an array of row numbers that point into a table of `below` rows."""
     positions = map_array(path, "int32", length)
     unsigned = positions.view(np.uint32)  # a negative number becomes a huge one: one pass finds both

@@ -51,7 +51,13 @@ BUNDLE_FILES: frozenset[str] = INDEX_FILES | {
 LEXICAL_FILES: frozenset[str] = frozenset({*posting_files(INSTANCE_WORDS), *posting_files(LABEL_WORDS)})
 RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
-RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
+NAME_STEMS, STEM_COUNTS = "name_stems.npy", "name_stem_counts.npy"
+COOCCURRENCE_FILES = ("cooccurrence.offsets.npy", "cooccurrence.labels.npy", "cooccurrence.shares.npy")
+RANKER_FILES: frozenset[str] = frozenset(
+    {RANKER, NAME_WORDS, NAME_OFFSETS, NAME_STEMS, STEM_COUNTS, *COOCCURRENCE_FILES}
+)
+# Files of the linear classifiers of a ranker, which not every ranker has.
+CLASSIFIER_FILES = ("classifier.offsets.npy", "classifier.terms.npy", "classifier.weights.npy")
 # Files of the second ranker, beside those of the ranker: its trees; and the graph of the cross-encoder in int8 with its
 # tokenizer, if it is not on a server.
 CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER = "cross_ranker.json", "cross_encoder.onnx", "cross_tokenizer.json"
@@ -62,7 +68,14 @@ TERM_OFFSETS, TERM_LABELS = "label_term_indptr.npy", "label_term_indices.npy"
 FIELD_FILES: frozenset[str] = frozenset(
     {*table_files(LABEL_FIELDS), *table_files(LABEL_TERMS), TERM_OFFSETS, TERM_LABELS}
 )
-_OPTIONAL_PARTS = (LEXICAL_FILES, RANKER_FILES, CROSS_FILES - {CROSS_RANKER}, frozenset({CROSS_RANKER}), FIELD_FILES)
+_OPTIONAL_PARTS = (
+    LEXICAL_FILES,
+    RANKER_FILES,
+    frozenset(CLASSIFIER_FILES),
+    CROSS_FILES - {CROSS_RANKER},
+    frozenset({CROSS_RANKER}),
+    FIELD_FILES,
+)
 
 
 def expected_files(present: Collection[str], with_engine: bool = False) -> frozenset[str]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from recollect.core.bundle.files import (
+    CLASSIFIER_FILES,
     CROSS_ENCODER,
     CROSS_RANKER,
     CROSS_TOKENIZER,
@@ -49,8 +50,8 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["fp32", "fp16", "int8"]
-# The order of the labels in an answer, highest first.
-Order = Literal["score", "probability"]
+# The order of the labels in an answer, highest first; `macro` is `recollect/core/reranker/macro.py`.
+Order = Literal["score", "probability", "macro"]
 
 
 class _Section(BaseModel):
@@ -241,6 +242,7 @@ class Defaults(_Section):
     """Options for requests that do not set their own options.
 
     `word_weight` is the share of the lexical index in a score; it has no effect in a bundle without a lexical index.
+    `tail_weight` is that of the order macro; None if no held-out texts chose it.
     `rerank` needs a cross-encoder.
     """
 
@@ -250,6 +252,7 @@ class Defaults(_Section):
     top_k: int = Field(ge=1)
     word_weight: Fraction = 0.0
     order: Order = "score"
+    tail_weight: Fraction | None = None
     rerank: bool = False
 
 
@@ -309,6 +312,10 @@ class Manifest(_Section):
     @property
     def has_cross_encoder(self) -> bool:
         return self.files.keys() >= RANKER_FILES | {CROSS_RANKER}
+
+    @property
+    def has_classifier(self) -> bool:
+        return self.files.keys() >= {*CLASSIFIER_FILES}
 
     @property
     def has_label_fields(self) -> bool:

@@ -19,6 +19,8 @@ from recollect.core import kernels
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import Voting
+from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.cooccurrence import Cooccurrence
 from recollect.core.scoring import WeightedKeys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -29,6 +31,7 @@ BY_VOTES, BY_OTHERS = 100, 40
 # Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
 _NAME_WORDS = 128
 
+CLASSIFIER = "classifier"
 # The features, in the order of their columns.
 FEATURES = (
     "votes",  # the score: votes of all keys (Eq. 7)
@@ -49,6 +52,11 @@ FEATURES = (
     "name_words",  # number of words of the label's name
     "name_share",  # share of these words that are in the query
     "name_place",  # place in the query at which the whole name begins
+    "stem_share",  # share of the stems of the name that are in the query
+    "stem_count",  # number of names with the rarest of these stems
+    "stem_place",  # place in the query of the first of these stems
+    "cooccurrence",  # votes for other candidates, each times the share of its instances that also have this label
+    CLASSIFIER,  # score of the linear classifier of the label; NaN without one
 )
 # Only with a lexical index; without one, these features are NaN.
 WORD_FEATURES = (
@@ -62,14 +70,23 @@ WORD_FEATURES = (
     "word_label_gap",
 )
 ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
+_CLASSIFIER = ALL_FEATURES.index(CLASSIFIER)
 
 
 @dataclass(frozen=True)
 class LabelFacts:
-    """Properties of the labels that do not depend on a query: numbers of training instances (int32), and names."""
+    """Properties of the labels that do not depend on a query.
+
+    Attributes:
+        counts: Numbers of training instances (int32).
+        together: The labels that occur together; without rows, this feature is NaN.
+        classifier: None if linear classifiers do not help.
+    """
 
     counts: Int[np.ndarray, " label"]
     names: Names
+    together: Cooccurrence = Cooccurrence()
+    classifier: Classifier | None = None
 
 
 @dataclass(frozen=True)
@@ -110,15 +127,17 @@ def find_candidates(
     nothing = Neighbours.missing(len(words.offsets) - 1, 0)
     searches = (found.instances, found.labels, *(found.by_words or (nothing, nothing)))
     similarities, keys = zip(*(neighbours.arrays for neighbours in searches), strict=True)
-    return Candidates(
-        *kernels.find_candidates(
-            (keys, similarities),
-            (voting.keys, voting.weights, how.lambda_, how.temperature),
-            values.arrays,
-            values.live_log_counts,
-            np.empty(0, dtype=np.bool_) if admits is None else admits,
-            (facts.counts, *facts.names.arrays),
-            (words.offsets, words.hashes.view(np.int64)),
-            (*limits, len(ALL_FEATURES), _NAME_WORDS, found.by_words is not None),
-        )
+    offsets, labels, features = kernels.find_candidates(
+        (keys, similarities),
+        (voting.keys, voting.weights, how.lambda_, how.temperature),
+        values.arrays,
+        values.live_log_counts,
+        np.empty(0, dtype=np.bool_) if admits is None else admits,
+        (facts.counts, *facts.names.arrays),
+        facts.together.arrays,
+        (words.offsets, words.hashes.view(np.int64), words.stems.view(np.int64)),
+        (*limits, len(ALL_FEATURES), _NAME_WORDS, found.by_words is not None),
     )
+    if facts.classifier is not None:
+        features[:, _CLASSIFIER] = facts.classifier.scores(words, offsets, labels)
+    return Candidates(offsets, labels, features)

@@ -20,6 +20,8 @@ from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
 from recollect.core.options import Voting
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
+from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.cooccurrence import Cooccurrence
 from recollect.core.reranker.cross_ranker import FEATURES, CrossRanker
 from recollect.core.reranker.model import RankerModel
 from recollect.core.reranker.scorer import LeftOut
@@ -63,12 +65,14 @@ class Ranker:
     @classmethod
     def open(cls, bundle: Bundle, threads: int, connections: RerankerSettings | None = None) -> Ranker:
         """Open the ranker of a bundle that has one. The other arguments are for a cross-encoder, if it has one."""
-        components = bundle.components
-        names = Names.open_with(components.open, len(bundle.labels))
-        values = Values(bundle.instances.values, len(bundle.labels))
+        components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
+        names = Names.open_with(components.open, labels)
+        together = Cooccurrence.open_with(components.open, labels)
+        classifier = Classifier.open_with(components.open, labels) if manifest.has_classifier else None
+        values = Values(bundle.instances.values, labels)
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
-        cross = CrossRanker.open(bundle, threads, connections) if bundle.manifest.has_cross_encoder else None
-        return cls(model, LabelFacts(bundle.labels.counts, names), values, cross)
+        cross = CrossRanker.open(bundle, threads, connections) if manifest.has_cross_encoder else None
+        return cls(model, LabelFacts(bundle.labels.counts, names, together, classifier), values, cross)
 
     def rank(
         self,

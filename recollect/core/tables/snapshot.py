@@ -33,8 +33,7 @@ from recollect.core.tables.entries import (
 from recollect.core.tables.rows import Column, Rows, RowTable
 from recollect.core.tables.tables import Labels, LiveFields, Voters
 from recollect.core.words.index import LexicalIndex
-from recollect.core.words.names import Names
-from recollect.core.words.terms import hash_word, words
+from recollect.core.words.names import Names, NameWords
 
 # Each live key is compared with every query: from so many on, they clearly cost CPU time. `docs/benchmarks.md` has the
 # figures.
@@ -144,7 +143,7 @@ class SnapshotBuilder:
         self._counts = Column(labels.counts)
         self._row_of = Column(np.arange(len(labels), dtype=np.int32))
         self._removed = Column(np.zeros(len(labels), dtype=bool))
-        self._name_words = _Rows(np.uint64)
+        self._live_names = (_Rows(np.uint64), _Rows(np.uint64), _Rows(np.int32))
         self._label_fields = LiveFields()
         self._gone: tuple[list[int], list[int]] = ([], [])  # rows of instances and labels, for the word indexes
         self._sequence, self._skipped, self._oldest = bundle.manifest.memory_sequence, 0, math.inf
@@ -225,7 +224,8 @@ class SnapshotBuilder:
         if put.fields:
             self._field_bytes += self._label_fields.add(row, put.fields)
         if self._names is not None:
-            self._name_words.append(np.fromiter(map(hash_word, words(put.text)), dtype=np.uint64))
+            for rows, own in zip(self._live_names, self._names.rows_of(put.text), strict=True):
+                rows.append(own)
 
     def _remove_label(self, row: int) -> None:
         """Remove a label, and the instances without another label."""
@@ -304,5 +304,5 @@ class SnapshotBuilder:
             labels=Labels(self._bundle.labels, labels, row_of, removed, counts, self._label_fields),
             corrections=Corrections(self._corrections.snapshot()),
             words=self._words,
-            names=names and Names(names.bundle_names, self._name_words.now, row_of),
+            names=names and Names(names.bundle_names, NameWords(*(rows.now for rows in self._live_names)), row_of),
         )

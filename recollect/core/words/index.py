@@ -48,7 +48,7 @@ class LexicalIndex:
 
         At equal similarity, the lower key comes first.
         """
-        offsets, terms, frequencies = kernels.count_terms(*words)
+        offsets, terms, frequencies = kernels.count_terms(*words.terms)
         instances, labels = self.instances.look_up(terms), self.labels.look_up(terms)
         counts = instances.texts + labels.texts
         rarity = np.log1p((self.instances.present + self.labels.present) / np.maximum(counts, 1)) ** 2

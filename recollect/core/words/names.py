@@ -1,6 +1,7 @@
-"""Names: the words of each label's text, and where they occur in a query.
+"""Names: the words of each label's text and their stems, and where they occur in a query.
 
-A label whose whole name is in a query is often true, above all if the name is among the first words.
+A label whose whole name is in a query is often true, above all if the name is among the first words. Stems also find
+names in other grammatical forms. A stem that few names have tells more.
 """
 
 from __future__ import annotations
@@ -8,16 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int
 
 from recollect.core.bundle.arrays import map_array, map_offsets
-from recollect.core.bundle.files import NAME_OFFSETS, NAME_WORDS
+from recollect.core.bundle.files import NAME_OFFSETS, NAME_STEMS, NAME_WORDS, STEM_COUNTS
 from recollect.core.bundle.values import Matrix, Rows
 from recollect.core.system.files import save_array
 from recollect.core.words.terms import Words, hash_word
+
+
+class NameWords(NamedTuple):
+    """The words of some names, in order: name i has row i of each matrix."""
+
+    words: Matrix  # as hashes
+    stems: Matrix  # as hashes
+    counts: Matrix  # number of names of the bundle with each stem
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls(Matrix.empty(np.uint64), Matrix.empty(np.uint64), Matrix.empty(np.int32))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self)
 
 
 @dataclass(frozen=True)
@@ -25,32 +42,58 @@ class Names:
     """The names of all labels.
 
     Attributes:
-        bundle_names: The words of the name of each label of a bundle, each as a hash.
-        live: The words of live names, which are numbered after those.
+        bundle_names: The name of each label of a bundle.
+        live: Live names, which are numbered after those.
         row_of: The number of the name of each label; None if it is the label.
     """
 
-    bundle_names: Matrix
-    live: Matrix = Matrix.empty(np.uint64)
+    bundle_names: NameWords
+    live: NameWords = NameWords.empty()
     row_of: Int[np.ndarray, " label"] | None = None
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Names:
-        return cls(Matrix(*Words.of(texts, hash_word)))
+        found = Words.of(texts, hash_word)
+        name = np.repeat(np.arange(len(found.offsets) - 1), np.diff(found.offsets))
+        _, stem = np.unique(found.stems, return_inverse=True)
+        pairs = np.unique(np.stack([stem, name]), axis=1)
+        counts = np.bincount(pairs[0], minlength=1)[stem].astype(np.int32)
+        return cls(NameWords(*(Matrix(found.offsets, items) for items in (found.hashes, found.stems, counts))))
 
     @classmethod
     def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
         """Open the files of a bundle, each with `open_file`, as `Components.open` opens files."""
-        hashes = open_file(map_array, NAME_WORDS, "uint64")
-        return cls(Matrix(open_file(map_offsets, NAME_OFFSETS, labels, len(hashes)), hashes))
+        words = open_file(map_array, NAME_WORDS, "uint64")
+        offsets = open_file(map_offsets, NAME_OFFSETS, labels, len(words))
+        stems = open_file(map_array, NAME_STEMS, "uint64", len(words))
+        counts = open_file(map_array, STEM_COUNTS, "int32", len(words))
+        return cls(NameWords(*(Matrix(offsets, items) for items in (words, stems, counts))))
 
     def write(self, folder: Path) -> None:
-        save_array(folder / NAME_WORDS, self.bundle_names.indices)
-        save_array(folder / NAME_OFFSETS, self.bundle_names.indptr)
+        words, stems, counts = self.bundle_names
+        save_array(folder / NAME_WORDS, words.indices)
+        save_array(folder / NAME_OFFSETS, words.indptr)
+        save_array(folder / NAME_STEMS, stems.indices)
+        save_array(folder / STEM_COUNTS, counts.indices)
+
+    def rows_of(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows of a live name in the matrices of `NameWords`."""
+        found, known = Words.of([text], hash_word), self.bundle_names.stems.indices
+        counts = [max(1, np.count_nonzero(known == stem)) for stem in found.stems]
+        return found.hashes, found.stems, np.array(counts, dtype=np.int32)
 
     @property
-    def arrays(self) -> tuple[Rows, Int[np.ndarray, " label"]]:
-        """The arguments of a loop that reads names: two matrices, and the number of the name of each label."""
+    def arrays(self) -> tuple[Rows, Rows, Rows, Int[np.ndarray, " label"]]:
+        """The arguments of a loop that reads names: words, stems, counts, and the number of the name of each label."""
         row_of = np.empty(0, dtype=np.int32) if self.row_of is None else self.row_of
-        first, live = (each.indices.view(np.int64) for each in (self.bundle_names, self.live))
-        return (self.bundle_names.indptr, first, self.live.indptr, live), row_of
+        words, stems, counts = (
+            (first.indptr, first.indices, live.indptr, live.indices)
+            for first, live in zip(self.bundle_names, self.live, strict=True)
+        )
+        return _signed(words), _signed(stems), counts, row_of
+
+
+def _signed(rows: Rows) -> Rows:
+    """Hashes as the integers that numba compares without a conversion to floating point."""
+    offsets, hashes, live_offsets, live_hashes = rows
+    return offsets, hashes.view(np.int64), live_offsets, live_hashes.view(np.int64)

@@ -89,7 +89,7 @@ def invert(texts: Iterable[str], first_row: int = 0) -> Postings:
     texts, cached = iter(texts), functools.lru_cache(_CACHED_WORDS)(hash_word)
     blocks = []
     while block := list(islice(texts, _BLOCK_TEXTS)):
-        offsets, term, frequency = kernels.count_terms(*Words.of(block, cached))
+        offsets, term, frequency = kernels.count_terms(*Words.of(block, cached).terms)
         row = np.repeat(np.arange(len(block), dtype=np.int32), np.diff(offsets))
         blocks.append((row + np.int32(first_row), term, _weights(row, term, frequency, len(block))))
         first_row += len(block)

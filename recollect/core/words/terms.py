@@ -37,6 +37,8 @@ _WORD = re.compile(f"[{_UNSPACED}]|(?:(?![{_UNSPACED}_])[\\w{_MARKS}])+")
 # ASCII letters in lower case, digits, and a space for every other ASCII character.
 _ASCII = str.maketrans({code: chr(code).lower() if chr(code).isalnum() else " " for code in range(128)})
 
+# Number of letters of a stem: the words of a family, such as tax and taxes or Steuer and Steuern, begin alike.
+_STEM_LETTERS = 5
 # Number of words of queries whose hashes are cached. Most words of a query are frequent words.
 _CACHED_WORDS = 1 << 16
 # Longest word whose hash is cached, in characters: the size of the caches must have a bound.
@@ -60,10 +62,19 @@ hash_query_word = functools.lru_cache(_CACHED_WORDS)(hash_word)
 
 
 class Words(NamedTuple):
-    """The words of some texts, in order, as hashes: text i has the words `offsets[i]` to `offsets[i + 1]`."""
+    """The words of some texts, in order, as hashes: text i has the words `offsets[i]` to `offsets[i + 1]`.
+
+    The stem of a word is its first letters, in every language.
+    """
 
     offsets: Int[np.ndarray, " offset"]
     hashes: UInt64[np.ndarray, " word"]
+    stems: UInt64[np.ndarray, " word"]
+
+    @property
+    def terms(self) -> tuple[Int[np.ndarray, " offset"], UInt64[np.ndarray, " word"]]:
+        """The words without their stems, for `kernels.count_terms`."""
+        return self.offsets, self.hashes
 
     @classmethod
     def of(cls, texts: Iterable[str], cached: Callable[[str], int] = hash_query_word) -> Words:
@@ -71,9 +82,11 @@ class Words(NamedTuple):
         without.
         """
         hashes: list[int] = []
+        stems: list[int] = []
         offsets = [0]
         for text in texts:
             found = words(text)
             hashes += map(cached if max(map(len, found), default=0) <= _LONGEST_CACHED else hash_word, found)
+            stems += [cached(word[:_STEM_LETTERS]) for word in found]
             offsets.append(len(hashes))
-        return cls(np.array(offsets), np.array(hashes, dtype=np.uint64))
+        return cls(np.array(offsets), np.array(hashes, dtype=np.uint64), np.array(stems, dtype=np.uint64))

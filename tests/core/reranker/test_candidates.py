@@ -14,6 +14,8 @@ from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFa
 from recollect.core.scoring import WeightedKeys, score_labels, weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
+from recollect.index_builder.reranker.cooccurrence import count_cooccurrence
+from recollect.trainer.data.split import LabelSets
 
 QUERIES, LABELS, INSTANCES, FOUND = 6, 30, 40, 8
 LAMBDA, TEMPERATURE = 0.6, 0.1
@@ -104,8 +106,11 @@ def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
     found, voting, values = case = random_case(seed, words=True)
     scores, counts = scores_of(voting, values), np.bincount(values.bundle_values.indices, minlength=LABELS)
     instances, labels, *_ = all_searches(found)
-    facts = LabelFacts(counts.astype(np.int32), Names.of([f"query {label}" for label in range(LABELS)]))
-    candidates = find(case, facts)
+    names = Names.of([f"queryable {label}" if label % 3 else f"query {label}" for label in range(LABELS)])
+    together = count_cooccurrence(LabelSets(values.bundle_values.indptr, values.bundle_values.indices), LABELS)
+    sets = [set(values.gather(np.array([row]))[1].tolist()) for row in range(INSTANCES)]
+    candidates = find(case, LabelFacts(counts.astype(np.int32), names, together))
+    of_query = {query: [label for own, label in pairs(candidates) if own == query] for query in range(QUERIES)}
     features = dict(zip(ALL_FEATURES, candidates.features.T, strict=True))
     for row, (query, label) in enumerate(pairs(candidates)):
         best = max((score for (own, _), score in scores.items() if own == query), default=1)
@@ -114,8 +119,18 @@ def test_features_equal_those_of_a_loop_over_the_evidence(seed: int) -> None:
             "votes_of_best": scores.get((query, label), 0) / best,
             "training_count": counts[label],
             "name_words": 2,
-            "name_share": 1 if label == query else 0.5,
-            "name_place": 2 if label == query else np.nan,
+            "name_share": ((label % 3 == 0) + (label == query)) / 2,
+            "name_place": 2 if label == query and label % 3 == 0 else np.nan,
+            "stem_share": 1 if label == query else 0.5,  # query and queryable have one stem
+            "stem_count": 1 if label == query else LABELS,
+            "stem_place": 2,
+            "cooccurrence": sum(
+                scores.get((query, other), 0)
+                * round(65_535 * sum({label, other} <= own for own in sets) / counts[other])
+                / 65_535
+                for other in of_query[query]
+                if other != label and counts[other]
+            ),
         }
         support = naive_support(found.instances, instances, values, query, label)
         similarities = [similarity for _, similarity, _ in support]

@@ -31,7 +31,7 @@ def reference(texts: dict[int, str], query: str, top: int) -> tuple[np.ndarray, 
     """The similarities and rows that the written formula gives, in float64, term by term."""
 
     def frequencies(text: str) -> dict[int, int]:
-        _, terms, counts = kernels.count_terms(*Words.of([text]))
+        _, terms, counts = kernels.count_terms(*Words.of([text]).terms)
         return dict(zip(terms.tolist(), counts.tolist(), strict=True))
 
     documents = {row: frequencies(text) for row, text in texts.items()}

@@ -34,7 +34,7 @@ def test_words_of_any_script_are_found(text, expected):
 
 
 def test_terms_are_words_and_ordered_pairs_of_neighbours():
-    offsets, terms, frequencies = kernels.count_terms(*Words.of(["red chair red", "chair red", "", "red"]))
+    offsets, terms, frequencies = kernels.count_terms(*Words.of(["red chair red", "chair red", "", "red"]).terms)
     counts = list(zip(terms.tolist(), frequencies.tolist(), strict=True))
     by_text = [dict(counts[start:stop]) for start, stop in pairwise(offsets.tolist())]
     red, chair = hash_word("red"), hash_word("chair")

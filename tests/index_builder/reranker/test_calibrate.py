@@ -14,13 +14,13 @@ from recollect.index_builder.reranker.calibrate import (
     MIN_TEXTS,
     Fit,
     HeldOut,
-    _held_out_votes,
     fit_isotonic,
     fit_platt,
     fit_probabilities,
-    fit_vote_probabilities,
     reliable_probabilities,
 )
+from recollect.index_builder.reranker.orders import TAIL_WEIGHTS
+from recollect.index_builder.reranker.vote_probabilities import fit_vote_probabilities, held_out_votes
 from recollect.trainer.memory.memory import DEFAULTS, Memory, MemoryPlan
 from tests.index_builder.vectors import unit
 
@@ -98,8 +98,8 @@ def test_filtered_labels_of_held_out_texts_are_no_predictions(tmp_path: Path) ->
     """The label after the true one is near too, so it takes a part of the probability unless it is filtered."""
     plain = memory(tmp_path / "memory", 600)
     following = np.stack([np.arange(600), (plain.value_indices + 1) % 30], axis=1).astype(np.int64)
-    held_out = _held_out_votes(plain, np.arange(600), tmp_path, 0.0)
-    filtered = _held_out_votes(dataclasses.replace(plain, filtered_pairs=following), np.arange(600), tmp_path, 0.0)
+    _, held_out = held_out_votes(plain, np.arange(600), tmp_path, 0.0)
+    _, filtered = held_out_votes(dataclasses.replace(plain, filtered_pairs=following), np.arange(600), tmp_path, 0.0)
     assert filtered.hit[:, 0].mean() > held_out.hit[:, 0].mean()
     np.testing.assert_array_equal(filtered.logit[filtered.hit], held_out.logit[held_out.hit])  # other scores stay
 
@@ -119,7 +119,9 @@ def memory(folder: Path, instances: int, alpha: float = 0.0) -> Memory:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_scores_of_left_out_instances_get_probabilities(tmp_path: Path, alpha: float) -> None:
-    fitted = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path, tmp_path, 0.0)
+    fitted, choice = fit_vote_probabilities(memory(tmp_path / "memory", 600, alpha), tmp_path, tmp_path, 0.0)
+    assert choice.order == "score"
+    assert choice.tail_weight in TAIL_WEIGHTS
     assert fitted is not None
     assert fitted.texts == 600
     assert fitted.metrics["ECE@5"] < 0.05
@@ -133,8 +135,8 @@ def test_memory_without_labels_or_with_few_texts_gives_no_probabilities(
     nothing = dataclasses.replace(
         few, value_indptr=np.zeros_like(few.value_indptr), value_indices=few.value_indices[:0]
     )
-    assert fit_vote_probabilities(few, tmp_path, tmp_path, 0.0) is None
-    assert fit_vote_probabilities(nothing, tmp_path, tmp_path, 0.0) is None
+    for each in (few, nothing):
+        assert fit_vote_probabilities(each, tmp_path, tmp_path, 0.0) == (None, ("score", None))
     assert "the training held out 99 texts with labels and a calibration needs 100; train on" in capsys.readouterr().err
 
 

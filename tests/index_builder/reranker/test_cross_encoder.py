@@ -51,7 +51,7 @@ def rank_names(folder: Path) -> None:
     from recollect.index_builder.reranker.artefact import read_held_out, read_ranker, write_ranker
     from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker
     from recollect.index_builder.reranker.examples import ExampleSource
-    from recollect.index_builder.reranker.fit import cross_fitted_logits
+    from recollect.index_builder.reranker.fit import SHAPES, cross_fitted_logits
 
     dataset, run = write_names(folder / "dataset", 600), folder / "run"
     encoder = write_tiny_encoder(folder / "encoder", "bert")
@@ -59,17 +59,18 @@ def rank_names(folder: Path) -> None:
     settings = RankSettings(
         run=run, threads=1, queries=300, cross_encoder=True, minutes=0.02, cross_encoder_candidates=5
     )
-    report = recollect.rank(run, threads=1, queries=300)
+    report = recollect.rank(run, threads=1, queries=300, classifier="off")
     assert report["kept"]
     memory, source = open_memory(run / "memory"), ExampleSource(open_memory(run / "memory"), with_words=True)
     rows = np.sort(np.random.default_rng(0).permutation(memory.plan.instances)[:300])
     fold = np.arange(300) % 3
     examples = source.cross(rows, fold)
-    logits, ranker = cross_fitted_logits(examples, fold, 1), read_ranker(memory)
-    fitted = fit_cross_ranker(memory, settings, FirstRanker(source, examples, rows, fold, logits, ranker), 1)
+    logits, ranker = cross_fitted_logits(examples, fold, SHAPES[0], 1), read_ranker(memory)
+    first = FirstRanker(source, examples, rows, fold, logits, ranker, SHAPES[0], None)
+    fitted = fit_cross_ranker(memory, settings, first, 1)
     truth = memory.relevance[rows]
     second = ranking.held_out_logits(examples, fitted.logits, len(rows), truth)
-    write_ranker(memory, ranker, read_held_out(memory), report, (fitted, second))
+    write_ranker(memory, ranker, None, read_held_out(memory), report, (fitted, second))
     build(BuildSettings(run=run, store=folder / "store", index="flat", activate=True))
 
 

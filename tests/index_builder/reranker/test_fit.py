@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recollect.core.reranker.model import RankerFile, RankerModel
-from recollect.index_builder.reranker.fit import Examples, cross_fitted_logits, export_tree, fit_ranker
+from recollect.index_builder.reranker.fit import SHAPES, Examples, cross_fitted_logits, export_tree, fit_ranker
 
 NAMES = ("a", "b", "c", "d")
 
@@ -35,10 +35,10 @@ def test_exported_trees_predict_what_lightgbm_predicts(missing: float) -> None:
 
 def test_cross_fitted_logits_do_not_depend_on_the_answers_of_their_own_fold() -> None:
     examples, fold = random_examples(0, 0), np.arange(40) % 3
-    before = cross_fitted_logits(examples, fold, threads=1)
+    before = cross_fitted_logits(examples, fold, SHAPES[0], threads=1)
     own = fold[examples.query] == 1
     changed = Examples(**(vars(examples) | {"true": np.where(own, ~examples.true, examples.true)}))
-    after = cross_fitted_logits(changed, fold, threads=1)
+    after = cross_fitted_logits(changed, fold, SHAPES[0], threads=1)
     np.testing.assert_array_equal(before[own], after[own])
     assert (before[~own] != after[~own]).any()
 
@@ -46,5 +46,5 @@ def test_cross_fitted_logits_do_not_depend_on_the_answers_of_their_own_fold() ->
 def test_all_true_or_all_false_candidates_give_a_constant_logit() -> None:
     examples = random_examples(0, 0)
     none = Examples(**(vars(examples) | {"true": np.zeros(len(examples.query), dtype=bool)}))
-    logits = RankerModel(fit_ranker(none, threads=1)).logits(examples.features)
+    logits = RankerModel(fit_ranker(none, SHAPES[0], threads=1)).logits(examples.features)
     assert np.ptp(logits) == 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import recollect
+from recollect.core.errors import QueryError
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.reranker.artefact import read_held_out
@@ -19,6 +21,8 @@ from recollect.trainer.held_out import ALL, HeldOutTexts
 from recollect.trainer.memory.left_out import choose_queries
 from recollect.trainer.memory.memory import open_memory, read_texts, write_defaults
 from tests.index_builder.reranker.conftest import NAMES, RankedRun
+from tests.processes import copy_store
+from tests.service.stores import add_version
 from tests.trainer.helpers import random_sets, random_units
 from tests.trainer.test_tune import make_run
 
@@ -115,6 +119,73 @@ def test_a_version_with_a_ranker_orders_by_probability(ranked: RankedRun) -> Non
     assert model.manifest.defaults.order == "probability"
     first = [model.predict(f"{name} unlike {NAMES[nth - 1]}", top_k=3) for nth, name in enumerate(NAMES)]
     assert [labels[0].uid for labels in first] == NAMES
+
+
+def test_a_ranker_that_hurts_rare_labels_is_not_the_default_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All instances have one frequent label, which is far from all keys, and a rare label, which is near."""
+    rng = np.random.default_rng(0)
+    instances, rare, dim = 600, 60, 16
+    label = rng.integers(rare, size=instances)
+    label_keys = random_units(rng, rare + 1, dim)
+    keys = label_keys[label] + rng.normal(size=(instances, dim)) / 4
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    sets = [{int(own), rare} for own in label]
+    run = make_run(tmp_path, np.concatenate([keys, label_keys]).astype(np.float32), sets)
+    memory = open_memory(run / "memory")
+    write_defaults(memory.folder, memory.plan, {**memory.defaults, "lambda": 0.0})  # label keys alone vote
+    report = recollect.rank(run, threads=1)
+    gains = {gain["name"]: gain for gain in report["gains"]}
+    votes, ranker, macro = (
+        {name: gain[order] for name, gain in gains.items()} for order in ("votes", "ranker", "macro")
+    )
+    assert report["kept"]
+    assert ranker["nDCG@5"] > votes["nDCG@5"]
+    assert ranker["PSP@1"] < votes["PSP@1"] - 3
+    assert (report["order"], report["tail_weight"] > 0) == ("macro", True)
+    assert macro["PSP@1"] >= votes["PSP@1"] - 3
+    assert macro["nDCG@5"] > votes["nDCG@5"]
+    assert recollect.main(["rank", str(run), "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "default order: macro, because PSP@1 of probability is " in said
+    assert "macro F1@5 " in said
+    assert "coverage@5 " in said
+
+
+@pytest.mark.parametrize("report", [{}, {"order": "score", "tail_weight": 0.1}, {"order": "macro", "tail_weight": 0.2}])
+def test_a_build_takes_the_default_order_of_the_ranker(
+    ranked: RankedRun, tmp_path: Path, quick_road_export: None, report: dict[str, object]
+) -> None:
+    run = run_copy(ranked, tmp_path)
+    path = run / "memory" / "ranker" / "report.json"
+    whole = json.loads(path.read_text())
+    assert whole.pop("order") == "probability"
+    assert 0 < whole.pop("tail_weight") <= 1
+    path.write_text(json.dumps(whole | report))
+    version = build(BuildSettings(run=run, store=tmp_path / "store", index="flat"))
+    model = open_model(tmp_path / "store", version)
+    defaults = model.manifest.defaults
+    assert defaults.order == report.get("order", "probability")  # of a release without the order macro
+    assert defaults.tail_weight == report.get("tail_weight")
+    usual, assigned = model.predict("amber instead of basil"), model.predict("amber instead of basil", assign=True)
+    assert (usual[0].probability is None) == (defaults.order == "score")
+    assert assigned[0].probability is not None
+    if defaults.order != "probability":
+        path.write_text(json.dumps(whole | {"order": "alphabet"}))
+        assert "expected the default order, found another file; run `recollect rank` again" in refused(run, tmp_path)
+
+
+def test_a_ranker_without_probabilities_orders_labels_by_default(ranked: RankedRun, tmp_path: Path) -> None:
+    def change(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["probabilities"] = None
+
+    store = copy_store(ranked.store, tmp_path / "store")
+    model = open_model(store, add_version(store, ranked.version, "none", change))
+    expected = open_model(ranked.store).predict("amber instead of basil")
+    assert [label.uid for label in model.predict("amber instead of basil")] == [label.uid for label in expected]
+    with pytest.raises(QueryError, match=r"^order: version none gives no probabilities"):
+        model.predict("amber", order="probability")
 
 
 def test_a_ranker_of_other_defaults_is_refused(ranked: RankedRun, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import recollect
 from recollect.core.errors import BundleError
 from recollect.core.reranker.calibration import calibrate
 from recollect.core.reranker.candidates import ALL_FEATURES
@@ -61,6 +62,59 @@ def test_explanations_add_up_to_the_score_and_to_the_logit(model: Model) -> None
         assert [abs(term["log_odds"]) for term in content] == sorted(
             (abs(term["log_odds"]) for term in content), reverse=True
         )
+
+
+def test_macro_adds_its_term_to_the_explanation(model: Model) -> None:
+    plain = {label.uid: label for label in model.predict(QUERIES[0], top_k=12, explain=True)}
+    for label in model.predict(QUERIES[0], top_k=12, order="macro", explain=True):
+        assert label.ranked_by is not None
+        *terms, term = label.ranked_by
+        assert terms == plain[label.uid].ranked_by
+        assert (term.feature, label.probability) == ("tail_weight", plain[label.uid].probability)
+        assert term.value == model.predictor.memory.labels.counts[label.position]
+
+
+def test_evaluate_measures_each_order(ranked: RankedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", str(ranked.run.parent / "dataset"), "--store", str(ranked.store)]
+    assert recollect.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["order"] for row in found["rows"]] == ["score", "probability", "macro"]
+    assert [row["order"] for row in found["differences"]] == ["probability - score", "macro - score"]
+    for row in found["rows"]:
+        assert 0 < row["macro F1@5"] <= row["coverage@5"] <= 100
+    assert recollect.main([*command, "--intervals"]) == 0
+    table = capsys.readouterr().out
+    assert "gain, macro" in table
+    assert "coverage@5" in table
+
+
+def test_predict_prints_twelve_votes_for_a_label_and_all_on_request(
+    ranked: RankedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*flags: str) -> list[str]:
+        command = ["predict", QUERIES[0], "--store", str(ranked.store), "--top-k", "1", "--explain", *flags]
+        assert recollect.main(command) == 0
+        return capsys.readouterr().out.splitlines()
+
+    (label,) = json.loads(printed("--json")[0])["labels"]
+    few, every = (
+        [line for line in printed(*flags) if line.startswith("    ") and "log-odds" not in line]
+        for flags in ([], ["--all-votes"])
+    )
+    assert len(every) == len(label["because"]) > 13
+    assert few[:12] == every[:12]
+    rest = sum(reason["share"] for reason in label["because"][12:])
+    assert few[12:] == [f"    {rest:.4f}  {len(every) - 12} more votes; --all-votes prints them"]
+
+
+@pytest.mark.parametrize(("flags", "found"), [([], "no --explain"), (["--explain", "--json"], "--json")])
+def test_all_votes_without_printed_votes_is_refused(
+    ranked: RankedRun, capsys: pytest.CaptureFixture[str], flags: list[str], found: str
+) -> None:
+    assert recollect.main(["predict", "amber", "--store", str(ranked.store), "--all-votes", *flags]) == 2
+    out, err = capsys.readouterr()
+    message = f"--all-votes: expected --explain for one query, without --json, found {found}; omit the flag"
+    assert (out, err) == ("", f"recollect predict: {message}\n")
 
 
 def test_a_ranker_with_an_unknown_feature_is_refused(ranked: RankedRun, tmp_path: Path) -> None:

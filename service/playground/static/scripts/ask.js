@@ -114,7 +114,7 @@ export class AskView {
   #show(query, labels, assigned) {
     const focused = document.activeElement;
     const known = labels.length > 0 && labels.every((label) => label.probability !== undefined);
-    const byProbability = known && this.facts.defaults.order === "probability";
+    const byProbability = known && this.facts.defaults.order !== "score";
     this.headings.hidden = labels.length === 0;
     this.headings.firstElementChild.hidden = !known;
     this.labels.show(labels, {
