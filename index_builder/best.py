@@ -261,4 +261,5 @@ def _measure(
     """Tune a run on some held-out texts, and rank and judge it with some. Only the last fit tries classifiers."""
     shared: dict[str, Any] = {"run": run, "metric": _METRIC, "seed": settings.seed}
     tune(TuneSettings(**shared), tuned_on)
-    return rank_run(RankSettings(**shared, classifier=classifier, propensity=settings.propensity), ranked)
+    flags = {**shared, "classifier": classifier, "propensity": settings.propensity, "reranker": None}
+    return rank_run(RankSettings(**flags), ranked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recollect.core import extras
+from recollect.core.bundle.files import CROSS_RANKER
 from recollect.core.bundle.manifest import Defaults
 from recollect.core.golden import write_golden
 from recollect.core.system.console import print_status
@@ -15,7 +16,7 @@ from recollect.index_builder.errors import BuildError
 from recollect.index_builder.faiss_index import check_factory, factory_string, is_graph
 from recollect.index_builder.lexical import write_lexical
 from recollect.index_builder.onnx_export import Sample, describe_encoder, export_encoder
-from recollect.index_builder.reranker.artefact import choose_ranker, lexical_for, write_bundle_ranker
+from recollect.index_builder.reranker.artefact import choose_ranker, has_cross_encoder, lexical_for, write_bundle_ranker
 from recollect.index_builder.reranker.vote_probabilities import fit_vote_probabilities
 from recollect.index_builder.settings import BuildSettings
 from recollect.index_builder.verify import encode_sample, golden_queries
@@ -46,7 +47,12 @@ def build(settings: BuildSettings) -> str:
     encoder = load_checkpoint(settings.run / "checkpoint", "cpu", settings)
     _check_match(settings.run, memory, encoder)
     query_encoder = load_query_encoder(settings.run, memory, encoder)
-    choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
+    ranker = choose_ranker(memory, settings)  # a wrong ranker fails here, before the work that takes minutes
+    if settings.rerank and (ranker is None or not has_cross_encoder(memory)):
+        raise BuildError(
+            f"--rerank: expected a run with a cross-encoder, found none in {settings.run}; run `recollect rank "
+            "--cross-encoder`, or leave out --rerank"
+        )
     if settings.engine == "faiss" and settings.index != "auto":  # as does a wrong string
         _check_index(memory, settings)
     store = Store(settings.store, cache=settings.bundle_cache)
@@ -90,7 +96,8 @@ def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, s
     else:
         probabilities, choice = write_bundle_ranker(memory, folder, ranker)
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
-    defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, **choice._asdict())
+    rerank = settings.rerank and (folder / CROSS_RANKER).is_file()
+    defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, **choice._asdict(), rerank=rerank)
     read = read_dataset_flags(memory.folder)
     new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured, read)
 

@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ def cosines(first: Float[np.ndarray, "text dim"], second: Float[np.ndarray, "tex
 def _export_graph(model: UnitVectorModel, path: Path) -> None:
     batch, token = torch.export.Dim("batch", min=1), torch.export.Dim("token", min=1)
     example = torch.ones((2, 8), dtype=torch.int64)
-    with _quiet():
+    with quiet():
         torch.onnx.export(
             model,
             (example, example.clone()),  # a clone, because one tensor used twice would become one input of the graph
@@ -208,7 +208,7 @@ def _export_graph(model: UnitVectorModel, path: Path) -> None:
 
 def _export_layers(model: VectorDualEncoder, path: Path) -> None:
     """Export the adapter and the head of queries; without both, the graph returns its input."""
-    with _quiet():
+    with quiet():
         torch.onnx.export(
             model,
             (torch.ones((2, model.dim)),),
@@ -258,20 +258,36 @@ def _export_quantised(model: UnitVectorModel, folder: Path, info: EncoderInfo, s
         _export_graph(model, full)
         shutil.copy(folder / "tokenizer.json", trial)
 
-        def close_enough(in_blocks: set[str]) -> bool:
-            _quantise(full, trial / "encoder.onnx", in_blocks)
+        def close_enough() -> bool:
             encoder = QueryEncoder.open(trial, info, torch.get_num_threads())
             vectors = encoder.encode_texts(sample.texts)
             return bool(cosines(vectors, sample.vectors).min(initial=1) >= _CLOSE_ENOUGH)
 
-        weights = _product_weights(onnx.load(full).graph)
-        narrowing = [name for name, (inputs, outputs) in weights.items() if inputs > outputs]
-        widening = [name for name, (inputs, outputs) in weights.items() if inputs < outputs]
-        in_pairs = [name for pair in itertools.zip_longest(narrowing, widening) for name in pair if name]
-        lossy = [*in_pairs, *(name for name in weights if name not in in_pairs)]  # largest loss first
-        choices = [set(lossy[:count]) for count in range(len(lossy))]
-        coarsest = bisect.bisect_left(choices, True, key=close_enough)
-        _quantise(full, folder / "encoder.onnx", set(lossy[:coarsest]))
+        quantise_until(full, trial / "encoder.onnx", close_enough)
+        shutil.move(trial / "encoder.onnx", folder / "encoder.onnx")
+
+
+def quantise_until(full: Path, path: Path, close_enough: Callable[[], bool]) -> None:
+    """Quantise a graph as coarsely as possible; see `_export_quantised`.
+
+    Args:
+        full: The graph in single precision.
+        path: The quantised graph. Each trial replaces it.
+        close_enough: Whether the graph that is at `path` now is close enough to the full one.
+    """
+    weights = _product_weights(onnx.load(full).graph)
+    narrowing = [name for name, (inputs, outputs) in weights.items() if inputs > outputs]
+    widening = [name for name, (inputs, outputs) in weights.items() if inputs < outputs]
+    in_pairs = [name for pair in itertools.zip_longest(narrowing, widening) for name in pair if name]
+    lossy = [*in_pairs, *(name for name in weights if name not in in_pairs)]  # largest loss first
+
+    def is_close(in_blocks: set[str]) -> bool:
+        _quantise(full, path, in_blocks)
+        return close_enough()
+
+    choices = [set(lossy[:count]) for count in range(len(lossy))]
+    coarsest = bisect.bisect_left(choices, True, key=is_close)
+    _quantise(full, path, set(lossy[:coarsest]))
 
 
 def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
@@ -287,7 +303,7 @@ def _product_weights(graph: Any) -> dict[str, tuple[int, int]]:
 def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
     model = onnx.load(full)
     del model.graph.value_info[:]  # the recorded shapes would be wrong, because the quantiser transposes weights
-    with _quiet():
+    with quiet():
         quantize_dynamic(
             model,
             path,
@@ -312,7 +328,7 @@ def _quantise(full: Path, path: Path, in_blocks: set[str]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress the messages that the export libraries print."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):

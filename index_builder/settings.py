@@ -17,6 +17,7 @@ from recollect.core.settings import (
     Listed,
     Location,
     ReadIf,
+    RerankerSettings,
     ServiceSettings,
     Settings,
     refuse_unread,
@@ -157,6 +158,11 @@ class BuildSettings(PublishSettings):
     rank: Literal["auto", "off"] = Field(
         "auto", description="ranker of the run, fitted by `recollect rank`: auto (used if the run has one), or off"
     )
+    rerank: CliImplicitFlag[bool] = Field(
+        False,
+        description="let the cross-encoder of the run read every query that does not say otherwise; default: only "
+        "queries that ask for it",
+    )
     engine: Literal["faiss", "milvus"] = Field(
         "faiss",
         description="engine of the keys: faiss (files of the bundle), or milvus (collections of the server "
@@ -209,14 +215,44 @@ class CompactSettings(PublishSettings, ServiceSettings):
     )
 
 
-class RankSettings(Settings):
+class RankSettings(RerankerSettings):
     """Fit a ranker of labels on left-out instances, and keep it in the run if it ranks better than the votes."""
+
+    read_if = (
+        ReadIf(
+            ("minutes", "cross_encoder_base"),
+            "--cross-encoder",
+            lambda settings: None if settings.cross_encoder else "none",
+        ),
+        ReadIf(
+            ("cross_encoder_candidates",),
+            "--cross-encoder or --reranker",
+            lambda settings: None if settings.cross_encoder or settings.reranker else "neither",
+        ),
+        ReadIf(("reranker",), "no --cross-encoder", lambda settings: "one" if settings.cross_encoder else None),
+        ReadIf(("reranker_token", "reranker_ms"), "--reranker", lambda settings: None if settings.reranker else "none"),
+    )
+    _refuse_unread = model_validator(mode="after")(refuse_unread)
 
     run: CliPositionalArg[Path] = Field(description="run folder, written by `recollect train`")
     metric: Metric = Field("nDCG@5", description="metric that the ranker must gain")
     queries: int = Field(4_000, ge=100, description="maximum number of instances whose candidates are examples")
     lexical: Literal["on", "off"] = Field(
         "on", description="use the words that texts share; such a ranker needs a bundle with a lexical index"
+    )
+    cross_encoder: CliImplicitFlag[bool] = Field(
+        False,
+        description="also train a cross-encoder, which reads a text together with its best labels, and keep it if the "
+        "ranker gains with it; queries ask for it with `rerank`",
+    )
+    minutes: float = Field(10, gt=0, le=10_000, description="time to train the cross-encoder")
+    cross_encoder_base: str | None = Field(
+        None,
+        description="BERT encoder from which the cross-encoder starts, as --encoder of `recollect train`; default: the "
+        "encoder of the run",
+    )
+    cross_encoder_candidates: int = Field(
+        15, ge=2, le=100, description="number of the ranker's best labels that the cross-encoder or the reranker reads"
     )
     classifier: Literal["auto", "off"] = Field(
         "auto",

@@ -70,7 +70,10 @@ def _rank(run: Path, settings: SharedTrainSettings | TuneSettings, metric: Metri
 
     print_status(f"rank: {run}")
     try:
-        return rank_run(RankSettings(run=run, metric=metric, propensity=settings.propensity, seed=settings.seed))
+        # Without a reranker: its variable is for services, too, and the scores of thousands of texts take long.
+        return rank_run(
+            RankSettings(run=run, metric=metric, propensity=settings.propensity, seed=settings.seed, reranker=None)
+        )
     except NothingToRank as error:
         if settings.rank == "yes":
             raise

@@ -144,7 +144,8 @@ class Model:
     def answer(
         self, queries: Sequence[str] = (), *, vectors: Sequence[Vector] | np.ndarray | None = None, **options: Any
     ) -> list[Answer]:
-        """Answer several texts like `predict`; each `Answer` also has `truncated`, `exhausted` and `without_words`.
+        """Answer several texts like `predict`; each `Answer` also has `truncated`, `exhausted`, `without_words`
+        and, with `rerank`, `reranked` and `left_out`.
 
         Args:
             vectors: Vectors in place of texts, with the dimension `manifest.dim`: those that the encoder of the version

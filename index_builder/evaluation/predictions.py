@@ -212,16 +212,17 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
     """Predict the top 100 labels of every test text with each setting.
 
     Each text is encoded once. Each index is searched once for each number of keys, because neither lambda nor the
-    temperature changes the keys that an index finds.
+    temperature changes the keys that an index finds. With the default options, a cross-encoder reads the texts if the
+    bundle says so.
     """
     predictions: list[list[_Best]] = [[] for _ in grid]
     sources: list[list[Int[np.ndarray, "grouping source decile"]]] = [[] for _ in grid]
-    memory = predictor.memory
+    memory, usual = predictor.memory, Setting.default(predictor)
     with progress_bar(len(test), "query", "evaluate") as bar:
         for start in range(0, len(test), _BLOCK_QUERIES):
             texts = test.entries.texts[start : start + _BLOCK_QUERIES].to_pylist()
             words = Words.of(texts)
-            queries = Queries(predictor.encode(texts), words)
+            queries = Queries(predictor.encode(texts), words, texts)
             by_words = None if memory.words is None else memory.words.search(words)
             search_once = functools.cache(functools.partial(memory.searcher.search, queries.vectors))
             block = slice(start, start + len(texts))
@@ -229,6 +230,8 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
             for setting, blocks, counts in zip(grid, predictions, sources, strict=True):
                 keys_found = dataclasses.replace(search_once(setting.top_b), by_words=by_words)
                 options, separate = setting.options(), setting.memories == "separate"
+                if setting == usual:
+                    options = dataclasses.replace(options, rerank=predictor.defaults.rerank)
                 by_vectors = options.voting._replace(word_weight=0.0, separate=separate)
                 keys = weigh(keys_found, by_vectors, memory.values)
                 counts.append(count_sources(keys, memory.values, relevance, truth.deciles.values()))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from recollect.core.bundle.bundle import Bundle
-from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.files import CROSS_FILES, RANKER
 from recollect.core.bundle.manifest import Manifest
 from recollect.core.encoder import TextEncoder
 from recollect.core.errors import ActivationConflictError
@@ -176,7 +176,8 @@ def _sample(memory: Memory) -> Sample:
 def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> None:
     old, folder = bundle.manifest, new.folder
     write_bundle_tables(memory, folder)
-    for name in (*old.encoder_files, *([RANKER] if old.has_ranker else [])):
+    copied = [*old.encoder_files, *([RANKER] if old.has_ranker else []), *(CROSS_FILES & old.files.keys())]
+    for name in copied:
         shutil.copyfile(bundle.folder / name, folder / name)
     write_golden(folder, golden_queries(memory, sample))
     if old.has_ranker:

@@ -4,6 +4,7 @@ memory/ranker/   ranker.json    the model, as a bundle contains it; absent if th
                  classifier.*   linear classifiers, as a bundle contains them; absent if they do not help
                  held_out.npz   logits of held-out texts, from models that were fitted without them
                  report.json    the gains, the default order, and the memory for which the ranker was fitted
+                 cross_*        the second ranker with its cross-encoder, and its logits of held-out texts; all or none
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import contextlib
 import hashlib
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.files import CROSS_ENCODER, CROSS_RANKER, CROSS_TOKENIZER, RANKER
 from recollect.core.bundle.manifest import Defaults, Probabilities
 from recollect.core.errors import BundleError
 from recollect.core.reranker.candidates import CLASSIFIER, WORD_FEATURES
 from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.cross_ranker import CrossRankerFile
 from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
 from recollect.core.system.files import read_json, write_json, write_text
@@ -33,7 +35,11 @@ from recollect.index_builder.reranker.orders import OrderChoice
 from recollect.index_builder.settings import BuildSettings, Lexical
 from recollect.trainer.memory.memory import Memory
 
+if TYPE_CHECKING:  # it needs torch
+    from recollect.index_builder.reranker.cross_rank import CrossFit
+
 _FOLDER, _HELD_OUT, _REPORT = "ranker", "held_out.npz", "report.json"
+_CROSS_HELD_OUT = "cross_held_out.npz"
 
 
 def write_ranker(
@@ -42,6 +48,7 @@ def write_ranker(
     classifier: Classifier | None,
     held_out: HeldOut,
     report: dict[str, Any],
+    cross: tuple[CrossFit, HeldOut] | None = None,
 ) -> None:
     """Replace the ranker of a memory; None removes the model and keeps the report.
 
@@ -55,6 +62,12 @@ def write_ranker(
         np.savez(incoming / _HELD_OUT, **vars(held_out))
         if classifier is not None:
             classifier.write(incoming)
+    if cross is not None:
+        fitted, cross_held_out = cross
+        write_text(incoming / CROSS_RANKER, fitted.file.model_dump_json() + "\n")
+        for name, content in fitted.files.items():
+            (incoming / name).write_bytes(content)
+        np.savez(incoming / _CROSS_HELD_OUT, **vars(cross_held_out))
     write_json(incoming / _REPORT, report | {"fitted_for": fitted_for(memory)})
     shutil.rmtree(folder, ignore_errors=True)
     incoming.rename(folder)
@@ -105,9 +118,9 @@ def read_order(memory: Memory) -> OrderChoice:
     return OrderChoice(checked.order, checked.tail_weight)
 
 
-def read_held_out(memory: Memory) -> HeldOut:
+def read_held_out(memory: Memory, name: str = _HELD_OUT) -> HeldOut:
     """Read the logits of held-out texts of a memory that has a ranker; a `BuildError` if the file is damaged."""
-    path = memory.folder / _FOLDER / _HELD_OUT
+    path = memory.folder / _FOLDER / name
     with contextlib.suppress(OSError, ValueError, KeyError), np.load(path, allow_pickle=False) as saved:
         held_out = HeldOut(*(saved[name] for name in ("logit", "hit", "sizes")))
         if held_out.logit.shape == held_out.hit.shape and len(held_out.logit) == len(held_out.sizes):
@@ -160,6 +173,8 @@ def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> tup
     write_label_facts(memory, folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
     probabilities, choice = reliable_probabilities(read_held_out(memory)), read_order(memory)
+    if has_cross_encoder(memory):
+        _write_cross_encoder(memory, folder, probabilities is not None)
     # Without probabilities, the ranker still orders the labels, but the order macro does not exist.
     return probabilities, OrderChoice("probability", None) if probabilities is None else choice
 
@@ -176,6 +191,36 @@ def _read_classifier(memory: Memory) -> Classifier:
         return Classifier.open_with(lambda function, name, *rest: function(folder / name, *rest), memory.plan.labels)
     except BundleError as error:
         raise BuildError(f"{error}; run `recollect rank` again") from None
+
+
+def has_cross_encoder(memory: Memory) -> bool:
+    return (memory.folder / _FOLDER / CROSS_RANKER).is_file()
+
+
+def _write_cross_encoder(memory: Memory, folder: Path, needs_probabilities: bool) -> None:
+    """Write the second ranker with its probabilities, and its cross-encoder, into a bundle folder.
+
+    Without reliable probabilities, the bundle gets none of it if the first ranker has some: an answer must not lose
+    its probabilities because a cross-encoder read it.
+    """
+    source = memory.folder / _FOLDER
+    try:
+        file = CrossRankerFile.model_validate_json((source / CROSS_RANKER).read_bytes())
+        probabilities = reliable_probabilities(read_held_out(memory, _CROSS_HELD_OUT)) if needs_probabilities else None
+        if needs_probabilities and probabilities is None:
+            print_status("cross-encoder: left out, because its probabilities are not reliable")
+            return
+        for name in (CROSS_ENCODER, CROSS_TOKENIZER) if file.server is None else ():
+            shutil.copyfile(source / name, folder / name)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BuildError(
+            f"{source}: expected a ranker with a cross-encoder, found: {reason}; run `recollect rank --cross-encoder` "
+            "again"
+        ) from None
+    complete = file.model_copy(update={"probabilities": probabilities})
+    (folder / CROSS_RANKER).write_text(complete.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
+    print_status(f"cross-encoder: {len(file.ranker.trees)} trees, for the first {file.candidates} labels")
 
 
 def needs_words(ranker: RankerFile) -> bool:

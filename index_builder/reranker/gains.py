@@ -86,10 +86,14 @@ class Judge:
         return np.asarray(100 * true / max(1, inside[self._truth.indices].sum()) * len(labels))
 
 
-def format_gains(gains: list[RankerGain], segments: list[RankerGain]) -> list[str]:
+def format_gains(
+    gains: list[RankerGain], segments: list[RankerGain], compared: tuple[str, str] = ("votes", "ranker")
+) -> list[str]:
     """A table of the gains: metrics first, then the recall at 5 by frequency of labels."""
     has_macro = any(gain.macro is not None for gain in gains)
-    head = f"{'':24}  {'votes':>7}  {'ranker':>7}  {'gain':>7}  {'error':>6}" + (f"  {'macro':>7}" if has_macro else "")
+    head = f"{'':24}  {compared[0]:>7}  {compared[1]:>7}  {'gain':>7}  {'error':>6}" + (
+        f"  {'macro':>7}" if has_macro else ""
+    )
     rows = [(gain.name, gain) for gain in gains]
     rows += [(f"R@{_SEGMENT_DEPTH} of {gain.name} labels", gain) for gain in segments]
     return [head] + [

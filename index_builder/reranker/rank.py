@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
 from recollect.core.reranker.candidates import CLASSIFIER
 from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
@@ -29,9 +31,12 @@ from recollect.index_builder.reranker.orders import MAX_LOSS, MostProbable, Orde
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
-from recollect.trainer.memory.memory import open_memory
+from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
+
+if TYPE_CHECKING:  # it needs torch
+    from recollect.index_builder.reranker.cross_rank import CrossFit
 
 # With fewer queries, no ranker is fitted.
 MIN_QUERIES = 100
@@ -51,6 +56,7 @@ class RankerFit:
     queries: int
     seconds: float
     choice: OrderChoice  # the default order, and the weight of macro
+    cross: CrossGain | None = None  # None without --cross-encoder, and if the ranker is not kept
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -61,6 +67,7 @@ class RankerFit:
             "seconds": self.seconds,
             "gains": [vars(gain) for gain in self.gains],
             "recall@5_by_frequency": [vars(gain) for gain in self.segments],
+            **({} if self.cross is None else {"cross_encoder": self.cross.as_json()}),
         }
 
     def table(self) -> list[str]:
@@ -70,7 +77,9 @@ class RankerFit:
         decision = "the ranker is kept" if self.kept else "less than two standard errors: the votes stay in use"
         lines = format_gains(self.gains, self.segments)
         lines = [f"{self.queries:,} left-out queries, in percent", *lines, f"{gain}; {decision}"]
-        return [*lines, self._order_line()] if self.kept else lines
+        if not self.kept:
+            return lines
+        return [*lines, self._order_line(), *([] if self.cross is None else self.cross.table())]
 
     def _order_line(self) -> str:
         """The default order, with its reason, and the weight of macro."""
@@ -81,14 +90,36 @@ class RankerFit:
         return f"default order: {order}{reason}; tail_weight of macro: {'none' if weight is None else f'{weight:g}'}"
 
 
+@dataclass(frozen=True)
+class CrossGain:
+    """The gain of the second ranker, which also reads a cross-encoder, over the first."""
+
+    kept: bool
+    metric: RankerGain
+    gains: list[RankerGain]
+    texts: int  # from which the cross-encoder learnt; 0 for a reranker on a server
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kept": self.kept, "texts": self.texts, "gains": [vars(gain) for gain in self.gains]}
+
+    def table(self) -> list[str]:
+        metric = self.metric
+        gain = f"{metric.name} gains {metric.ranker - metric.votes:+.2f} (standard error {metric.error:.2f})"
+        name = "cross-encoder" if self.texts else "reranker"
+        decision = f"the {name} is kept" if self.kept else f"less than two standard errors: the {name} is not kept"
+        lines = format_gains(self.gains, [], ("without", "with"))
+        learnt = f"with a cross-encoder, which learnt from {self.texts:,} other texts"
+        return ["", learnt if self.texts else "with the reranker", *lines, f"{gain}; {decision}"]
+
+
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
     """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
     The queries are the held-out instances, or a part of them.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.
-        NothingToRank: If too few instances with labels are held out.
-        BuildError: If the memory's texts are damaged.
+        NothingToRank: If too few instances with labels are held out, or are left for a cross-encoder.
+        BuildError: If the memory's texts are damaged, or there is no encoder from which a cross-encoder can start.
     """
     start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
@@ -111,12 +142,15 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     best, classifier = _choose_ranking(settings, source, examples, rows, fold, judge)
     votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
     metric = judge.gain(settings.metric, votes, best.labels)
-    held_out_logits = HeldOut(best.logits, hits(best.labels, truth), np.diff(truth.indptr))
+    kept_logits = HeldOut(best.logits, hits(best.labels, truth), np.diff(truth.indptr))
     ranker = fit_ranker(best.examples, best.shape, threads) if metric.certain else None
-    fitted = fit_probabilities(held_out_logits)
+    fitted = fit_probabilities(kept_logits)
     most_probable = None
     if fitted is not None and is_reliable(fitted):
-        most_probable = MostProbable.of(best.labels, best.counts, held_out_logits, fitted)
+        most_probable = MostProbable.of(best.labels, best.counts, kept_logits, fitted)
+    cross, cross_gain = None, None
+    if ranker is not None and (settings.cross_encoder or settings.reranker is not None):
+        cross, cross_gain = _fit_cross(memory, settings, source, rows, fold, best, ranker, classifier, judge)
     choice = OrderChoice("score", None)
     if ranker is not None:
         choice = choose_order(judge, settings.metric, votes, best.labels, most_probable, truth)
@@ -131,9 +165,43 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         queries=len(rows),
         seconds=time.perf_counter() - start,
         choice=choice,
+        cross=cross_gain,
     )
-    write_ranker(memory, ranker, classifier, held_out_logits, result.as_json())
+    write_ranker(memory, ranker, classifier, kept_logits, result.as_json(), cross)
     return result
+
+
+def _fit_cross(
+    memory: Memory,
+    settings: RankSettings,
+    source: ExampleSource,
+    rows: Int[np.ndarray, " query"],
+    fold: Int[np.ndarray, " query"],
+    best: _CrossFit,
+    ranker: RankerFile,
+    classifier: Classifier | None,
+    judge: Judge,
+) -> tuple[tuple[CrossFit, HeldOut] | None, CrossGain]:
+    """Fit the second ranker, and measure it against the first one; None instead of it if it does not help."""
+    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
+
+    first = FirstRanker(source, best.examples, rows, fold, best.candidate_logits, ranker, best.shape, classifier)
+    fitted = fit_cross_ranker(memory, settings, first, threads_or_cores(settings.threads))
+    truth = memory.relevance[rows]
+    held_out = held_out_logits(best.examples, fitted.logits, len(rows), truth)
+    second = pick(best.examples.label, best_candidates(best.examples.query, fitted.logits, len(rows)), -1)
+    gain = judge.gain(settings.metric, best.labels, second)
+    gains = [judge.gain(name, best.labels, second) for name in METRICS]
+    return (fitted, held_out) if gain.certain else None, CrossGain(gain.certain, gain, gains, fitted.texts)
+
+
+def held_out_logits(
+    examples: Examples, logits: Float[np.ndarray, " candidate"], queries: int, truth: sparse.csr_matrix
+) -> HeldOut:
+    """The best candidates of each query by cross-fitted logits, for the calibration."""
+    best = best_candidates(examples.query, logits, queries)
+    true = hits(pick(examples.label, best, -1), truth)
+    return HeldOut(pick(logits, best, -np.inf), true, np.diff(truth.indptr))
 
 
 @dataclass(frozen=True)
@@ -145,12 +213,14 @@ class _CrossFit:
     labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
     logits: Float[np.ndarray, "query 100"]
     counts: Int[np.ndarray, "query 100"]  # number of training instances of each label
+    candidate_logits: Float[np.ndarray, " candidate"]  # of all candidates
 
     @classmethod
     def of(cls, examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int) -> _CrossFit:
         logits = cross_fitted_logits(examples, fold, shape, threads)
         best, counts = best_candidates(examples.query, logits, len(fold)), examples.training_counts
-        return cls(examples, shape, pick(examples.label, best, -1), pick(logits, best, -np.inf), pick(counts, best, 0))
+        labels, best_logits = pick(examples.label, best, -1), pick(logits, best, -np.inf)
+        return cls(examples, shape, labels, best_logits, pick(counts, best, 0), logits)
 
 
 def _choose_ranking(

@@ -30,8 +30,8 @@ _BLOCK_CHARACTERS = 1 << 20
 _MAX_DEPTH = 200
 # The fields of the answer in the output. No column that passes into the output may have one of these names.
 ANSWER_COLUMNS = ("labels", "truncated", "exhausted", "error")
-# JSON lines can also have this one.
-ANSWER_FIELDS = (*ANSWER_COLUMNS, "without_words")
+# JSON lines can also have these.
+ANSWER_FIELDS = (*ANSWER_COLUMNS, "without_words", "reranked", "left_out")
 
 _SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 

@@ -94,12 +94,22 @@ class Answer:
         exhausted: Whether the answer has fewer than `top_k` labels because the filter admits too few labels with a
             vote.
         without_words: Whether the query was a vector, and words would have had an effect on a text's answer.
+        reranked: Whether a cross-encoder read the query; None if it was not asked to.
+        left_out: Why it did not: the `deadline` would have passed, its `server` did not answer, or the query is no
+            `text`.
     """
 
     labels: list[ScoredLabel]
     truncated: bool
     exhausted: bool
     without_words: bool = False
+    reranked: bool | None = None
+    left_out: str | None = None
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the same query has the same answer later: no cross-encoder was late or unreachable."""
+        return self.left_out not in ("deadline", "server")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the JSON object for HTTP, the answer cache and the command line."""
@@ -110,6 +120,10 @@ class Answer:
             content["exhausted"] = True
         if self.without_words:
             content["without_words"] = True
+        if self.reranked is not None:
+            content["reranked"] = self.reranked
+        if self.left_out is not None:
+            content["left_out"] = self.left_out
         return content
 
 

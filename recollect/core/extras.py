@@ -36,6 +36,7 @@ EXTRAS: dict[tuple[str, str], Extra] = {
     ("encoder", "server"): Extra("encoder_server.query_encoder"),
     ("key engine", "milvus"): Extra("milvus.collection", "pymilvus", "--engine-uri: needs pymilvus"),
     ("key writer", "milvus"): Extra("milvus.index", "pymilvus", "--engine-uri: needs pymilvus"),
+    ("reranker", "server"): Extra("encoder_server.reranker"),
     ("routes", "annif"): Extra("annif.routes"),
     ("runs", "hf"): Extra("hub.runs"),
     ("trained encoder", "server"): Extra("encoder_server.trained"),

@@ -20,7 +20,7 @@ from recollect.core.reranker.ranker import Ranker
 from recollect.core.search.filters import AdmittedKeys, Filters
 from recollect.core.search.live_keys import LiveKeyIndex
 from recollect.core.search.searcher import Keys, Searcher
-from recollect.core.settings import Device, EngineSettings
+from recollect.core.settings import ConnectionSettings, Device
 from recollect.core.tables.entries import LoggedEntry
 from recollect.core.tables.rows import Rows
 from recollect.core.tables.snapshot import Snapshot, SnapshotBuilder
@@ -59,9 +59,8 @@ class Memory:
             _live_keys(searcher.instances, instances), _live_keys(searcher.labels, labels.rows, labels.row_of)
         )
         if ranker is not None and snapshot.names is not None:
-            ranker = Ranker(
-                ranker.model, dataclasses.replace(ranker.facts, counts=labels.counts, names=snapshot.names), values
-            )
+            facts = dataclasses.replace(ranker.facts, counts=labels.counts, names=snapshot.names)
+            ranker = Ranker(ranker.model, facts, values, ranker.cross)
         admitted = AdmittedKeys(snapshot.voters, searcher)
         filters = Filters(labels, snapshot.voters)
         return cls(manifest, snapshot, searcher, snapshot.words, ranker, admitted, filters, digest)
@@ -95,16 +94,18 @@ class Memory:
 class LiveMemory:
     """Applies the entries of a log to the memory of a bundle, in one thread at a time."""
 
-    def __init__(self, bundle: Bundle, device: Device, engine: EngineSettings | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, device: Device, connections: ConnectionSettings | None = None, threads: int = 1
+    ) -> None:
         manifest, components = bundle.manifest, bundle.components
         counts, words = manifest.counts, None
         self._manifest = manifest
         if manifest.has_lexical_index:
             words = LexicalIndex.open_with(components.open, counts.instances, counts.labels)
-        self._ranker = Ranker.open(bundle) if manifest.has_ranker else None
+        self._ranker = Ranker.open(bundle, threads, connections) if manifest.has_ranker else None
         names = None if self._ranker is None else self._ranker.facts.names
         self._builder, self._digest = SnapshotBuilder(bundle, words, names), b""
-        self.searcher = Searcher.open(bundle, device, engine)  # last, because an error above would leave it open
+        self.searcher = Searcher.open(bundle, device, connections)  # last, because an error above would leave it open
 
     def apply(self, entries: Sequence[LoggedEntry], digest: bytes | None = None) -> Memory:
         """Apply entries in order, and return the memory after them. Without a `digest`, the one before stays."""

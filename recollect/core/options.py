@@ -41,6 +41,9 @@ _ANSWER_BYTES_PER_UNIT = 65_536
 # Further cost of each query with a filter, which is searched alone and perhaps several times. On a store of 30,000
 # instances, a query with a filter takes up to 5.6 times as long as a query without one.
 _FILTER_COST = 5
+# Further cost of each query that a cross-encoder reads with its candidates: several times the tokens of a query, in a
+# second transformer.
+_RERANK_COST = 10
 MAX_TOP_K = 1_000
 # Maximum number of keys to explain in one request, over all its queries. The explanation of one key may contain several
 # labels with their texts.
@@ -238,6 +241,10 @@ class AnswerOptions:
         may_be_none=False,
     )
 
+    rerank: bool = _option(
+        "Let a cross-encoder read the query together with its best labels; needs a version with one", False
+    )
+
     @property
     def voting(self) -> Voting:
         return Voting(self.lambda_, self.temperature, self.top_b, self.word_weight)
@@ -341,7 +348,9 @@ def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
         usual["top_k"] = MOST_ASSIGNED
     options = AnswerOptions(**usual | given)
     if options.by_probability and "order" not in given and not options.uses_votes_of(defaults):
-        return dataclasses.replace(options, order="score")
+        options = dataclasses.replace(options, order="score")
+    if options.order == "score" and "rerank" not in given:  # the order by score has no place for a cross-encoder
+        options = dataclasses.replace(options, rerank=False)
     return options
 
 
@@ -349,6 +358,13 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
     """Complete the options that a caller chose, and refuse those that need probabilities that the version lacks."""
     defaults = manifest.defaults
     options = resolve_options(defaults, **chosen)
+    if options.rerank and not manifest.has_cross_encoder:
+        raise QueryError(
+            f"rerank: version {manifest.version} has no cross-encoder; leave out rerank, or build a version after "
+            "`recollect rank --cross-encoder`"
+        )
+    if options.rerank and options.order == "score":
+        raise QueryError("rerank: needs the order probability and the usual votes, found score; leave out rerank")
     name = options.needs_probabilities
     if chosen.get("tail_weight") is not None and options.order != "macro":
         raise QueryError(f"tail_weight: needs the order macro, found {options.order}; choose macro, or leave it out")
@@ -392,13 +408,13 @@ def request_cost(sizes: Sequence[int], options: AnswerOptions) -> int:
     """The cost of a request, in units of one normal query.
 
     Each query costs 1 for every 1,024 bytes (UTF-8) or part of them, plus 1 for every 1,000 keys of `top_b`, plus 1 for
-    every
-    250 labels of `top_k`, plus 5 with a filter. An explanation doubles the keys. The request costs 1 more for every
-    1,000 labels in its filters, and for every 100 values in `where`.
+    every 250 labels of `top_k`, plus 5 with a filter, plus 10 with a cross-encoder. An explanation doubles the keys.
+    The request costs 1 more for every 1,000 labels in its filters, and for every 100 values in `where`.
     """
     texts = sum(-(-size // BYTES_PER_UNIT) for size in sizes)
     keys = options.top_b * (2 if options.explain else 1)
     per_query = keys // _KEYS_PER_UNIT + options.top_k // _ANSWERS_PER_UNIT + (_FILTER_COST if options.filtered else 0)
+    per_query += _RERANK_COST if options.rerank else 0
     filters = options.filter_labels // _LABELS_PER_UNIT + options.filter_values // _VALUES_PER_UNIT
     return texts + len(sizes) * per_query + filters
 
@@ -411,7 +427,7 @@ def answer_cost(size_bytes: int) -> int:
 def max_request_cost(max_batch: int, max_query_bytes: int) -> int:
     """The cost of the most expensive request that the limits allow."""
     keys, answers = 2 * MOST_KEYS // _KEYS_PER_UNIT, MAX_TOP_K // _ANSWERS_PER_UNIT
-    per_query = math.ceil(max_query_bytes / BYTES_PER_UNIT) + keys + answers + _FILTER_COST
+    per_query = math.ceil(max_query_bytes / BYTES_PER_UNIT) + keys + answers + _FILTER_COST + _RERANK_COST
     filters = 2 * MAX_FILTER_LABELS // _LABELS_PER_UNIT + _MOST_VALUES // _VALUES_PER_UNIT
     return max_batch * per_query + filters
 

@@ -59,7 +59,7 @@ class Predictor:
         self.manifest = bundle.manifest
         self.encoder = TextEncoder.of(bundle, threads, device, connections=connections)
         bundle.require_shape("encoder.onnx", (self.encoder.dim,), (bundle.manifest.dim,))
-        self._live = LiveMemory(bundle, device, connections)
+        self._live = LiveMemory(bundle, device, connections, threads)
         self.memory = self.bundle_memory = self._live.apply([])
         self.label_search = LabelSearch(bundle.labels)
         self.usual_options = resolve_options(self.defaults)
@@ -174,6 +174,8 @@ class Predictor:
             start = time.thread_time()
             self.answer(vector, self.usual_options, [text])
             self.milliseconds = min(self.milliseconds, 1e3 * (time.thread_time() - start))
+            if self.manifest.has_cross_encoder and not self.usual_options.rerank:
+                self.answer(vector, dataclasses.replace(self.usual_options, rerank=True), [text])  # measures its time
             if pause is not None:
                 pause()
 
@@ -204,15 +206,21 @@ class Predictor:
         self,
         requests: Sequence[tuple[Sequence[AnyQuery], AnswerOptions]],
         checkpoint: Callable[[], None] = lambda: None,
+        deadlines: Sequence[float] = (),
     ) -> list[Answers]:
         """Answer several requests together, each with its own options.
 
         All queries are encoded together. Queries with equal options are searched and ranked together. Every request
         gets the times of the whole call, because it waits until all requests are answered.
         `checkpoint` is called between the blocks of the computation; an error that it raises stops the computation.
+        `deadlines` are those of the requests, as times of `time.monotonic`; empty if there are none. A cross-encoder
+        that would take longer is left out.
         """
         watch = Stopwatch()
         queries = [query for group, _ in requests for query in group]
+        due = [math.inf] * len(queries)
+        if deadlines:
+            due = [time_ for (group, _), time_ in zip(requests, deadlines, strict=True) for _ in group]
         vectors, cut = self._vectors(queries, checkpoint, watch)
         memory = self.memory
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
@@ -228,7 +236,10 @@ class Predictor:
                 truncated = [cut[row] for row in part]
                 texts = [query for row in part if isinstance(query := queries[row], str)]
                 used = options if texts else without_words(self.manifest, options)
-                ranked = self._answer(memory, texts or None, vectors[part], truncated, used, label_filter, watch)
+                times = [due[row] for row in part]
+                ranked = self._answer(
+                    memory, texts or None, vectors[part], truncated, used, label_filter, watch, times, checkpoint
+                )
                 for row, answer in zip(part, ranked, strict=True):
                     answers[row] = answer if used is options else dataclasses.replace(answer, without_words=True)
         ends = np.cumsum([0, *(len(group) for group, _ in requests)]).tolist()
@@ -260,9 +271,13 @@ class Predictor:
         options: AnswerOptions,
         label_filter: LabelFilter | None,
         watch: Stopwatch,
+        deadlines: Sequence[float] = (),
+        checkpoint: Callable[[], None] = lambda: None,
     ) -> list[Answer]:
         """Answer queries that have equal options. If the options have a filter, there is only one query."""
-        asked = Queries(vectors) if queries is None else Queries.of(memory, queries, vectors, options)
+        asked = Queries(vectors)
+        if queries is not None:
+            asked = Queries.of(memory, queries, vectors, options, deadlines, checkpoint)
         found = search(memory, asked, options, watch)
         ranked = rank(memory, asked, found, options, watch, label_filter)
         ranking, chances, offsets = ranked.ranking, ranked.probabilities, ranked.ranking.offsets
@@ -280,7 +295,11 @@ class Predictor:
                 for label, score, probability in zip(labels[part], scores[part], probabilities[part], strict=True)
                 if score >= options.threshold and (probability is None or probability >= options.min_probability)
             ]
-            answers.append(Answer(_describe(ranked, query, rows, options), truncated[query], exhausted))
+            left_out = ranked.left_out(query) if len(asked.texts) else "text"
+            answer = Answer(_describe(ranked, query, rows, options), truncated[query], exhausted)
+            if options.rerank:
+                answer = dataclasses.replace(answer, reranked=left_out is None, left_out=left_out)
+            answers.append(answer)
         watch.lap("combine")
         return answers
 

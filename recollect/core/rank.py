@@ -5,7 +5,7 @@
     3. words          mixes in the keys that share words with the query
     4. votes, sum     each key gives its weight to its labels (Eq. 7)
     5. corrections    lower the scores of rejected labels
-    6. order          by score, or by the ranker's log-odds
+    6. order          by score, or by the ranker's log-odds, on request with a cross-encoder
     7. probability    of each label, from its score or its log-odds
     8. macro          order by probability and number of training texts, on request
 
@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,14 +24,15 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from recollect.core.answers import LogitTerm, Reason, Stopwatch
-from recollect.core.bundle.manifest import Manifest
+from recollect.core.bundle.manifest import Manifest, Probabilities
 from recollect.core.errors import QueryError
 from recollect.core.memory import Memory
 from recollect.core.neighbours import Found
 from recollect.core.options import AnswerOptions
 from recollect.core.reranker.calibration import calibrate_answers, log_odds
 from recollect.core.reranker.macro import MOST_REORDERED, macro_order, tail_term
-from recollect.core.reranker.ranker import RankedCandidates
+from recollect.core.reranker.ranker import RankedCandidates, Ranker
+from recollect.core.reranker.scorer import LeftOut
 from recollect.core.scoring import ScoredLabels, WeightedKeys, vote, weigh
 from recollect.core.search.filters import LabelFilter
 from recollect.core.tables.corrections import Corrected
@@ -41,19 +43,34 @@ MOST_TERMS = 8_192
 
 
 class Queries(NamedTuple):
-    """Encoded queries, and their words; None: words have no share, and the labels are in order of score."""
+    """Encoded queries, and their words; None: words have no share, and the labels are in order of score.
+
+    Attributes:
+        texts: The texts, which a cross-encoder reads.
+        deadlines: The times of `time.monotonic` after which the answers have no use; empty if there are none.
+        checkpoint: Called between the queries that a cross-encoder reads; its error stops the computation.
+    """
 
     vectors: Float[np.ndarray, "query dim"]
     words: Words | None = None
+    texts: Sequence[str] = ()
+    deadlines: Sequence[float] = ()
+    checkpoint: Callable[[], None] = lambda: None
 
     @classmethod
     def of(
-        cls, memory: Memory, texts: Sequence[str], vectors: Float[np.ndarray, "query dim"], options: AnswerOptions
+        cls,
+        memory: Memory,
+        texts: Sequence[str],
+        vectors: Float[np.ndarray, "query dim"],
+        options: AnswerOptions,
+        deadlines: Sequence[float] = (),
+        checkpoint: Callable[[], None] = lambda: None,
     ) -> Queries:
         """The queries, with their words if an answer with these options reads them."""
         has_ranker = memory.ranker is not None and options.by_probability
         needs_words = has_ranker or (memory.words is not None and options.word_weight > 0)
-        return cls(vectors, Words.of(texts) if needs_words else None)
+        return cls(vectors, Words.of(texts) if needs_words else None, texts, deadlines, checkpoint)
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,11 @@ class RankedLabels:
             if (query, label) in self.corrections:
                 reasons.append(memory.correction(*self.corrections[query, label]))
         return terms
+
+    def left_out(self, query: int) -> LeftOut | None:
+        """Why the cross-encoder did not read a query; None if it did, or was not asked to."""
+        left_out = None if self.candidates is None else self.candidates.left_out
+        return None if left_out is None else left_out[query]
 
     def logit_terms(self, query: int, label: int) -> list[LogitTerm] | None:
         """The terms of the ranker's logit, the greatest first, and that of the order macro; None without both."""
@@ -151,6 +173,12 @@ def rank(
         voting = weigh(found, how._replace(word_weight=0.0), values)
         candidates = ranker.rank(queries.words, found, voting, how, admits)
         watch.lap("rank")
+        if options.rerank and ranker.cross is not None and len(queries.texts):
+            deadlines = queries.deadlines or [math.inf] * len(queries.texts)
+            candidates = ranker.rerank(
+                candidates, queries.texts, memory.labels.texts.__getitem__, deadlines, queries.checkpoint
+            )
+            watch.lap("rerank")
     if label_filter is not None:
 
         def count_labels(larger: Found) -> int:
@@ -176,6 +204,8 @@ def rank(
     best, ranking = ranking.label[:1], _without_dropped(memory, ranking, options)
     is_complete = label_filter is None or (label_filter.admits_all and ranking.label[:1].tolist() == best.tolist())
     chances = _probabilities(memory.manifest, ranking, options, is_complete)
+    if chances is not None and ranker is not None and candidates is not None and candidates.reranked.any():
+        chances = _of_second_ranker(ranker, candidates, ranking, is_complete, chances)
     tail_weight = None
     if options.order == "macro" and options.tail_weight is not None and chances is not None:
         tail_weight = options.tail_weight
@@ -222,5 +252,27 @@ def _probabilities(
     if info is None or not options.uses_votes_of(manifest.defaults) or (manifest.has_ranker and ranking.logit is None):
         return None
     logits = log_odds(ranking.score) if ranking.logit is None else ranking.logit
+    return _calibrated(info, logits, ranking, is_complete)
+
+
+def _of_second_ranker(
+    ranker: Ranker,
+    candidates: RankedCandidates,
+    ranking: ScoredLabels,
+    is_complete: bool,
+    chances: Float[np.ndarray, " row"],
+) -> Float[np.ndarray, " row"] | None:
+    """The probabilities, with the calibration of the second ranker for the queries that it ranked."""
+    assert ranker.cross is not None
+    assert ranking.logit is not None
+    if (info := ranker.cross.probabilities) is None:
+        return None
+    second = _calibrated(info, ranking.logit, ranking, is_complete)
+    return np.where(np.repeat(candidates.reranked, np.diff(ranking.offsets)), second, chances)
+
+
+def _calibrated(
+    info: Probabilities, logits: Float[np.ndarray, " row"], ranking: ScoredLabels, is_complete: bool
+) -> Float[np.ndarray, " row"]:
     first_calibration = info.first_calibration if is_complete else None
     return calibrate_answers(info.calibration, first_calibration, logits, ranking.offsets)

@@ -53,7 +53,17 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 # Settings of keys and certificates.
 _KEYS = frozenset(
-    {"api_keys", "encoder_token", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
+    {
+        "api_keys",
+        "encoder_token",
+        "engine_ca",
+        "engine_token",
+        "reranker_token",
+        "sign",
+        "tls_cert",
+        "tls_key",
+        "verify_key",
+    }
 )
 # Minimum time limit of the calls of other programs in a training, a build or a compaction.
 _BUILD_SECONDS = 600.0
@@ -109,22 +119,43 @@ class EncoderAddress(NamedTuple):
         Raises:
             SettingsError: If it is no such URL, or contains a password or a query, which may be a key.
         """
-        url, _, model = given.partition("#")
-        try:
-            parts = urlsplit(url)
-            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # for example, a port that is not a number
-            is_url = False
-        if not is_url or not url.isascii() or not url.isprintable() or " " in url:
-            raise SettingsError(
-                f"{flag}: expected http://HOST:PORT/v1#MODEL or https://HOST/v1#MODEL, found no such URL"
-            )
-        if "@" in parts.netloc or parts.query:
-            raise SettingsError(
-                f"{flag}: expected a URL without a password and without a query, found one; give the token in "
-                "RECOLLECT_ENCODER_TOKEN"
-            )
-        return cls(url.rstrip("/").removesuffix("/embeddings"), model)
+        url, model = _parse_server(given, flag, "/v1", "RECOLLECT_ENCODER_TOKEN")
+        return cls(url.removesuffix("/embeddings"), model)
+
+
+class RerankerAddress(NamedTuple):
+    """A server with a route that reranks: the URL of the route, and the name of a model; empty for TEI's route."""
+
+    url: str
+    model: str
+
+    @classmethod
+    def parse(cls, given: str) -> RerankerAddress:
+        """Parse `http://HOST/rerank` or `http://HOST/rerank#MODEL`.
+
+        Raises:
+            SettingsError: If it is no such URL, or contains a password or a query, which may be a key.
+        """
+        return cls(*_parse_server(given, "--reranker", "/rerank", "RECOLLECT_RERANKER_TOKEN"))
+
+
+def _parse_server(given: str, flag: str, route: str, token: str) -> tuple[str, str]:
+    """The URL of a server and the model after `#`, which may be absent."""
+    url, _, model = given.partition("#")
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # for example, a port that is not a number
+        is_url = False
+    if not is_url or not url.isascii() or not url.isprintable() or " " in url:
+        raise SettingsError(
+            f"{flag}: expected http://HOST:PORT{route}#MODEL or https://HOST{route}#MODEL, found no such URL"
+        )
+    if "@" in parts.netloc or parts.query:
+        raise SettingsError(
+            f"{flag}: expected a URL without a password and without a query, found one; give the token in {token}"
+        )
+    return url.rstrip("/"), model
 
 
 def is_encoder_url(encoder: str) -> bool:
@@ -134,6 +165,11 @@ def is_encoder_url(encoder: str) -> bool:
 
 def _check_encoder_url(given: str) -> str:
     EncoderAddress.parse(given, "--encoder-url")
+    return given
+
+
+def _check_reranker(given: str) -> str:
+    RerankerAddress.parse(given)
     return given
 
 
@@ -351,8 +387,29 @@ class EncoderServerSettings(Settings):
     )
 
 
-class ConnectionSettings(EngineSettings, EncoderServerSettings):
-    """Settings of the connections to other programs that a version may need: Milvus, and a server of vectors."""
+class RerankerSettings(Settings):
+    """Settings of the connection to a reranker on a server, for runs and bundles whose ranker reads its scores."""
+
+    reranker: Annotated[str, AfterValidator(_check_reranker)] | None = Field(
+        None,
+        description="Reranker of versions that were ranked with --reranker URL: http://HOST/rerank with the shape of "
+        "TEI (query, texts), or followed by #MODEL with the shape of Infinity, vLLM and Jina (query, documents) "
+        "(default: none; such a version then answers without it)",
+    )
+    reranker_token: SecretStr | None = Field(
+        None, description="Token of the reranker, sent as Authorization: Bearer (default: it needs none)"
+    )
+    reranker_ms: int = Field(
+        500,
+        ge=1,
+        le=600_000,
+        description="Maximum milliseconds for the scores of one query; a query that needs longer is answered without "
+        "them",
+    )
+
+
+class ConnectionSettings(EngineSettings, EncoderServerSettings, RerankerSettings):
+    """Settings of the connections to other programs that a version may need: Milvus, servers of vectors and scores."""
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -422,7 +479,7 @@ def secrets_in_command_line(settings: Settings, arguments: Sequence[str]) -> lis
         flag, value = as_flag(name), getattr(settings, name)
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         has_password = "://" in text and "@" in text
-        if flag in given and (has_password or name in ("encoder_token", "engine_token")):
+        if flag in given and (has_password or name in ("encoder_token", "engine_token", "reranker_token")):
             secret_flags.append(flag)
     return secret_flags
 

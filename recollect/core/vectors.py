@@ -80,8 +80,8 @@ def require_without_words(manifest: Manifest, options: AnswerOptions, chosen: Co
     """
     if without_words(manifest, options) is options:
         return
-    needed = (options.assign, options.min_probability > 0, options.by_probability)
-    for name, is_needed in zip(("assign", "min_probability", "order"), needed, strict=True):
+    needed = (options.assign, options.min_probability > 0, options.by_probability, options.rerank)
+    for name, is_needed in zip(("assign", "min_probability", "order", "rerank"), needed, strict=True):
         if name in chosen and is_needed:
             raise QueryError(
                 f"{name}: version {manifest.version} gives probabilities to texts only, because they need words; send "

@@ -121,13 +121,16 @@ class Result(BaseModel):
 
     `truncated`: the query was longer than the encoder's limit, so its end was ignored. `exhausted`: fewer labels than
     `top_k`, because the filter admits no more. `without_words`: the query was a vector, so words have no votes and no
-    ranker orders the labels, as they would for a text.
+    ranker orders the labels, as they would for a text. `reranked`: with `rerank`, whether a cross-encoder read the
+    query; `left_out` says why not: `deadline`, `server`, or `text` if the query is a vector.
     """
 
     labels: list[ScoredLabel]  # type: ignore[valid-type]
     truncated: bool | None = None
     exhausted: bool | None = None
     without_words: bool | None = None
+    reranked: bool | None = None
+    left_out: str | None = None
 
 
 class PredictResponse(Result, _Answered):

@@ -201,7 +201,8 @@ class Answering:
                 return await self._compute(asked, queries)
             for row, content, answer in zip(missing, computed.json, computed.answers, strict=True):
                 json[row], answers[row] = content, answer
-            cache.put({keys[row]: content for row, content in zip(missing, computed.json, strict=True)})
+            fresh = zip(missing, computed.json, computed.answers, strict=True)
+            cache.put({keys[row]: content for row, content, answer in fresh if answer and answer.may_be_kept})
             milliseconds = computed.milliseconds
         return Computed([content for content in json if content is not None], answers, milliseconds, memory.sequence)
 
@@ -211,7 +212,9 @@ class Answering:
         A request that is dropped before its computation starts is not computed. A computation for which no request
         waits any more is stopped.
         """
-        loop, future = asyncio.get_running_loop(), self.batcher.submit(asked.lease, queries, asked.options, asked.cost)
+        loop = asyncio.get_running_loop()
+        seconds = asked.deadline - loop.time()
+        future = self.batcher.submit(asked.lease, queries, asked.options, asked.cost, seconds)
         watch_at = min(asked.deadline, loop.time() + _WATCH_AFTER_SECONDS)
         timer = loop.call_at(watch_at, _watch, asked.caller, asked.deadline, future)
         try:

@@ -66,6 +66,7 @@ class _Job:
     cost: int
     key: Hashable
     loop: asyncio.AbstractEventLoop
+    deadline: float  # the earliest one of the requests, as a time of `time.monotonic`
     futures: list[asyncio.Future[Computed]] = field(default_factory=list)
     submitted: float = field(default_factory=time.perf_counter)
 
@@ -78,7 +79,7 @@ class _Job:
     def is_quick(self) -> bool:
         """Whether the event loop may compute it: one query without an explanation, which takes little time."""
         is_simple = len(self.queries) == 1 and not self.options.explain and not self.options.by_fields
-        return is_simple and self.cost <= self.lease.predictor.quick_cost
+        return is_simple and not self.options.rerank and self.cost <= self.lease.predictor.quick_cost
 
     def join(self) -> asyncio.Future[Computed]:
         self.futures.append(self.loop.create_future())
@@ -174,11 +175,19 @@ class Batcher:
         return any(now - batch.block_began > self._hang_seconds for batch in [*self._running])
 
     def submit(
-        self, lease: Lease, queries: Sequence[AnyQuery], options: AnswerOptions, cost: int
+        self,
+        lease: Lease,
+        queries: Sequence[AnyQuery],
+        options: AnswerOptions,
+        cost: int,
+        seconds: float = math.inf,
     ) -> asyncio.Future[Computed]:
         """Queue a request. A request whose future is cancelled is not computed, or its computation is stopped.
 
         The queue takes a second lease of the version until the batch is done.
+
+        Args:
+            seconds: Time until the deadline. A cross-encoder is left out if it would take longer.
 
         Raises:
             OverloadError: If too many queries wait.
@@ -187,15 +196,16 @@ class Batcher:
         key: Hashable = (id(lease.predictor), lease.predictor.memory.sequence, options, tuple(queries))
         if options.filter_labels > _MAX_COMPARED_LABELS:
             key = object()
-        loop = asyncio.get_running_loop()
+        loop, deadline = asyncio.get_running_loop(), time.monotonic() + seconds
         with self._lock:
             job = self._joinable.get(key)
             if job is not None and not job.abandoned:
                 self._metrics.coalesced.inc()
+                job.deadline = min(job.deadline, deadline)
                 return job.join()
             if self._queue and self._cost_waiting + cost > self._max_waiting:
                 raise OverloadError(f"the queue is full: {self._queries_waiting:,} queries wait; retry shortly")
-            self._joinable[key] = job = _Job(lease.share(), queries, options, cost, key, loop)
+            self._joinable[key] = job = _Job(lease.share(), queries, options, cost, key, loop, deadline)
             self._queue.append(job)
             self._count_waiting(job, 1)
             if job.is_quick and not self._running:
@@ -244,8 +254,10 @@ class Batcher:
         batch = _Batch([])
         while self._queue:
             job = self._queue[0]
-            # A small request does not wait for a large one that came after it.
-            if batch.jobs and (len(job.queries) > room or job.lease.predictor is not predictor):
+            # A small request does not wait for a large one that came after it. A request with a cross-encoder is
+            # computed alone: it saves nothing in a batch, and the others would wait for it beyond their deadlines.
+            is_alone = job.options.rerank or (batch.jobs and batch.jobs[0].options.rerank)
+            if batch.jobs and (is_alone or len(job.queries) > room or job.lease.predictor is not predictor):
                 break
             self._queue.popleft()
             self._count_waiting(job, -1)
@@ -300,12 +312,15 @@ class Batcher:
         self._metrics.batch_queries.observe(sum(len(job.queries) for job in jobs))
         try:
             predictions = jobs[0].lease.predictor.predict_together(
-                [(job.queries, job.options) for job in jobs], begin_block
+                [(job.queries, job.options) for job in jobs], begin_block, [job.deadline for job in jobs]
             )
             results: list[Computed | Exception] = []
             for job, answers in zip(jobs, predictions, strict=True):
                 milliseconds = {"queue": 1e3 * (started - job.submitted), **answers.milliseconds}
                 self._metrics.count_stages({"queue": milliseconds["queue"]})
+                for answer in answers.answers:
+                    if answer.reranked is not None:
+                        self._metrics.reranked.labels(answer.left_out or "read").inc()
                 try:
                     json = _serialise(answers.answers)
                 except QueryError as error:

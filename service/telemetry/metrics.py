@@ -71,6 +71,12 @@ class Metrics:
         self.coalesced = counter(
             "coalesced_total", "Number of requests that waited for the answer of an equal request in progress."
         )
+        self.reranked = counter(
+            "reranked_total",
+            "Number of queries that a cross-encoder was to read: read, or left out because of the deadline, the server "
+            "or a vector in place of a text.",
+            "outcome",
+        )
         self.batcher_hung = gauge(
             "batcher_hung",
             "Number of workers with a batch of which one block takes longer than --hang-seconds.",

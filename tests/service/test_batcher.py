@@ -50,7 +50,10 @@ class Gate:
         self.closed = True
 
     def predict_together(
-        self, requests: list[tuple[list[str], AnswerOptions]], checkpoint: Callable[[], None]
+        self,
+        requests: list[tuple[list[str], AnswerOptions]],
+        checkpoint: Callable[[], None],
+        deadlines: list[float],
     ) -> list[Answers]:
         self.batches.append([query for queries, _ in requests for query in queries])
         self.threads.append(threading.current_thread().name)

@@ -10,6 +10,7 @@ bundle/   manifest.json  manifest.sig           description of the bundle, and i
           label_*  instance_*                   uids and texts, as tables of strings
           label_words.*  instance_words.*       the lexical index; a bundle has all of these files or none
           ranker.json  name_*                   the ranker and the words of the labels' names; all of these or none
+          cross_*                               a second ranker with a cross-encoder; all of these files or none
           label_fields.*  label_term*           the fields of labels, and the labels of each value; all or none
 """
 

@@ -58,6 +58,10 @@ RANKER_FILES: frozenset[str] = frozenset(
 )
 # Files of the linear classifiers of a ranker, which not every ranker has.
 CLASSIFIER_FILES = ("classifier.offsets.npy", "classifier.terms.npy", "classifier.weights.npy")
+# Files of the second ranker, beside those of the ranker: its trees; and the graph of the cross-encoder in int8 with its
+# tokenizer, if it is not on a server.
+CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER = "cross_ranker.json", "cross_encoder.onnx", "cross_tokenizer.json"
+CROSS_FILES: frozenset[str] = frozenset({CROSS_RANKER, CROSS_ENCODER, CROSS_TOKENIZER})
 # Files of the fields of labels: those of each label, and the labels of each term.
 LABEL_FIELDS, LABEL_TERMS = "label_fields", "label_terms"
 TERM_OFFSETS, TERM_LABELS = "label_term_indptr.npy", "label_term_indices.npy"
@@ -68,6 +72,8 @@ _OPTIONAL_PARTS = (
     LEXICAL_FILES,
     RANKER_FILES,
     frozenset(CLASSIFIER_FILES),
+    CROSS_FILES - {CROSS_RANKER},
+    frozenset({CROSS_RANKER}),
     FIELD_FILES,
 )
 

@@ -17,6 +17,9 @@ from pydantic_core import from_json
 
 from recollect.core.bundle.files import (
     CLASSIFIER_FILES,
+    CROSS_ENCODER,
+    CROSS_RANKER,
+    CROSS_TOKENIZER,
     ENCODER_SERVER,
     FIELD_FILES,
     LEXICAL_FILES,
@@ -31,7 +34,14 @@ FORMAT_VERSION = 3
 
 # Maximum sizes of the files that are read completely instead of being mapped into memory. Protobuf, the format of the
 # encoder, allows 2 GiB.
-_MAX_BYTES = {TOKENIZER: 64 << 20, ENCODER_SERVER: 1 << 20, "golden.json": 16 << 20, "encoder.onnx": 2 << 30}
+_MAX_BYTES = {
+    TOKENIZER: 64 << 20,
+    ENCODER_SERVER: 1 << 20,
+    "golden.json": 16 << 20,
+    "encoder.onnx": 2 << 30,
+    CROSS_TOKENIZER: 64 << 20,
+    CROSS_ENCODER: 2 << 30,
+}
 
 # Maximum number of keys that one search may retrieve. It limits the cost of a search.
 MOST_KEYS = 10_000
@@ -233,6 +243,7 @@ class Defaults(_Section):
 
     `word_weight` is the share of the lexical index in a score; it has no effect in a bundle without a lexical index.
     `tail_weight` is that of the order macro; None if no held-out texts chose it.
+    `rerank` needs a cross-encoder.
     """
 
     lambda_: Fraction = Field(alias="lambda")
@@ -242,6 +253,7 @@ class Defaults(_Section):
     word_weight: Fraction = 0.0
     order: Order = "score"
     tail_weight: Fraction | None = None
+    rerank: bool = False
 
 
 class FileInfo(_Section):
@@ -296,6 +308,10 @@ class Manifest(_Section):
     @property
     def has_ranker(self) -> bool:
         return self.files.keys() >= RANKER_FILES
+
+    @property
+    def has_cross_encoder(self) -> bool:
+        return self.files.keys() >= RANKER_FILES | {CROSS_RANKER}
 
     @property
     def has_classifier(self) -> bool:

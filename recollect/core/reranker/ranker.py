@@ -6,6 +6,7 @@ The ranker's candidates come first, in order of their logits. The other labels f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,11 @@ from recollect.core.options import Voting
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
 from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cooccurrence import Cooccurrence
+from recollect.core.reranker.cross_ranker import FEATURES, CrossRanker
 from recollect.core.reranker.model import RankerModel
+from recollect.core.reranker.scorer import LeftOut
 from recollect.core.scoring import ScoredLabels, WeightedKeys
+from recollect.core.settings import RerankerSettings
 from recollect.core.tables.corrections import Corrections
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
@@ -37,28 +41,38 @@ class RankedCandidates(Candidates):
 
     Attributes:
         corrections: The part of each logit that comes from a correction of the label; None without corrections.
+        left_out: Why the cross-encoder did not read each query; None for a query that it read. None if it was not
+            asked for.
     """
 
     logit: Float[np.ndarray, " candidate"]
     corrections: Float[np.ndarray, " candidate"] | None = None
+    left_out: list[LeftOut | None] | None = None
+
+    @property
+    def reranked(self) -> Bool[np.ndarray, " query"]:
+        """Whether the second ranker ordered the candidates of each query."""
+        queries = len(self.offsets) - 1
+        return np.array([reason is None for reason in self.left_out or ["text"] * queries], dtype=bool)
 
 
 class Ranker:
-    """Orders rankings of votes by the log-odds of their labels."""
+    """Orders rankings of votes by the log-odds of their labels. `cross` is None without a cross-encoder."""
 
-    def __init__(self, model: RankerModel, facts: LabelFacts, values: Values) -> None:
-        self.model, self.facts, self._values = model, facts, values
+    def __init__(self, model: RankerModel, facts: LabelFacts, values: Values, cross: CrossRanker | None = None) -> None:
+        self.model, self.facts, self._values, self.cross = model, facts, values, cross
 
     @classmethod
-    def open(cls, bundle: Bundle) -> Ranker:
-        """Open the ranker of a bundle that has one."""
+    def open(cls, bundle: Bundle, threads: int, connections: RerankerSettings | None = None) -> Ranker:
+        """Open the ranker of a bundle that has one. The other arguments are for a cross-encoder, if it has one."""
         components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
         names = Names.open_with(components.open, labels)
         together = Cooccurrence.open_with(components.open, labels)
         classifier = Classifier.open_with(components.open, labels) if manifest.has_classifier else None
         values = Values(bundle.instances.values, labels)
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
-        return cls(model, LabelFacts(bundle.labels.counts, names, together, classifier), values)
+        cross = CrossRanker.open(bundle, threads, connections) if manifest.has_cross_encoder else None
+        return cls(model, LabelFacts(bundle.labels.counts, names, together, classifier), values, cross)
 
     def rank(
         self,
@@ -72,6 +86,21 @@ class Ranker:
         candidates = find_candidates(words, found, voting, how, self._values, self.facts, admits)
         logits = self.model.logits(candidates.features)
         return RankedCandidates(candidates.offsets, candidates.label, candidates.features, logits)
+
+    def rerank(
+        self,
+        candidates: RankedCandidates,
+        queries: Sequence[str],
+        text_of: Callable[[int], str],
+        deadlines: Sequence[float],
+        checkpoint: Callable[[], None],
+    ) -> RankedCandidates:
+        """Replace the log-odds by those with the feature of the cross-encoder; see `CrossRanker.rank`."""
+        assert self.cross is not None
+        features, logit, left_out = self.cross.rank(
+            candidates, candidates.logit, queries, text_of, deadlines, checkpoint
+        )
+        return dataclasses.replace(candidates, features=features, logit=logit, left_out=left_out)
 
     def reorder(self, scores: ScoredLabels, candidates: RankedCandidates, limit: int | None = None) -> ScoredLabels:
         """Put the candidates before all other labels by their logits, and take the first `limit`."""
@@ -100,9 +129,14 @@ class Ranker:
         if not len(rows):
             return []
         features = candidates.features[rows]
-        names = (*ALL_FEATURES, "bias")
+        model, names = self.model, [*ALL_FEATURES, "bias"]
+        if candidates.reranked[query]:
+            assert self.cross is not None
+            model, names = self.cross.model, [*FEATURES, "bias"]
+        else:  # without the feature of the cross-encoder, which other queries may have
+            features = features[:, : len(ALL_FEATURES)]
         values = [None if np.isnan(value) else float(value) for value in features[0]]
-        terms = [*map(LogitTerm, names, [*values, None], self.model.contributions(features)[0].tolist())]
+        terms = [*map(LogitTerm, names, [*values, None], model.contributions(features)[0].tolist())]
         if candidates.corrections is not None:
             terms.append(LogitTerm("correction", None, float(candidates.corrections[rows[0]])))
         return sorted((term for term in terms if term.log_odds), key=lambda term: -abs(term.log_odds))
