@@ -53,9 +53,9 @@ RANKER = "ranker.json"
 NAME_WORDS, NAME_OFFSETS = "name_words.npy", "name_offsets.npy"
 NAME_STEMS, STEM_COUNTS = "name_stems.npy", "name_stem_counts.npy"
 COOCCURRENCE_FILES = ("cooccurrence.offsets.npy", "cooccurrence.labels.npy", "cooccurrence.shares.npy")
-RANKER_FILES: frozenset[str] = frozenset(
-    {RANKER, NAME_WORDS, NAME_OFFSETS, NAME_STEMS, STEM_COUNTS, *COOCCURRENCE_FILES}
-)
+RANKER_FILES: frozenset[str] = frozenset({RANKER, NAME_WORDS, NAME_OFFSETS})
+# Files from which the ranker of a bundle has further features. Rankers of older bundles have no such features.
+STEM_FILES: frozenset[str] = frozenset({NAME_STEMS, STEM_COUNTS, *COOCCURRENCE_FILES})
 # Files of the linear classifiers of a ranker, which not every ranker has.
 CLASSIFIER_FILES = ("classifier.offsets.npy", "classifier.terms.npy", "classifier.weights.npy")
 # Files of the second ranker, beside those of the ranker: its trees; and the graph of the cross-encoder in int8 with its
@@ -71,6 +71,7 @@ FIELD_FILES: frozenset[str] = frozenset(
 _OPTIONAL_PARTS = (
     LEXICAL_FILES,
     RANKER_FILES,
+    STEM_FILES,
     frozenset(CLASSIFIER_FILES),
     CROSS_FILES - {CROSS_RANKER},
     frozenset({CROSS_RANKER}),

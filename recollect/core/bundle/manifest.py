@@ -25,6 +25,7 @@ from recollect.core.bundle.files import (
     LEXICAL_FILES,
     MANIFEST,
     RANKER_FILES,
+    STEM_FILES,
     TOKENIZER,
     expected_files,
 )
@@ -312,6 +313,11 @@ class Manifest(_Section):
     @property
     def has_cross_encoder(self) -> bool:
         return self.files.keys() >= RANKER_FILES | {CROSS_RANKER}
+
+    @property
+    def has_stems(self) -> bool:
+        """Whether the ranker can read stems of names, and labels that occur together."""
+        return self.files.keys() >= STEM_FILES
 
     @property
     def has_classifier(self) -> bool:

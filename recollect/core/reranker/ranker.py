@@ -66,8 +66,8 @@ class Ranker:
     def open(cls, bundle: Bundle, threads: int, connections: RerankerSettings | None = None) -> Ranker:
         """Open the ranker of a bundle that has one. The other arguments are for a cross-encoder, if it has one."""
         components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
-        names = Names.open_with(components.open, labels)
-        together = Cooccurrence.open_with(components.open, labels)
+        names = Names.open_with(components.open, labels, manifest.has_stems)
+        together = Cooccurrence.open_with(components.open, labels) if manifest.has_stems else Cooccurrence()
         classifier = Classifier.open_with(components.open, labels) if manifest.has_classifier else None
         values = Values(bundle.instances.values, labels)
         model = components.open(RankerModel.open, RANKER, ALL_FEATURES)

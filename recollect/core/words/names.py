@@ -61,12 +61,14 @@ class Names:
         return cls(NameWords(*(Matrix(found.offsets, items) for items in (found.hashes, found.stems, counts))))
 
     @classmethod
-    def open_with(cls, open_file: Callable[..., Any], labels: int) -> Names:
+    def open_with(cls, open_file: Callable[..., Any], labels: int, has_stems: bool) -> Names:
         """Open the files of a bundle, each with `open_file`, as `Components.open` opens files."""
         words = open_file(map_array, NAME_WORDS, "uint64")
         offsets = open_file(map_offsets, NAME_OFFSETS, labels, len(words))
-        stems = open_file(map_array, NAME_STEMS, "uint64", len(words))
-        counts = open_file(map_array, STEM_COUNTS, "int32", len(words))
+        stems, counts = words, np.zeros(len(words), dtype=np.int32)  # without stems, no feature reads them
+        if has_stems:
+            stems = open_file(map_array, NAME_STEMS, "uint64", len(words))
+            counts = open_file(map_array, STEM_COUNTS, "int32", len(words))
         return cls(NameWords(*(Matrix(offsets, items) for items in (words, stems, counts))))
 
     def write(self, folder: Path) -> None:
