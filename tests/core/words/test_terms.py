@@ -33,6 +33,16 @@ def test_words_of_any_script_are_found(text, expected):
     assert words(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("form", "other"),
+    [("taxation", "taxa"), ("Bibliothek", "Bibliotheken"), ("wirtschaftlich", "Wirtschaft"), ("kirjasto", "kirjastot")],
+)
+def test_forms_of_a_word_have_one_stem_in_many_languages(form: str, other: str) -> None:
+    found = Words.of([f"{form} {other}"])
+    assert found.hashes[0] != found.hashes[1]
+    assert (found.stems[0] == found.stems[1]) == (len(other) > 4)
+
+
 def test_terms_are_words_and_ordered_pairs_of_neighbours():
     offsets, terms, frequencies = kernels.count_terms(*Words.of(["red chair red", "chair red", "", "red"]).terms)
     counts = list(zip(terms.tolist(), frequencies.tolist(), strict=True))
