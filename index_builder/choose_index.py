@@ -6,8 +6,8 @@ family on all keys and measure it again.
 The recall is that of queries which are not in the index. In a measurement on the sample, the queries are keys outside
 the sample. In a measurement on all keys, the queries are some of these keys, and their own keys do not count. That is
 enough for codes and inverted lists. In a graph, the own key of a query is linked to its nearest keys, so a search finds
-them too easily. A graph is therefore measured without these keys, which are added afterwards. docs/benchmarks.md has
-the measurements.
+them too easily. A graph is therefore measured without these keys, which are added afterwards.
+docs/appendix-benchmarks.md has the measurements.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def candidate_factories(keys: int, dim: int) -> list[str]:
 
     `PQx4fs` scores 32 keys at a time in CPU registers, from codes of four bits. `Refine(SQ8)` then scores the best
     candidates again, with eight bits for each dimension. Up to about a million keys, a search of all these codes is
-    faster than inverted lists. A graph is fast at a moderate recall, and `RaBitQ4` is small. docs/benchmarks.md has
-    the measurements.
+    faster than inverted lists. A graph is fast at a moderate recall, and `RaBitQ4` is small.
+    docs/appendix-benchmarks.md has the measurements.
     """
     codes = f"PQ{dim if dim % 2 else dim // 2}x4fs"
     lists_of_codes = f"IVF{max(1, lists(keys) // 2)},{codes},Refine(SQ8)"

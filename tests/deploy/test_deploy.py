@@ -13,7 +13,9 @@ from recollect.index_builder.settings import CompactSettings
 from recollect.service.settings import ServeSettings
 from tests.deploy.helpers import DEPLOY, REPOSITORY, run_tool
 
-RUNBOOK = (REPOSITORY / "docs" / "operating.md").read_text(encoding="utf-8")
+RUNBOOK = "".join(
+    (REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("operating.md", "appendix-operating.md")
+)
 PROMETHEUS = DEPLOY / "prometheus"
 GROUPS = [
     group

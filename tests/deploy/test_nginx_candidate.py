@@ -1,4 +1,4 @@
-"""Runs a real nginx with the canary and the shadow of docs/operating.md, in front of real replicas."""
+"""Runs a real nginx with the canary and the shadow of docs/appendix-operating.md, in front of real replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.deploy.helpers import DEPLOY, free_address, run_nginx, write_nginx_co
 from tests.processes import PATIENCE_SECONDS, Server, metric, serving, until
 from tests.service.stores import Activation, until_serves
 
-RUNBOOK = (DEPLOY.parent / "docs" / "operating.md").read_text(encoding="utf-8")
+RUNBOOK = (DEPLOY.parent / "docs" / "appendix-operating.md").read_text(encoding="utf-8")
 CURRENT, CANDIDATE = "v3", "v5"
 
 

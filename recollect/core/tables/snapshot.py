@@ -35,8 +35,8 @@ from recollect.core.tables.tables import Labels, LiveFields, Voters
 from recollect.core.words.index import LexicalIndex
 from recollect.core.words.names import Names, NameWords
 
-# Each live key is compared with every query: from so many on, they clearly cost CPU time. `docs/benchmarks.md` has the
-# figures.
+# Each live key is compared with every query: from so many on, they clearly cost CPU time.
+# `docs/appendix-benchmarks.md` has the figures.
 COMPACT_FROM = 20_000
 
 
