@@ -58,8 +58,8 @@ _ENCODING_SHARE = 0.6
 _SHORT_LENGTHS = 64, 32
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
 _MEASURING_SHARE = 0.15
-# Time to tune and rank the best run with both halves of the held-out texts, and with linear classifiers, relative to that
-# for a contestant.
+# Time to tune and rank the best run with both halves of the held-out texts and with linear classifiers, relative to the
+# time for a contestant.
 _LAST_MEASURINGS = 3
 # All trainings together get at least this share of the time limit.
 _MIN_TRAINING_SHARE = 0.1

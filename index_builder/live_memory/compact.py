@@ -21,7 +21,7 @@ from recollect.core.bundle.manifest import Manifest
 from recollect.core.encoder import TextEncoder
 from recollect.core.errors import ActivationConflictError
 from recollect.core.golden import write_golden
-from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.settings import EngineSettings
 from recollect.core.system.console import print_status
 from recollect.core.system.threads import threads_or_cores
@@ -37,7 +37,6 @@ from recollect.index_builder.left_out_votes import texts_of
 from recollect.index_builder.live_memory.bundle_memory import read_bundle_memory
 from recollect.index_builder.live_memory.merged_memory import contained_instances, kept_entries, write_merged_memory
 from recollect.index_builder.onnx_export import WORST_COSINE, Sample, cosines
-from recollect.index_builder.reranker.artefact import write_label_facts
 from recollect.index_builder.settings import CompactSettings
 from recollect.index_builder.verify import golden_queries
 from recollect.store.activations import ActivationRecord
@@ -87,7 +86,7 @@ def compact(settings: CompactSettings) -> str | None:
         base = _base_memory(settings.run, bundle, encoder, Path(temporary), new.settings)
         merged = write_merged_memory(base, memory, out / "memory")
         sample = _sample(merged)
-        _write_bundle(new, bundle, merged, sample, memory.sequence)
+        _write_bundle(new, bundle, merged, sample, memory)
         new.check(sample)
         # The entries that a bundle cannot contain are appended again, so that they follow those that the bundle
         # contains. Their present state is written, so that they cannot undo a change that was written meanwhile. A
@@ -173,7 +172,7 @@ def _sample(memory: Memory) -> Sample:
     return Sample(texts_of(memory, rows), memory.queries(rows))
 
 
-def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, sequence: int) -> None:
+def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, live: Snapshot) -> None:
     old, folder = bundle.manifest, new.folder
     write_bundle_tables(memory, folder)
     copied = [*old.encoder_files, *([RANKER] if old.has_ranker else []), *(CROSS_FILES & old.files.keys())]
@@ -181,14 +180,11 @@ def _write_bundle(new: Draft, bundle: Bundle, memory: Memory, sample: Sample, se
         shutil.copyfile(bundle.folder / name, folder / name)
     write_golden(folder, golden_queries(memory, sample))
     if old.has_ranker:
-        write_label_facts(memory, folder)
-    if old.has_classifier:
-        classifier = Classifier.open_with(bundle.components.open, len(bundle.labels))
-        uids = read_field(memory.folder / "labels.jsonl", "uid")
-        positions = [-1 if (found := bundle.labels.position(uid)) is None else found for uid in uids]
-        classifier.take(np.array(positions)).write(folder)
+        facts, labels = LabelFacts.open(bundle), np.flatnonzero(live.labels.present())
+        labels[labels >= len(bundle.labels)] = -1  # labels that were added
+        facts.take(labels, read_field(memory.folder / "labels.jsonl", "text")).write(folder)
     if old.has_lexical_index:
         write_lexical_index(
             folder, *(read_field(memory.folder / f"{part}s.jsonl", "text") for part in ("instance", "label"))
         )
-    new.complete(memory, old.encoder, old.defaults, old.probabilities, sequence, {}, dict(old.dataset))
+    new.complete(memory, old.encoder, old.defaults, old.probabilities, live.sequence, {}, dict(old.dataset))

@@ -23,6 +23,7 @@ from recollect.core.errors import BundleError
 from recollect.core.reranker.candidates import CLASSIFIER, WORD_FEATURES
 from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cross_ranker import CrossRankerFile
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
 from recollect.core.system.files import read_json, write_json, write_text
@@ -167,22 +168,17 @@ def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> tup
 
     Return the default order, too.
     """
-    if CLASSIFIER in ranker.features:
-        _read_classifier(memory).write(folder)
+    names = Names.of(read_field(memory.folder / "labels.jsonl", "text"))
+    together = count_cooccurrence(memory.label_sets, memory.plan.labels)
+    classifier = _read_classifier(memory) if CLASSIFIER in ranker.features else None
+    LabelFacts(memory.label_counts, names, together, classifier).write(folder)
     (folder / RANKER).write_text(ranker.model_dump_json() + "\n", encoding="utf-8")
-    write_label_facts(memory, folder)
     print_status(f"ranker: {len(ranker.trees)} trees")
     probabilities, choice = reliable_probabilities(read_held_out(memory)), read_order(memory)
     if has_cross_encoder(memory):
         _write_cross_encoder(memory, folder, probabilities is not None)
     # Without probabilities, the ranker still orders the labels, but the order macro does not exist.
     return probabilities, OrderChoice("probability", None) if probabilities is None else choice
-
-
-def write_label_facts(memory: Memory, folder: Path) -> None:
-    """Write the properties of labels that a ranker reads into a bundle folder."""
-    Names.of(read_field(memory.folder / "labels.jsonl", "text")).write(folder)
-    count_cooccurrence(memory.label_sets, memory.plan.labels).write(folder)
 
 
 def _read_classifier(memory: Memory) -> Classifier:

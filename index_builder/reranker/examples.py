@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.core.neighbours import Found, Neighbours
-from recollect.core.reranker.candidates import ALL_FEATURES, CLASSIFIER, FEATURES, LabelFacts, find_candidates
+from recollect.core.reranker.candidates import ALL_FEATURES, CLASSIFIER, FEATURES, find_candidates
 from recollect.core.reranker.classifier import Classifier
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.scoring import weigh
 from recollect.core.system.console import progress_bar
 from recollect.core.words.index import LexicalIndex

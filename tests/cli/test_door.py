@@ -18,7 +18,17 @@ from recollect.service.settings import ServeSettings
 from recollect.trainer.train_settings import TrainSettings
 
 REPOSITORY = Path(__file__).parents[2]
-SECURITY = {"api_keys", "encoder_token", "engine_ca", "engine_token", "sign", "tls_cert", "tls_key", "verify_key"}
+SECURITY = {
+    "api_keys",
+    "encoder_token",
+    "engine_ca",
+    "engine_token",
+    "reranker_token",
+    "sign",
+    "tls_cert",
+    "tls_key",
+    "verify_key",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,8 @@ from recollect.core import kernels
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import Voting
-from recollect.core.reranker.classifier import Classifier
-from recollect.core.reranker.cooccurrence import Cooccurrence
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.scoring import WeightedKeys
-from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 
 # Number of candidates of each query: by the votes of all keys, and by each other measure.
@@ -71,22 +69,6 @@ WORD_FEATURES = (
 )
 ALL_FEATURES = (*FEATURES, *WORD_FEATURES)
 _CLASSIFIER = ALL_FEATURES.index(CLASSIFIER)
-
-
-@dataclass(frozen=True)
-class LabelFacts:
-    """Properties of the labels that do not depend on a query.
-
-    Attributes:
-        counts: Numbers of training instances (int32).
-        together: The labels that occur together; without rows, this feature is NaN.
-        classifier: None if linear classifiers do not help.
-    """
-
-    counts: Int[np.ndarray, " label"]
-    names: Names
-    together: Cooccurrence = Cooccurrence()
-    classifier: Classifier | None = None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Co-occurrence: for each label, the labels that its instances often have, too.
 
 Row m has the labels l with the largest P(l | m), the share of the instances of m that also have l. The sum of the votes
-for all m, times P(l | m), is evidence for a label l that few instances have. The rows are those of the bundle: a live
-instance changes them with the next compaction.
+for all m, times P(l | m), is evidence for a label l that few instances have. No live entry changes the rows, and a
+compaction keeps them, so that it changes no answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Int, UInt16
 
 from recollect.core.bundle.arrays import map_array, map_offsets, map_positions
 from recollect.core.bundle.files import COOCCURRENCE_FILES
+from recollect.core.bundle.values import spans
 from recollect.core.system.files import save_array
 
 # A share of 1.
@@ -37,6 +38,18 @@ class Cooccurrence(NamedTuple):
         entries = len(related)
         starts = open_file(map_offsets, offsets, labels, entries)
         return cls(starts, related, open_file(map_array, shares, "uint16", entries))
+
+    def take(self, labels: Int[np.ndarray, " label"]) -> Cooccurrence:
+        """The rows of some labels, in this order, without the other labels; -1 for a label without a row."""
+        known = len(self.offsets) - 1
+        numbers = np.full(known, -1, dtype=np.int32)
+        numbers[labels[labels >= 0]] = np.flatnonzero(labels >= 0)
+        sizes = np.where(labels < 0, 0, np.diff(self.offsets)[labels])
+        row, entry = spans(self.offsets[labels], sizes)
+        other = numbers[self.labels[entry]]
+        kept = other >= 0
+        offsets = np.cumsum(np.append(0, np.bincount(row[kept], minlength=len(labels))))
+        return Cooccurrence(offsets, other[kept], self.shares[entry][kept])
 
     @property
     def arrays(self) -> tuple[Int[np.ndarray, " offset"], Int[np.ndarray, " entry"], UInt16[np.ndarray, " entry"]]:

@@ -19,16 +19,14 @@ from recollect.core.bundle.files import RANKER
 from recollect.core.bundle.values import Values
 from recollect.core.neighbours import Found
 from recollect.core.options import Voting
-from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
-from recollect.core.reranker.classifier import Classifier
-from recollect.core.reranker.cooccurrence import Cooccurrence
+from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, find_candidates
 from recollect.core.reranker.cross_ranker import FEATURES, CrossRanker
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.reranker.model import RankerModel
 from recollect.core.reranker.scorer import LeftOut
 from recollect.core.scoring import ScoredLabels, WeightedKeys
 from recollect.core.settings import RerankerSettings
 from recollect.core.tables.corrections import Corrections
-from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
 
 # The least factor of a correction in a logit, so that the logit is a number.
@@ -65,14 +63,10 @@ class Ranker:
     @classmethod
     def open(cls, bundle: Bundle, threads: int, connections: RerankerSettings | None = None) -> Ranker:
         """Open the ranker of a bundle that has one. The other arguments are for a cross-encoder, if it has one."""
-        components, manifest, labels = bundle.components, bundle.manifest, len(bundle.labels)
-        names = Names.open_with(components.open, labels, manifest.has_stems)
-        together = Cooccurrence.open_with(components.open, labels) if manifest.has_stems else Cooccurrence()
-        classifier = Classifier.open_with(components.open, labels) if manifest.has_classifier else None
-        values = Values(bundle.instances.values, labels)
-        model = components.open(RankerModel.open, RANKER, ALL_FEATURES)
-        cross = CrossRanker.open(bundle, threads, connections) if manifest.has_cross_encoder else None
-        return cls(model, LabelFacts(bundle.labels.counts, names, together, classifier), values, cross)
+        values = Values(bundle.instances.values, len(bundle.labels))
+        model = bundle.components.open(RankerModel.open, RANKER, ALL_FEATURES)
+        cross = CrossRanker.open(bundle, threads, connections) if bundle.manifest.has_cross_encoder else None
+        return cls(model, LabelFacts.open(bundle), values, cross)
 
     def rank(
         self,

@@ -6,13 +6,14 @@ names in other grammatical forms. A stem that few names have tells more.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
 from recollect.core.bundle.arrays import map_array, map_offsets
 from recollect.core.bundle.files import NAME_OFFSETS, NAME_STEMS, NAME_WORDS, STEM_COUNTS
@@ -80,9 +81,28 @@ class Names:
 
     def rows_of(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rows of a live name in the matrices of `NameWords`."""
-        found, known = Words.of([text], hash_word), self.bundle_names.stems.indices
-        counts = [max(1, np.count_nonzero(known == stem)) for stem in found.stems]
-        return found.hashes, found.stems, np.array(counts, dtype=np.int32)
+        found = Words.of([text], hash_word)
+        return found.hashes, found.stems, self._counts_of(found.stems)
+
+    def renamed(self, texts: Iterable[str]) -> Names:
+        """The names of other texts, with the counts that live names have."""
+        words, stems, _ = Names.of(texts).bundle_names
+        return Names(NameWords(words, stems, Matrix(words.indptr, self._counts_of(stems.indices))))
+
+    def _counts_of(self, stems: UInt64[np.ndarray, " word"]) -> Int[np.ndarray, " word"]:
+        """The number of names of the bundle with each stem; 1 for a stem that none has."""
+        known, first = self._known_stems
+        place = np.minimum(known.searchsorted(stems), max(0, len(known) - 1))
+        counts = np.ones(len(stems), dtype=np.int32)
+        found = known[place] == stems if len(known) else np.zeros(len(stems), dtype=bool)
+        counts[found] = self.bundle_names.counts.indices[first[place[found]]]
+        return counts
+
+    @functools.cached_property
+    def _known_stems(self) -> tuple[UInt64[np.ndarray, " stem"], Int[np.ndarray, " stem"]]:
+        """The stems of the bundle, in rising order, and a place of each."""
+        known, first = np.unique(self.bundle_names.stems.indices, return_index=True)
+        return known, first
 
     @property
     def arrays(self) -> tuple[Rows, Rows, Rows, Int[np.ndarray, " label"]]:

@@ -10,7 +10,8 @@ import pytest
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.neighbours import Found, Neighbours, join_parts
 from recollect.core.options import Voting
-from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, LabelFacts, find_candidates
+from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, find_candidates
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.scoring import WeightedKeys, score_labels, weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words

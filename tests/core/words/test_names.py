@@ -7,7 +7,8 @@ import numpy as np
 from recollect.core.bundle.values import Matrix, Values
 from recollect.core.neighbours import Found, Neighbours
 from recollect.core.options import Voting
-from recollect.core.reranker.candidates import ALL_FEATURES, LabelFacts, find_candidates
+from recollect.core.reranker.candidates import ALL_FEATURES, find_candidates
+from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.scoring import weigh_keys
 from recollect.core.words.names import Names
 from recollect.core.words.terms import Words
