@@ -135,7 +135,8 @@ def test_the_service_says_what_it_left_out_and_keeps_only_complete_answers(cross
 
 
 def test_an_explanation_has_the_term_of_the_cross_encoder(model: Model) -> None:
-    (labels,) = [answer["labels"] for answer in answers(model, QUERIES[:1], top_k=12, rerank=True, explain=True)]
+    found = answers(model, QUERIES, top_k=12, rerank=True, explain=True)
+    labels = [label for answer in found for label in answer["labels"]]
     values = [term["value"] for label in labels for term in label["ranked_by"] if term["feature"] == "cross_encoder"]
     assert any(value is not None for value in values)
     (plain,) = [answer["labels"] for answer in answers(model, QUERIES[:1], top_k=12, explain=True)]
