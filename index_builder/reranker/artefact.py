@@ -178,7 +178,9 @@ def write_bundle_ranker(memory: Memory, folder: Path, ranker: RankerFile) -> tup
     if has_cross_encoder(memory):
         _write_cross_encoder(memory, folder, probabilities is not None)
     # Without probabilities, the ranker still orders the labels, but the order macro does not exist.
-    return probabilities, OrderChoice("probability", None) if probabilities is None else choice
+    if probabilities is None:
+        return None, OrderChoice("score" if choice.order == "score" else "probability", None)
+    return probabilities, choice
 
 
 def _read_classifier(memory: Memory) -> Classifier:

@@ -114,7 +114,7 @@ def _largest(
     return found[kept], weights[kept]
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _fit_label(
     texts: Int[np.ndarray, " example"],
     signs: Float[np.ndarray, " example"],

@@ -1005,7 +1005,9 @@ def find_candidates(
                 stem_table[place] = nth
         related = np.zeros(count)
         for entry in range(count):
-            if chosen[entry] and evidence[entry, 0] > 0:
+            # A label that a filter leaves out votes for related ones, so that a filter hardly changes a logit.
+            left_out = len(admits) > 0 and not admits[found[entry]]
+            if (chosen[entry] or left_out) and evidence[entry, 0] > 0:
                 _add_related(entry, found[entry], evidence, together, table, found, related)
         for entry in range(count):
             best_score = max(best_score, evidence[entry, 0])

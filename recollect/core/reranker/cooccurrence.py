@@ -42,6 +42,8 @@ class Cooccurrence(NamedTuple):
     def take(self, labels: Int[np.ndarray, " label"]) -> Cooccurrence:
         """The rows of some labels, in this order, without the other labels; -1 for a label without a row."""
         known = len(self.offsets) - 1
+        if not known:  # of a bundle whose ranker reads no rows
+            return Cooccurrence(np.zeros(len(labels) + 1, dtype=np.int64))
         numbers = np.full(known, -1, dtype=np.int32)
         numbers[labels[labels >= 0]] = np.flatnonzero(labels >= 0)
         sizes = np.where(labels < 0, 0, np.diff(self.offsets)[labels])

@@ -76,12 +76,13 @@ class PairTokenizer:
         return sequence
 
     def _labels(self, labels: Sequence[str]) -> list[list[int]]:
-        unknown = [label for label in dict.fromkeys(labels) if label not in self._known]
-        found = dict(zip(unknown, self._tokenise(unknown, self._lengths[1]), strict=True))
-        if len(self._known) + len(found) > _MOST_KNOWN:
-            self._known = {}
-        self._known |= {label: [*ids, *self._after] for label, ids in found.items()}
-        return [self._known.get(label) or [*found[label], *self._after] for label in labels]
+        before = self._known  # another thread may replace it
+        known = {label: ids for label in labels if (ids := before.get(label)) is not None}
+        unknown = [label for label in dict.fromkeys(labels) if label not in known]
+        found = zip(unknown, self._tokenise(unknown, self._lengths[1]), strict=True)
+        known |= {label: [*ids, *self._after] for label, ids in found}
+        self._known = known if len(before) + len(unknown) > _MOST_KNOWN else {**before, **known} if unknown else before
+        return [known[label] for label in labels]
 
     def _tokenise(self, texts: Sequence[str], length: int) -> list[list[int]]:
         encodings = encode_beginnings(self._tokenizer, texts, add_special_tokens=False) if texts else []
