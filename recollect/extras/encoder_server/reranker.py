@@ -63,6 +63,9 @@ class ServedReranker(BaseModel):
 class _FailedError(Exception):
     """A call without scores. The message has the address, so it is for operators only."""
 
+    def __str__(self) -> str:
+        return ": ".join(map(str, self.args))
+
 
 class RemoteReranker(Scorer):
     """Asks a server for scores; thread-safe.
@@ -106,6 +109,8 @@ class RemoteReranker(Scorer):
             return [*pool.map(score, pairs)]
 
     def _score(self, pair: Pair) -> Scored:
+        if not pair.labels:
+            return np.empty(0, dtype=np.float32)
         now = time.monotonic()
         if now < self._ask_again:
             return "server"
@@ -136,7 +141,7 @@ class RemoteReranker(Scorer):
     def _rest(self, error: _FailedError) -> LeftOut:
         with self._lock:
             if time.monotonic() >= self._ask_again:
-                log.warning("reranker_down", why=str(error))
+                log.warning("reranker_down", why=str(error.args[0]))  # a server may repeat the query in its reason
             self._ask_again, self._is_known = time.monotonic() + _REST_SECONDS, False
         return "server"
 
@@ -154,8 +159,8 @@ class RemoteReranker(Scorer):
         except (OSError, http.client.HTTPException) as error:
             raise _FailedError(f"{where}: expected an answer, found none ({error}); check the address") from None
         if response.status != 200:
-            reason = self._posts.reason(response.body)
-            raise _FailedError(f"{where}: expected scores, found status {response.status} ({reason}); check the server")
+            found = f"{where}: expected scores, found status {response.status}; check the server"
+            raise _FailedError(found, self._posts.reason(response.body))
         return self._scores(response.body, len(pair.labels))
 
     def _scores(self, body: bytes, labels: int) -> Float[np.ndarray, " label"]:
@@ -171,8 +176,9 @@ class RemoteReranker(Scorer):
                 raise ValueError(f"{len(scores)} scores of {labels} texts, or one that is no finite number")
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise _FailedError(
-                f"{self._address.url}: expected a score for each text, found another response ({str(error)[:80]!r}); "
-                "check the address, with #MODEL for the shape of Infinity, vLLM and Jina"
+                f"{self._address.url}: expected a score for each text, found another response; check the address, with "
+                "#MODEL for the shape of Infinity, vLLM and Jina",
+                repr(str(error)[:80]),
             ) from None
         return values
 
