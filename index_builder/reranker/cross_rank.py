@@ -98,7 +98,7 @@ def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker,
         BuildError, EncoderError: If there is no BERT encoder to start from, or the server fails.
         EncoderDownError: If the server does not answer.
     """
-    texts, labels = (list(read_field(memory.folder / f"{part}.jsonl", "text")) for part in ("instances", "labels"))
+    texts, labels = first.source.texts, list(read_field(memory.folder / "labels.jsonl", "text"))
     queries, count = [texts[row] for row in first.rows.tolist()], settings.cross_encoder_candidates
     files, learnt = dict[str, bytes](), 0
     source: dict[str, Any] = {}

@@ -142,7 +142,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     best, classifier = _choose_ranking(settings, source, examples, rows, fold, judge)
     votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
     metric = judge.gain(settings.metric, votes, best.labels)
-    kept_logits = HeldOut(best.logits, hits(best.labels, truth), np.diff(truth.indptr))
+    kept_logits = held_out_logits(best.examples, best.logits, len(rows), truth)
     ranker = fit_ranker(best.examples, best.shape, threads) if metric.certain else None
     fitted = fit_probabilities(kept_logits)
     most_probable = None
@@ -185,7 +185,7 @@ def _fit_cross(
     """Fit the second ranker, and measure it against the first one; None instead of it if it does not help."""
     from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
 
-    first = FirstRanker(source, best.examples, rows, fold, best.candidate_logits, ranker, best.shape, classifier)
+    first = FirstRanker(source, best.examples, rows, fold, best.logits, ranker, best.shape, classifier)
     fitted = fit_cross_ranker(memory, settings, first, threads_or_cores(settings.threads))
     truth = memory.relevance[rows]
     held_out = held_out_logits(best.examples, fitted.logits, len(rows), truth)
@@ -211,16 +211,14 @@ class _CrossFit:
     examples: Examples
     shape: Shape
     labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
-    logits: Float[np.ndarray, "query 100"]
     counts: Int[np.ndarray, "query 100"]  # number of training instances of each label
-    candidate_logits: Float[np.ndarray, " candidate"]  # of all candidates
+    logits: Float[np.ndarray, " candidate"]  # of all candidates
 
     @classmethod
     def of(cls, examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int) -> _CrossFit:
         logits = cross_fitted_logits(examples, fold, shape, threads)
         best, counts = best_candidates(examples.query, logits, len(fold)), examples.training_counts
-        labels, best_logits = pick(examples.label, best, -1), pick(logits, best, -np.inf)
-        return cls(examples, shape, labels, best_logits, pick(counts, best, 0), logits)
+        return cls(examples, shape, pick(examples.label, best, -1), pick(counts, best, 0), logits)
 
 
 def _choose_ranking(
