@@ -50,10 +50,11 @@ from recollect.trainer.train_settings import TrainSettings
 ADAPTER = "adapter"
 # Shares of the time for training; the untrained encoder has none.
 _SHARES = {ADAPTER: 0.35, STATIC: 0.65}
-# Number of texts that are encoded to estimate the time for all texts.
-_PROBE_TEXTS = 128
+# The time for encoding all texts is estimated from so many texts, or from four times as many again and again, until
+# they take so many seconds: a small sample fills its batches badly.
+_PROBE_TEXTS, _PROBE_SECONDS = 128, 1.0
 # Maximum share of the time for encoding all texts with the pretrained encoder.
-_ENCODING_SHARE = 0.6
+_ENCODING_SHARE = 0.65
 # Numbers of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
 _SHORT_LENGTHS = 64, 32
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
@@ -97,12 +98,15 @@ class Halves:
 
 def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: int) -> float:
     """The time that an encoder needs for all texts, estimated from a sample of them."""
-    rows = np.linspace(0, len(texts) - 1, num=min(_PROBE_TEXTS, len(texts)), dtype=int)
-    sample = texts.take(pa.array(rows)).to_pylist()
-    encoder.encode(sample[:8], max_length)  # the first batch also starts threads and allocates memory
-    start = time.perf_counter()
-    encoder.encode(sample, max_length)
-    return (time.perf_counter() - start) * len(texts) / len(sample)
+    encoder.encode(texts[:8].to_pylist(), max_length)  # the first batch also starts threads and allocates memory
+    size, spent = _PROBE_TEXTS // 4, 0.0
+    while spent < _PROBE_SECONDS and size < len(texts):
+        size = min(4 * size, len(texts))
+        sample = texts.take(pa.array(np.linspace(0, len(texts) - 1, num=size, dtype=int))).to_pylist()
+        start = time.perf_counter()
+        encoder.encode(sample, max_length)
+        spent = time.perf_counter() - start
+    return spent * len(texts) / size
 
 
 def choose_length(encoding_seconds: Callable[[int], float], lengths: Sequence[int], seconds: float) -> int | None:
