@@ -97,6 +97,9 @@ def write_bundle(memory: Memory, encoder: Encoder, sample: Sample, new: Draft, s
         probabilities, choice = write_bundle_ranker(memory, folder, ranker)
     options = {name: value for name, value in memory.defaults.items() if name != "label_key_alpha"}
     rerank = settings.rerank and (folder / CROSS_RANKER).is_file()
+    if rerank and choice.order == "score":
+        print_status("--rerank: the default order is probability, because the order score needs no cross-encoder")
+        choice = choice._replace(order="probability")
     defaults = Defaults(**options, top_k=_DEFAULT_TOP_K, word_weight=word_weight, **choice._asdict(), rerank=rerank)
     read = read_dataset_flags(memory.folder)
     new.complete(memory, info, defaults, probabilities, settings.memory_sequence, measured, read)

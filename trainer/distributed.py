@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recollect.trainer.errors import TrainingError
+from recollect.trainer.errors import TrainerError, TrainingError
 
 # Time limit of one exchange between ranks. Other ranks may wait in an exchange while rank 0 saves a checkpoint or
 # writes a memory.
@@ -32,6 +32,8 @@ _CHUNK_ROWS = 16_384
 _NO_ROWS = np.empty(0, dtype=np.int64)
 # Environment variables that `torchrun` sets besides WORLD_SIZE.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,19 @@ class Ranks:
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
+
+    def compute_first(self, compute: Callable[[], _Value]) -> _Value:
+        """Return what rank 0 computes, on every rank. A `TrainerError` there is raised on every rank."""
+        result: _Value | TrainerError | None = None
+        if self.first:
+            try:
+                result = compute()
+            except TrainerError as error:
+                result = error
+        result = self.broadcast_object(result)
+        if isinstance(result, TrainerError):
+            raise result
+        return cast(_Value, result)
 
 
 ALONE = Ranks()

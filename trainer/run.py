@@ -320,11 +320,7 @@ def _train_above(run: Run, recipe: Recipe, held_out: np.ndarray) -> None:
 def _begin_training(run: Run, recipe: Recipe) -> bool:
     """Prepare the run folder. Return whether the training is not finished yet."""
     settings, folder = run.settings, run.folder
-    return bool(
-        run.ranks.broadcast_object(
-            folder.begin_training(recipe, settings.resume, settings.overwrite) if run.ranks.first else None
-        )
-    )
+    return run.ranks.compute_first(lambda: folder.begin_training(recipe, settings.resume, settings.overwrite))
 
 
 def _create_adapter(run: Run, dim: int) -> Adapter:

@@ -70,8 +70,9 @@ class Run:
         Raises:
             MemoryFolderError: If --precision asks for another precision than that of these keys.
         """
-        chosen = self._encoding_precision(encoder, memory, reusable) if self.ranks.first else None
-        return encoder.in_precision(self.ranks.broadcast_object(chosen))
+        return encoder.in_precision(
+            self.ranks.compute_first(lambda: self._encoding_precision(encoder, memory, reusable))
+        )
 
     def _encoding_precision(self, encoder: Encoder, memory: Path, reusable: ReusableKeys | None) -> EncodingPrecision:
         found = {memory: saved_plan(memory)}

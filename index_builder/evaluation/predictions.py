@@ -19,7 +19,7 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.manifest import Defaults, Order
 from recollect.core.options import AnswerOptions
 from recollect.core.predictor import Predictor
-from recollect.core.rank import Queries, rank
+from recollect.core.rank import Queries, RankedLabels, rank
 from recollect.core.scoring import ScoredLabels, weigh
 from recollect.core.system.console import print_status, progress_bar
 from recollect.core.words.terms import Words
@@ -236,12 +236,23 @@ def predict_top(predictor: Predictor, test: Split, truth: GroundTruth, grid: lis
                 keys = weigh(keys_found, by_vectors, memory.values)
                 counts.append(count_sources(keys, memory.values, relevance, truth.deciles.values()))
                 ranked = rank(memory, queries, keys_found, options, Stopwatch(), keeps=keeps, separate=separate)
+                if options.rerank:
+                    _require_reranked(ranked, len(texts))
                 # Calibration knows no scores of separate memories.
                 blocks.append(_best(ranked.ranking, None if separate else ranked.probabilities, len(texts)))
             bar.update(len(texts))
     return [
         Predictions.of(blocks, counts, truth.relevance) for blocks, counts in zip(predictions, sources, strict=True)
     ]
+
+
+def _require_reranked(ranked: RankedLabels, queries: int) -> None:
+    """Raise `BuildError` if a reranker on a server gave no scores: the metrics would be those of two rankers."""
+    if missing := sum(ranked.left_out(query) is not None for query in range(queries)):
+        raise BuildError(
+            f"RECOLLECT_RERANKER: expected the scores of {queries:,} texts, found none for {missing:,}; repeat the "
+            "command with the address of a reranker that answers, or evaluate a version built without --rerank"
+        )
 
 
 def best_rows(query: Int[np.ndarray, " row"], queries: int) -> Int[np.ndarray, "query 100"]:

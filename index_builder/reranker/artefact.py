@@ -49,7 +49,7 @@ def write_ranker(
     classifier: Classifier | None,
     held_out: HeldOut,
     report: dict[str, Any],
-    cross: tuple[CrossFit, HeldOut] | None = None,
+    cross: CrossFit | None = None,
 ) -> None:
     """Replace the ranker of a memory; None removes the model and keeps the report.
 
@@ -64,11 +64,10 @@ def write_ranker(
         if classifier is not None:
             classifier.write(incoming)
     if cross is not None:
-        fitted, cross_held_out = cross
-        write_text(incoming / CROSS_RANKER, fitted.file.model_dump_json() + "\n")
-        for name, content in fitted.files.items():
+        write_text(incoming / CROSS_RANKER, cross.file.model_dump_json() + "\n")
+        for name, content in cross.files.items():
             (incoming / name).write_bytes(content)
-        np.savez(incoming / _CROSS_HELD_OUT, **vars(cross_held_out))
+        np.savez(incoming / _CROSS_HELD_OUT, **vars(cross.held_out))
     write_json(incoming / _REPORT, report | {"fitted_for": fitted_for(memory)})
     shutil.rmtree(folder, ignore_errors=True)
     incoming.rename(folder)

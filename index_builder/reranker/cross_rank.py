@@ -22,7 +22,6 @@ from recollect.core import extras
 from recollect.core.bundle.files import CROSS_ENCODER, CROSS_TOKENIZER
 from recollect.core.encoder import open_session
 from recollect.core.reranker.candidates import CLASSIFIER
-from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
 from recollect.core.reranker.cross_ranker import CROSS_FEATURE, CrossRankerFile, best_rows, with_feature
 from recollect.core.reranker.model import RankerFile, RankerModel
@@ -31,6 +30,7 @@ from recollect.core.system.console import print_status, progress_bar
 from recollect.core.tokenizer import open_tokenizer
 from recollect.index_builder.bundle_tables import read_field
 from recollect.index_builder.errors import BuildError, NothingToRank
+from recollect.index_builder.reranker.calibrate import HeldOut
 from recollect.index_builder.reranker.cross_encoder import (
     LENGTHS,
     Lesson,
@@ -38,7 +38,7 @@ from recollect.index_builder.reranker.cross_encoder import (
     train_cross_encoder,
 )
 from recollect.index_builder.reranker.examples import Examples, ExampleSource
-from recollect.index_builder.reranker.fit import Shape, cross_fitted_logits, fit_ranker
+from recollect.index_builder.reranker.fit import CrossFitted, fit_ranker
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.encoding.checkpoint import load_checkpoint, load_encoder
 from recollect.trainer.encoding.encoder import Encoder
@@ -60,34 +60,23 @@ _SAMPLE_TEXTS = 64
 
 @dataclass(frozen=True)
 class CrossFit:
-    """A second ranker, its files, and the logits with which it is judged.
-
-    Attributes:
-        logits: The logit of each example, from trees that were fitted without the fold of its text.
-    """
+    """A second ranker and its files; and its rankings of the examples, which judge and calibrate it."""
 
     file: CrossRankerFile
-    logits: Float[np.ndarray, " candidate"]
+    fitted: CrossFitted
+    held_out: HeldOut
     files: dict[str, bytes]
     texts: int  # from which the cross-encoder learnt; 0 for a reranker on a server
 
 
 @dataclass(frozen=True)
 class FirstRanker:
-    """The ranker without a cross-encoder, and its examples from the instances `rows`.
-
-    Attributes:
-        logits: The logit of each example, from trees that were fitted without the fold of its text.
-    """
+    """The ranker without a cross-encoder, and its rankings of the instances `rows`."""
 
     source: ExampleSource
-    examples: Examples
     rows: Int[np.ndarray, " query"]
-    fold: Int[np.ndarray, " query"]
-    logits: Float[np.ndarray, " candidate"]
-    ranker: RankerFile
-    shape: Shape
-    classifier: Classifier | None
+    fitted: CrossFitted
+    file: RankerFile
 
 
 def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker, threads: int) -> CrossFit:
@@ -110,9 +99,11 @@ def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker,
             source["lengths"] = LENGTHS
         else:
             scorer, source["server"] = extras.load("reranker", "server").connect(settings)
-        more = with_scores(first.examples, first.logits, queries, labels, scorer, count)
-    file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, first.shape, threads), candidates=count, **source)
-    return CrossFit(file, cross_fitted_logits(more, first.fold, first.shape, threads), files, learnt)
+        more = with_scores(first.fitted.examples, first.fitted.logits, queries, labels, scorer, count)
+    shape = first.fitted.shape
+    file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, shape, threads), candidates=count, **source)
+    fitted = CrossFitted.of(more, first.fitted.fold, shape, threads)
+    return CrossFit(file, fitted, fitted.held_out(memory.relevance[first.rows]), files, learnt)
 
 
 def _train(
@@ -127,7 +118,7 @@ def _train(
     """Train a cross-encoder, and write its files into a folder; return it, and the number of its texts."""
     torch.set_num_threads(threads)
     encoder = _base(settings)
-    lessons = _lessons(memory, settings, first, texts, labels)
+    lessons = _lessons(memory, settings, first, texts, labels, threads)
     print_status(f"cross-encoder: up to {len(lessons):,} texts, {settings.minutes:g} minutes")
     model, learnt = train_cross_encoder(encoder, lessons, 60 * settings.minutes, settings.seed)
     export_cross_encoder(model, encoder, folder, lessons[:: max(1, len(lessons) // _SAMPLE_TEXTS)])
@@ -182,6 +173,7 @@ def _lessons(
     first: FirstRanker,
     texts: list[str],
     labels: list[str],
+    threads: int,
 ) -> list[Lesson]:
     """The texts from which the cross-encoder learns, with candidates: none is an example of the trees."""
     examples = {texts[row] for row in first.rows.tolist()}
@@ -194,10 +186,11 @@ def _lessons(
             f"{settings.run}: --cross-encoder: expected at least {_MIN_TEXTS} texts with labels that are no examples "
             f"of the ranker, found {len(chosen)}; train on more texts, or set a smaller --queries"
         )
-    found = first.source.cross(chosen, rng.permutation(len(chosen)) % _FOLDS)
-    if first.classifier is not None:
-        found = found.with_feature(CLASSIFIER, first.source.classifier_scores(first.classifier, chosen, found))
-    order = np.lexsort((-RankerModel(first.ranker).logits(found.features), found.query))
+    fold = rng.permutation(len(chosen)) % _FOLDS
+    found = first.source.cross(chosen, fold)
+    if CLASSIFIER in first.file.features:
+        found = first.source.with_classifiers(found, chosen, fold, threads)
+    order = np.lexsort((-RankerModel(first.file).logits(found.features), found.query))
     offsets, lessons = np.searchsorted(found.query[order], np.arange(len(chosen) + 1)).tolist(), list[Lesson]()
     for query, row in enumerate(chosen.tolist()):
         best = order[offsets[query] : offsets[query + 1]]

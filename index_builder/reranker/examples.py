@@ -36,6 +36,8 @@ from recollect.trainer.memory.search import nearest, nearest_among
 
 # Number of queries whose features are computed together.
 _BLOCK_QUERIES = 64
+# Instances are few if the memory has so many times as many.
+_FEW = 5
 # The fields of `Examples` with a row for each candidate.
 _COLUMNS = ("query", "label", "score", "features", "true")
 
@@ -101,13 +103,22 @@ class ExampleSource:
         """Fit linear classifiers to all instances without some rows."""
         return fit_classifier(self._memory, self.texts, absent, threads)
 
-    def classifier_scores(
-        self, classifier: Classifier, rows: Int[np.ndarray, " query"], examples: Examples
-    ) -> Float[np.ndarray, " candidate"]:
-        """The scores of linear classifiers for the examples of some instances."""
+    def with_classifiers(
+        self, examples: Examples, rows: Int[np.ndarray, " query"], fold: Int[np.ndarray, " query"], threads: int
+    ) -> Examples:
+        """Add the scores of linear classifiers to the examples of instances.
+
+        The classifiers are fitted without all these instances if they are few, otherwise without those of a fold.
+        """
         words = Words.of(self.texts[row] for row in rows.tolist())
         offsets = np.searchsorted(examples.query, np.arange(len(rows) + 1))
-        return classifier.scores(words, offsets, examples.label)
+        groups = np.zeros_like(fold) if len(rows) * _FEW <= len(self.texts) else fold
+        scores = np.empty(len(examples.query), dtype=np.float32)
+        for number in np.unique(groups):
+            own = (groups == number)[examples.query]
+            classifier = self.fit_classifier(rows[groups == number], threads)
+            scores[own] = classifier.scores(words, offsets, examples.label)[own]
+        return examples.with_feature(CLASSIFIER, scores)
 
     def _of_fold(self, absent: Int[np.ndarray, " query"]) -> Iterator[tuple[slice, Examples]]:
         """Yield the examples of blocks of instances, whose queries are numbered from 0 in each block.

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
-from scipy import sparse
+from jaxtyping import Int
 
-from recollect.core.reranker.candidates import CLASSIFIER
 from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.model import RankerFile
 from recollect.core.system.console import print_status
@@ -22,17 +20,16 @@ from recollect.core.system.threads import threads_or_cores
 from recollect.index_builder.errors import NothingToRank
 from recollect.index_builder.evaluation.predictions import pick
 from recollect.index_builder.reranker.artefact import write_ranker
-from recollect.index_builder.reranker.calibrate import HeldOut, fit_probabilities, is_reliable
+from recollect.index_builder.reranker.calibrate import fit_probabilities, is_reliable
 from recollect.index_builder.reranker.classifier import MOST_INSTANCES
 from recollect.index_builder.reranker.examples import Examples, ExampleSource
-from recollect.index_builder.reranker.fit import SHAPES, Shape, cross_fitted_logits, fit_ranker
+from recollect.index_builder.reranker.fit import SHAPES, CrossFitted, fit_ranker
 from recollect.index_builder.reranker.gains import METRICS, Judge, RankerGain, best_candidates, format_gains
 from recollect.index_builder.reranker.orders import MAX_LOSS, MostProbable, OrderChoice, choose_order
 from recollect.index_builder.settings import RankSettings
 from recollect.trainer.held_out import HeldOutTexts
 from recollect.trainer.memory.left_out import MORE_HELD_OUT, choose_queries
 from recollect.trainer.memory.memory import Memory, open_memory
-from recollect.trainer.metrics import hits
 from recollect.trainer.randomness import Purpose, generator
 
 if TYPE_CHECKING:  # it needs torch
@@ -41,8 +38,6 @@ if TYPE_CHECKING:  # it needs torch
 # With fewer queries, no ranker is fitted.
 MIN_QUERIES = 100
 _FOLDS = 3
-# Queries are few if there are so many times as many instances.
-_FEW = 5
 
 
 @dataclass(frozen=True)
@@ -142,15 +137,15 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     best, classifier = _choose_ranking(settings, source, examples, rows, fold, judge)
     votes = pick(examples.label, best_candidates(examples.query, examples.score, len(rows)), -1)
     metric = judge.gain(settings.metric, votes, best.labels)
-    kept_logits = held_out_logits(best.examples, best.logits, len(rows), truth)
+    held_out_logits = best.held_out(truth)
     ranker = fit_ranker(best.examples, best.shape, threads) if metric.certain else None
-    fitted = fit_probabilities(kept_logits)
+    fitted = fit_probabilities(held_out_logits)
     most_probable = None
     if fitted is not None and is_reliable(fitted):
-        most_probable = MostProbable.of(best.labels, best.counts, kept_logits, fitted)
+        most_probable = MostProbable.of(best.labels, best.counts, held_out_logits, fitted)
     cross, cross_gain = None, None
     if ranker is not None and (settings.cross_encoder or settings.reranker is not None):
-        cross, cross_gain = _fit_cross(memory, settings, source, rows, fold, best, ranker, classifier, judge)
+        cross, cross_gain = _fit_cross(memory, settings, source, rows, best, ranker, judge)
     choice = OrderChoice("score", None)
     if ranker is not None:
         choice = choose_order(judge, settings.metric, votes, best.labels, most_probable, truth)
@@ -167,7 +162,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         choice=choice,
         cross=cross_gain,
     )
-    write_ranker(memory, ranker, classifier, kept_logits, result.as_json(), cross)
+    write_ranker(memory, ranker, classifier, held_out_logits, result.as_json(), cross)
     return result
 
 
@@ -176,49 +171,18 @@ def _fit_cross(
     settings: RankSettings,
     source: ExampleSource,
     rows: Int[np.ndarray, " query"],
-    fold: Int[np.ndarray, " query"],
-    best: _CrossFit,
+    best: CrossFitted,
     ranker: RankerFile,
-    classifier: Classifier | None,
     judge: Judge,
-) -> tuple[tuple[CrossFit, HeldOut] | None, CrossGain]:
+) -> tuple[CrossFit | None, CrossGain]:
     """Fit the second ranker, and measure it against the first one; None instead of it if it does not help."""
     from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
 
-    first = FirstRanker(source, best.examples, rows, fold, best.logits, ranker, best.shape, classifier)
-    fitted = fit_cross_ranker(memory, settings, first, threads_or_cores(settings.threads))
-    truth = memory.relevance[rows]
-    held_out = held_out_logits(best.examples, fitted.logits, len(rows), truth)
-    second = pick(best.examples.label, best_candidates(best.examples.query, fitted.logits, len(rows)), -1)
-    gain = judge.gain(settings.metric, best.labels, second)
-    gains = [judge.gain(name, best.labels, second) for name in METRICS]
-    return (fitted, held_out) if gain.certain else None, CrossGain(gain.certain, gain, gains, fitted.texts)
-
-
-def held_out_logits(
-    examples: Examples, logits: Float[np.ndarray, " candidate"], queries: int, truth: sparse.csr_matrix
-) -> HeldOut:
-    """The best candidates of each query by cross-fitted logits, for the calibration."""
-    best = best_candidates(examples.query, logits, queries)
-    true = hits(pick(examples.label, best, -1), truth)
-    return HeldOut(pick(logits, best, -np.inf), true, np.diff(truth.indptr))
-
-
-@dataclass(frozen=True)
-class _CrossFit:
-    """The candidates of all queries in the order of rankers that were fitted without the folds of the queries."""
-
-    examples: Examples
-    shape: Shape
-    labels: Int[np.ndarray, "query 100"]  # best first; -1 pads short lists
-    counts: Int[np.ndarray, "query 100"]  # number of training instances of each label
-    logits: Float[np.ndarray, " candidate"]  # of all candidates
-
-    @classmethod
-    def of(cls, examples: Examples, fold: Int[np.ndarray, " query"], shape: Shape, threads: int) -> _CrossFit:
-        logits = cross_fitted_logits(examples, fold, shape, threads)
-        best, counts = best_candidates(examples.query, logits, len(fold)), examples.training_counts
-        return cls(examples, shape, pick(examples.label, best, -1), pick(counts, best, 0), logits)
+    first = FirstRanker(source, rows, best, ranker)
+    second = fit_cross_ranker(memory, settings, first, threads_or_cores(settings.threads))
+    gain = judge.gain(settings.metric, best.labels, second.fitted.labels)
+    gains = [judge.gain(name, best.labels, second.fitted.labels) for name in METRICS]
+    return second if gain.certain else None, CrossGain(gain.certain, gain, gains, second.texts)
 
 
 def _choose_ranking(
@@ -228,21 +192,14 @@ def _choose_ranking(
     rows: Int[np.ndarray, " query"],
     fold: Int[np.ndarray, " query"],
     judge: Judge,
-) -> tuple[_CrossFit, Classifier | None]:
+) -> tuple[CrossFitted, Classifier | None]:
     """Choose the shape of the trees, and whether linear classifiers are a feature; return those of all instances."""
-    threads, instances = threads_or_cores(settings.threads), len(source.texts)
-    rankings = [_CrossFit.of(examples, fold, shape, threads) for shape in SHAPES]
+    threads = threads_or_cores(settings.threads)
+    rankings = [CrossFitted.of(examples, fold, shape, threads) for shape in SHAPES]
     best = max(rankings, key=lambda ranking: judge.mean(settings.metric, ranking.labels))
-    if settings.classifier == "off" or instances > MOST_INSTANCES:
+    if settings.classifier == "off" or len(source.texts) > MOST_INSTANCES:
         return best, None
-    # Classifiers without all queries, if few instances are queries; otherwise without those of a fold.
-    groups = np.zeros_like(fold) if len(rows) * _FEW <= instances else fold
-    scores = np.empty(len(examples.query), dtype=np.float32)
-    for number in np.unique(groups):
-        classifier = source.fit_classifier(rows[groups == number], threads)
-        own = (groups == number)[examples.query]
-        scores[own] = source.classifier_scores(classifier, rows, examples)[own]
-    wider = _CrossFit.of(examples.with_feature(CLASSIFIER, scores), fold, best.shape, threads)
+    wider = CrossFitted.of(source.with_classifiers(examples, rows, fold, threads), fold, best.shape, threads)
     gain = judge.gain(settings.metric, best.labels, wider.labels)
     gained = f"{gain.name} {gain.ranker - gain.votes:+.2f} (standard error {gain.error:.2f})"
     print_status(f"linear classifiers of words: {gained}; {'kept' if gain.certain else 'left out'}")

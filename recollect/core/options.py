@@ -236,7 +236,7 @@ class AnswerOptions:
     )
     min_probability: Share = _option("Minimum probability of a returned label", 0.0)
     assign: bool = _option(
-        "Return the set of labels with the highest expected F1 instead of the top_k best labels",
+        "Return the first labels, as many as give the highest expected F1, instead of top_k labels",
         False,
         may_be_none=False,
     )
@@ -347,8 +347,11 @@ def resolve_options(defaults: Defaults, **chosen: Any) -> AnswerOptions:
     if given.get("assign"):
         usual["top_k"] = MOST_ASSIGNED
     options = AnswerOptions(**usual | given)
-    if options.by_probability and "order" not in given and not options.uses_votes_of(defaults):
-        options = dataclasses.replace(options, order="score")
+    if "order" not in given:
+        by_probability = options.by_probability or given.get("rerank", False)
+        usual_order = "probability" if defaults.order == "score" else defaults.order
+        order = usual_order if by_probability and options.uses_votes_of(defaults) else "score"
+        options = dataclasses.replace(options, order=order)
     if options.order == "score" and "rerank" not in given:  # the order by score has no place for a cross-encoder
         options = dataclasses.replace(options, rerank=False)
     return options
@@ -386,7 +389,8 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
     if manifest.has_ranker and not options.by_probability:  # the probabilities are those of the ranker
         if chosen.get("order") is not None:
             raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
-        return dataclasses.replace(options, order="probability")
+        rerank = resolve_options(defaults, **{**chosen, "order": "probability"}).rerank
+        return dataclasses.replace(options, order="probability", rerank=rerank)
     if options.order == "macro" and options.tail_weight is None:
         raise QueryError(
             f"order: version {manifest.version} has no tail_weight, because no held-out texts chose one; give "

@@ -175,7 +175,7 @@ class Predictor:
             self.answer(vector, self.usual_options, [text])
             self.milliseconds = min(self.milliseconds, 1e3 * (time.thread_time() - start))
             if self.manifest.has_cross_encoder and not self.usual_options.rerank:
-                self.answer(vector, dataclasses.replace(self.usual_options, rerank=True), [text])  # measures its time
+                self.answer(vector, resolve_options(self.defaults, rerank=True), [text])  # measures its time
             if pause is not None:
                 pause()
 
@@ -225,23 +225,27 @@ class Predictor:
         memory = self.memory
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
+        blocks = list[tuple[AnswerOptions, list[int]]]()
         for options, rows in group_by_options(requests):
-            label_filter = memory.filters.of(options)
             # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
             # batch.
-            step = 1 if label_filter else max(1, self.block_keys // options.top_b)
-            for start in range(0, len(rows), step):
-                checkpoint()
-                part = rows[start : start + step]
-                truncated = [cut[row] for row in part]
-                texts = [query for row in part if isinstance(query := queries[row], str)]
-                used = options if texts else without_words(self.manifest, options)
-                times = [due[row] for row in part]
-                ranked = self._answer(
-                    memory, texts or None, vectors[part], truncated, used, label_filter, watch, times, checkpoint
-                )
-                for row, answer in zip(part, ranked, strict=True):
-                    answers[row] = answer if used is options else dataclasses.replace(answer, without_words=True)
+            step = 1 if options.filtered else max(1, self.block_keys // options.top_b)
+            blocks += [(options, rows[start : start + step]) for start in range(0, len(rows), step)]
+        for number, (options, rows) in enumerate(blocks):
+            checkpoint()
+            truncated = [cut[row] for row in rows]
+            texts = [query for row in rows if isinstance(query := queries[row], str)]
+            used = options if texts else without_words(self.manifest, options)
+            # The blocks after this one get an equal share of the time.
+            now, left = time.monotonic(), len(blocks) - number
+            times = [now + (due[row] - now) / left for row in rows]
+            if number == 0 or options is not blocks[number - 1][0]:
+                label_filter = memory.filters.of(options)
+            ranked = self._answer(
+                memory, texts or None, vectors[rows], truncated, used, label_filter, watch, times, checkpoint
+            )
+            for row, answer in zip(rows, ranked, strict=True):
+                answers[row] = answer if used is options else dataclasses.replace(answer, without_words=True)
         ends = np.cumsum([0, *(len(group) for group, _ in requests)]).tolist()
         return [
             Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages, memory.sequence)

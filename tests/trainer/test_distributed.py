@@ -24,7 +24,7 @@ import torch.distributed as dist
 from recollect.trainer import clustering, distributed
 from recollect.trainer.clustering import balanced_clusters
 from recollect.trainer.distributed import ALONE, Ranks, process_group
-from recollect.trainer.errors import TrainingError
+from recollect.trainer.errors import MemoryFolderError, TrainingError
 from recollect.trainer.methods import METHODS, prime
 from recollect.trainer.sharded import Sharded
 from recollect.trainer.training.keys import Keys
@@ -137,12 +137,24 @@ def validation(ranks: Ranks) -> list[float]:
     return scores
 
 
+def answers_of_first(ranks: Ranks) -> dict[str, Any]:
+    """Return what rank 0 computes, and the message of the error that it raises."""
+
+    def refuse() -> None:
+        raise MemoryFolderError("--precision: refused by rank 0")
+
+    with pytest.raises(MemoryFolderError) as refused:
+        ranks.compute_first(refuse)
+    return {"value": ranks.compute_first(lambda: f"of rank {ranks.rank}"), "error": str(refused.value)}
+
+
 WORK: dict[str, Callable[[Ranks], dict[str, Any]]] = {
     "losses": losses_and_gradients,
     **{batch: functools.partial(objectives, batch=batch) for batch in BATCHES},
     "divided arrays": divided_arrays,
     "mined negatives": mined_negatives,
     "validation": validation,
+    "answers of the first": answers_of_first,
 }
 
 
@@ -194,6 +206,11 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
         process.terminate()  # torchrun then stops its ranks
         log, _ = process.communicate()
     return Group(size, folder, log)
+
+
+def test_each_rank_gets_what_the_first_computes_or_the_error_that_it_raises(group: Group) -> None:
+    expected = {"value": "of rank 0", "error": "--precision: refused by rank 0"}
+    assert group.found("answers of the first") == [expected] * group.size
 
 
 def test_rows_of_a_divided_array_are_gathered_on_every_rank_or_on_one(group: Group) -> None:

@@ -52,7 +52,7 @@ def write_memory(
     Returns:
         Number of keys that this call computed. Keys of the interrupted run are not counted.
     """
-    done = ranks.broadcast_object(_write_all_but_keys(folder, plan, labels, instances, flags) if ranks.first else 0)
+    done = ranks.compute_first(lambda: _write_all_but_keys(folder, plan, labels, instances, flags))
     with (
         _open_keys(folder / "keys.npy", plan, done, ranks) as file,
         progress_bar(plan.keys, "text", "encode", done, shown=ranks.first) as bar,

@@ -29,6 +29,13 @@ BY_VOTES, BY_OTHERS = 100, 40
 # Number of words of a query, from its first word, that are compared with names. Encoders read about as many.
 _NAME_WORDS = 128
 
+# Only with the files of stems and of labels that occur together.
+STEM_FEATURES = (
+    "stem_share",  # share of the stems of the name that are in the query
+    "stem_count",  # number of names with the rarest of these stems
+    "stem_place",  # place in the query of the first of these stems
+    "cooccurrence",  # votes for other candidates, each times the share of its instances that also have this label
+)
 CLASSIFIER = "classifier"
 # The features, in the order of their columns.
 FEATURES = (
@@ -50,10 +57,7 @@ FEATURES = (
     "name_words",  # number of words of the label's name
     "name_share",  # share of these words that are in the query
     "name_place",  # place in the query at which the whole name begins
-    "stem_share",  # share of the stems of the name that are in the query
-    "stem_count",  # number of names with the rarest of these stems
-    "stem_place",  # place in the query of the first of these stems
-    "cooccurrence",  # votes for other candidates, each times the share of its instances that also have this label
+    *STEM_FEATURES,
     CLASSIFIER,  # score of the linear classifier of the label; NaN without one
 )
 # Only with a lexical index; without one, these features are NaN.

@@ -30,6 +30,8 @@ _MOST_KNOWN = 65_536
 # Share of the last measured time in the expected time of a query. A query gets so many times this time, because the
 # machine can be busier than before, and its answer is not complete yet.
 _NEWEST_SHARE, _RESERVE = 0.2, 2
+# Factor of the expected time for each query that is left out: after a stall, queries are read again.
+_RECOVERY = 0.9
 
 
 class Joined(NamedTuple):
@@ -109,6 +111,7 @@ class CrossEncoder(Scorer):
             began = time.monotonic()
             if began + _RESERVE * self._seconds > pair.deadline:
                 scored.append("deadline")
+                self._seconds *= _RECOVERY
                 continue
             scored.append(self._score(pair))
             spent = time.monotonic() - began

@@ -8,6 +8,7 @@ feature, because it was not asked for or would be late, is that of the first ran
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,8 @@ CROSS_FEATURE = "cross_encoder"
 FEATURES = (*ALL_FEATURES, CROSS_FEATURE)
 FORMAT_VERSION = 1
 _MOST_BYTES = 64 << 20
+# Share of the time until the deadline that is left for the rest of the answer.
+_RESERVED_SHARE = 0.2
 
 
 class CrossRankerFile(BaseModel):
@@ -120,8 +123,13 @@ class CrossRanker:
         rows = [
             best_rows(candidates.offsets[query : query + 2], logits, self.candidates) for query in range(len(queries))
         ]
+        now = time.monotonic()
         pairs = [
-            Pair(text, [text_of(label) for label in candidates.label[best].tolist()], deadline)
+            Pair(
+                text,
+                [text_of(label) for label in candidates.label[best].tolist()],
+                now + (1 - _RESERVED_SHARE) * (deadline - now),
+            )
             for text, best, deadline in zip(queries, rows, deadlines, strict=True)
         ]
         scored: list[Scored] = ["server" for _ in pairs]

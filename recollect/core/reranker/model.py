@@ -89,6 +89,7 @@ class RankerModel:
 
     def __init__(self, file: RankerFile, columns: Sequence[str] | None = None) -> None:
         columns = columns or file.features
+        self.features = file.features
         column_of = [columns.index(name) for name in file.features]
         splits, leaves, terms = list[_Split](), list[float](), list[np.ndarray]()
         first_splits, first_leaves = [0], []

@@ -15,11 +15,19 @@ from jaxtyping import Bool, Float
 from recollect.core import kernels
 from recollect.core.answers import LogitTerm
 from recollect.core.bundle.bundle import Bundle
-from recollect.core.bundle.files import RANKER
+from recollect.core.bundle.files import CROSS_RANKER, RANKER
 from recollect.core.bundle.values import Values
+from recollect.core.errors import BundleError
 from recollect.core.neighbours import Found
 from recollect.core.options import Voting
-from recollect.core.reranker.candidates import ALL_FEATURES, Candidates, find_candidates
+from recollect.core.reranker.candidates import (
+    ALL_FEATURES,
+    CLASSIFIER,
+    STEM_FEATURES,
+    WORD_FEATURES,
+    Candidates,
+    find_candidates,
+)
 from recollect.core.reranker.cross_ranker import FEATURES, CrossRanker
 from recollect.core.reranker.label_facts import LabelFacts
 from recollect.core.reranker.model import RankerModel
@@ -54,6 +62,20 @@ class RankedCandidates(Candidates):
         return np.array([reason is None for reason in self.left_out or ["text"] * queries], dtype=bool)
 
 
+def _check_files(bundle: Bundle, file: str, features: Sequence[str]) -> None:
+    """Raise `BundleError` if a ranker reads features whose files are not in the bundle."""
+    manifest = bundle.manifest
+    has_files = {CLASSIFIER: manifest.has_classifier}
+    has_files |= dict.fromkeys(STEM_FEATURES, manifest.has_stems) | dict.fromkeys(
+        WORD_FEATURES, manifest.has_lexical_index
+    )
+    if lacking := [name for name in features if not has_files.get(name, True)]:
+        raise BundleError(
+            f"{bundle.folder / file}: expected files for the features {', '.join(lacking)}, found none; build the "
+            "bundle again"
+        )
+
+
 class Ranker:
     """Orders rankings of votes by the log-odds of their labels. `cross` is None without a cross-encoder."""
 
@@ -66,6 +88,8 @@ class Ranker:
         values = Values(bundle.instances.values, len(bundle.labels))
         model = bundle.components.open(RankerModel.open, RANKER, ALL_FEATURES)
         cross = CrossRanker.open(bundle, threads, connections) if bundle.manifest.has_cross_encoder else None
+        for each, file in ((model, RANKER), *([(cross.model, CROSS_RANKER)] if cross else [])):
+            _check_files(bundle, file, each.features)
         return cls(model, LabelFacts.open(bundle), values, cross)
 
     def rank(

@@ -6,8 +6,8 @@
 A run and a bundle record the scores of a probe, so that another model is recognised. They record the address too, but
 only the address of the settings is called.
 
-A query whose scores do not arrive in time is answered without them. After a failed call, queries are answered without
-the server for a second; then the next one asks for the scores of the probe first.
+A query whose scores do not arrive in time, or that the server refuses, is answered without them. After another failed
+call, queries are answered without the server for a second; then the next one asks for the scores of the probe first.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PROBE_TEXTS = ("furniture for the garden", "medieval history")
 _MOST_DIFFERENCE = 0.05
 # Maximum size of a response, number of calls at the same time, and seconds without calls after a failure.
 _MAX_BYTES, _CALLS, _REST_SECONDS = 4 << 20, 4, 1.0
-# Share of the time until the deadline that is left for the rest of the answer.
-_RESERVED_SHARE = 0.2
+# Statuses with which a server refuses one query, for example because it is too long.
+_REFUSED = 400, 413, 422
 # Minimum time limit of a call in a fit.
 _BUILD_SECONDS = 60.0
 
@@ -65,6 +65,10 @@ class _FailedError(Exception):
 
     def __str__(self) -> str:
         return ": ".join(map(str, self.args))
+
+
+class _RefusedError(_FailedError):
+    """The server answers, but not this query."""
 
 
 class RemoteReranker(Scorer):
@@ -114,7 +118,7 @@ class RemoteReranker(Scorer):
         now = time.monotonic()
         if now < self._ask_again:
             return "server"
-        deadline = min(now + self._seconds, now + (1 - _RESERVED_SHARE) * (pair.deadline - now))
+        deadline = min(now + self._seconds, pair.deadline)
         if deadline <= now:
             return "deadline"
         try:
@@ -122,6 +126,8 @@ class RemoteReranker(Scorer):
                 self._check(deadline)
             return self._ask(pair._replace(deadline=deadline))
         except _FailedError as error:
+            if self._is_known and isinstance(error, _RefusedError):
+                return "server"
             if deadline < now + self._seconds and time.monotonic() >= deadline:
                 return "deadline"  # of the request: the server may be fast enough for others
             return self._rest(error)
@@ -160,7 +166,9 @@ class RemoteReranker(Scorer):
             raise _FailedError(f"{where}: expected an answer, found none ({error}); check the address") from None
         if response.status != 200:
             found = f"{where}: expected scores, found status {response.status}; check the server"
-            raise _FailedError(found, self._posts.reason(response.body))
+            raise (_RefusedError if response.status in _REFUSED else _FailedError)(
+                found, self._posts.reason(response.body)
+            )
         return self._scores(response.body, len(pair.labels))
 
     def _scores(self, body: bytes, labels: int) -> Float[np.ndarray, " label"]:

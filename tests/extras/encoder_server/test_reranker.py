@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ import recollect
 from recollect.core.errors import EncoderDownError, SettingsError
 from recollect.core.settings import ConnectionSettings
 from recollect.index_builder.build import build
+from recollect.index_builder.errors import BuildError
 from recollect.index_builder.settings import BuildSettings
 from recollect.model import Model, open_model
 from recollect.trainer.run import write_run
@@ -29,7 +31,7 @@ TOKEN = "token-of-the-reranker"
 
 
 class Reranker(ThreadingHTTPServer):
-    """A server that knows which letter is in a text, with both routes.
+    """A server that knows which letter is in a text, with both routes. It refuses queries of 30 characters and more.
 
     Attributes:
         mode: `right`, `slow`, `busy`, `other` (another model) or `wrong` (another response).
@@ -66,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         if server.mode == "wrong":
             answer = answer[1:]
         content = json.dumps(answer).encode()
-        self.send_response(503 if server.mode == "busy" else 200)
+        self.send_response(503 if server.mode == "busy" else 413 if len(body["query"]) >= 30 else 200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -153,6 +155,24 @@ def test_a_version_answers_without_a_server_that_fails(made: Made, mode: str) ->
     while ask(opened)[0][1] is not None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_query_that_the_server_refuses_changes_no_other_answer(made: Made) -> None:
+    model = open_with(made, made.server.url)
+    for long, short in (("99a77" + "0" * 30, "99b77"), ("99c77" + "0" * 30, "99d77")):
+        left_out = [model.answer([query], rerank=True)[0].left_out for query in (short, long, short)]
+        assert left_out == [None, "server", None]
+
+
+def test_evaluate_refuses_answers_without_scores(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_RERANKER", made.server.url)
+    monkeypatch.setenv("RECOLLECT_RERANKER_MS", "20000")
+    version = build(BuildSettings(run=made.run, store=tmp_path, index="flat", rerank=True))
+    judged = functools.partial(recollect.evaluate, made.run.parent / "dataset", store=tmp_path, version=version)
+    assert judged()
+    made.server.mode = "busy"
+    with pytest.raises(BuildError, match="RECOLLECT_RERANKER: expected the scores of 30 texts, found none for 30"):
+        judged()
 
 
 def test_a_version_answers_without_an_address_and_without_a_server(made: Made) -> None:

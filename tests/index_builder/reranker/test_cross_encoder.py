@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +14,14 @@ import pytest
 
 import recollect
 from recollect.core.bundle.bundle import open_bundle
-from recollect.core.bundle.files import CROSS_FILES, CROSS_RANKER
+from recollect.core.bundle.files import CROSS_ENCODER, CROSS_FILES, CROSS_RANKER, CROSS_TOKENIZER, STEM_FILES
+from recollect.core.encoder import open_session
 from recollect.core.errors import BundleError, QueryError
 from recollect.core.options import checked_options
+from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
 from recollect.core.reranker.cross_ranker import CrossRanker
 from recollect.core.reranker.scorer import Pair
+from recollect.core.tokenizer import open_tokenizer
 from recollect.index_builder.build import build
 from recollect.index_builder.errors import BuildError, NothingToRank
 from recollect.index_builder.settings import BuildSettings, RankSettings
@@ -26,7 +31,7 @@ from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import made_once
 from tests.index_builder.reranker.conftest import write_names
-from tests.processes import serving
+from tests.processes import serving, until
 from tests.tiny_runs import write_tiny_encoder
 
 QUERIES = ["amber instead of basil", "lemon unlike kelp", "something else", "jade and also ivory"]
@@ -47,11 +52,10 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> CrossedRun:
 
 def rank_names(folder: Path) -> None:
     """The cross-encoder learns so little in a second that `rank` would not keep it; it is written nevertheless."""
-    from recollect.index_builder.reranker import rank as ranking
     from recollect.index_builder.reranker.artefact import read_held_out, read_ranker, write_ranker
     from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker
     from recollect.index_builder.reranker.examples import ExampleSource
-    from recollect.index_builder.reranker.fit import SHAPES, cross_fitted_logits
+    from recollect.index_builder.reranker.fit import SHAPES, CrossFitted
 
     dataset, run = write_names(folder / "dataset", 600), folder / "run"
     encoder = write_tiny_encoder(folder / "encoder", "bert")
@@ -65,12 +69,10 @@ def rank_names(folder: Path) -> None:
     rows = np.sort(np.random.default_rng(0).permutation(memory.plan.instances)[:300])
     fold = np.arange(300) % 3
     examples = source.cross(rows, fold)
-    logits, ranker = cross_fitted_logits(examples, fold, SHAPES[0], 1), read_ranker(memory)
-    first = FirstRanker(source, examples, rows, fold, logits, ranker, SHAPES[0], None)
-    fitted = fit_cross_ranker(memory, settings, first, 1)
-    truth = memory.relevance[rows]
-    second = ranking.held_out_logits(examples, fitted.logits, len(rows), truth)
-    write_ranker(memory, ranker, None, read_held_out(memory), report, (fitted, second))
+    ranker = read_ranker(memory)
+    first = FirstRanker(source, rows, CrossFitted.of(examples, fold, SHAPES[0], 1), ranker)
+    second = fit_cross_ranker(memory, settings, first, 1)
+    write_ranker(memory, ranker, None, read_held_out(memory), report, second)
     build(BuildSettings(run=run, store=folder / "store", index="flat", activate=True))
 
 
@@ -113,6 +115,57 @@ def test_a_query_whose_deadline_would_pass_is_answered_by_the_first_ranker(model
     assert ranking(second.to_dict()) == ranking(answers(model, QUERIES[1:2], rerank=True)[0])
     assert not first.may_be_kept
     assert second.may_be_kept
+
+
+def test_other_orders_are_those_of_the_reranked_probabilities(model: Model) -> None:
+    plain, macro = answers(model, QUERIES, top_k=12, order="macro", tail_weight=0.3), []
+    for query in QUERIES:
+        macro += answers(model, [query], top_k=12, order="macro", tail_weight=0.3, rerank=True)
+    read = answers(model, QUERIES, top_k=12, order="probability", rerank=True)
+    assert all(answer["reranked"] is True for answer in macro)
+    assert [*map(ranking, macro)] != [*map(ranking, plain)]
+    assert [sorted(ranking(answer)) for answer in macro] == [sorted(ranking(answer)) for answer in read]
+
+
+@pytest.mark.parametrize(
+    ("usual", "chosen", "expected"),
+    [
+        ("score", {"rerank": True}, ("probability", True)),
+        ("macro", {"rerank": True}, ("macro", True)),
+        ("score", {}, ("score", False)),
+        ("score", {"assign": True}, ("probability", True)),
+        ("score", {"assign": True, "rerank": False}, ("probability", False)),
+        ("probability", {"lambda_": 0.1}, ("score", False)),
+        ("probability", {}, ("probability", True)),
+    ],
+)
+def test_rerank_orders_by_probability_whatever_the_default_order_is(
+    model: Model, usual: str, chosen: dict[str, Any], expected: tuple[str, bool]
+) -> None:
+    defaults = model.manifest.defaults.model_copy(update={"order": usual, "rerank": True, "tail_weight": 0.1})
+    options = checked_options(model.manifest.model_copy(update={"defaults": defaults}), **chosen)
+    assert (options.order, options.rerank) == expected
+
+
+def test_queries_are_read_again_after_one_that_took_very_long(crossed: CrossedRun) -> None:
+    folder = crossed.run / "memory" / "ranker"
+    session = open_session(folder / CROSS_ENCODER, "int8", 1, "cpu")
+    waits = [2, *[0] * 1_000]
+
+    def run(*arguments: Any) -> Any:
+        time.sleep(waits.pop(0))
+        return session.run(*arguments)
+
+    slow: Any = SimpleNamespace(run=run, get_inputs=session.get_inputs, get_outputs=session.get_outputs)
+    scorer = CrossEncoder(folder, PairTokenizer(open_tokenizer(folder / CROSS_TOKENIZER, 64), (64, 24)), slow)
+
+    def read(seconds: float) -> bool:
+        (scored,) = scorer.score([Pair("1a2", ["A", "B"], time.monotonic() + seconds)])
+        return not isinstance(scored, str)
+
+    assert read(60)
+    assert not read(1)
+    until(lambda: read(1))
 
 
 def test_the_service_says_what_it_left_out_and_keeps_only_complete_answers(crossed: CrossedRun) -> None:
@@ -195,6 +248,18 @@ def test_a_damaged_file_is_refused(crossed: CrossedRun, tmp_path: Path, name: st
         open_model(store)
     path.unlink()
     with pytest.raises(BundleError, match=name):
+        open_model(store)
+
+
+def test_a_ranker_whose_features_have_no_files_is_refused(crossed: CrossedRun, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(crossed.store, tmp_path / "store"))
+    (manifest,) = store.glob("bundles/*/manifest.json")
+    content = json.loads(manifest.read_text())
+    for name in STEM_FILES:
+        del content["files"][name]
+        (manifest.parent / name).unlink()
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(BundleError, match="expected files for the features stem_share, .* found none"):
         open_model(store)
 
 

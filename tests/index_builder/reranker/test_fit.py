@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recollect.core.reranker.model import RankerFile, RankerModel
-from recollect.index_builder.reranker.fit import SHAPES, Examples, cross_fitted_logits, export_tree, fit_ranker
+from recollect.index_builder.reranker.fit import SHAPES, CrossFitted, Examples, export_tree, fit_ranker
 
 NAMES = ("a", "b", "c", "d")
 
@@ -35,10 +35,10 @@ def test_exported_trees_predict_what_lightgbm_predicts(missing: float) -> None:
 
 def test_cross_fitted_logits_do_not_depend_on_the_answers_of_their_own_fold() -> None:
     examples, fold = random_examples(0, 0), np.arange(40) % 3
-    before = cross_fitted_logits(examples, fold, SHAPES[0], threads=1)
+    before = CrossFitted.of(examples, fold, SHAPES[0], threads=1).logits
     own = fold[examples.query] == 1
     changed = Examples(**(vars(examples) | {"true": np.where(own, ~examples.true, examples.true)}))
-    after = cross_fitted_logits(changed, fold, SHAPES[0], threads=1)
+    after = CrossFitted.of(changed, fold, SHAPES[0], threads=1).logits
     np.testing.assert_array_equal(before[own], after[own])
     assert (before[~own] != after[~own]).any()
 
