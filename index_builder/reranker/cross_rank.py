@@ -23,7 +23,7 @@ from recollect.core.bundle.files import CROSS_ENCODER, CROSS_TOKENIZER
 from recollect.core.encoder import open_session
 from recollect.core.reranker.candidates import CLASSIFIER
 from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
-from recollect.core.reranker.cross_ranker import CROSS_FEATURE, CrossRankerFile, best_rows, with_feature
+from recollect.core.reranker.cross_ranker import CROSS_FEATURE, CrossRankerFile, first_rows, with_feature
 from recollect.core.reranker.model import RankerFile, RankerModel
 from recollect.core.reranker.scorer import Pair, Scored, Scorer
 from recollect.core.system.console import print_status, progress_bar
@@ -141,7 +141,7 @@ def with_scores(
         BuildError: If a server gives no scores.
     """
     offsets = np.searchsorted(examples.query, np.arange(len(queries) + 1))
-    best = [best_rows(offsets[query : query + 2], logits, count) for query in range(len(queries))]
+    best = [first_rows(offsets[query : query + 2], logits, count) for query in range(len(queries))]
     pairs = [
         Pair(text, [labels[label] for label in examples.label[rows].tolist()], float("inf"))
         for text, rows in zip(queries, best, strict=True)

@@ -108,8 +108,10 @@ class CrossGain:
 
 
 def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> RankerFit:
-    """Fit the ranker of a run, measure it on texts that took no part in its fit, and keep it if it helps.
-    The queries are the held-out instances, or a part of them.
+    """Fit the ranker of a run, measure it on texts that its trees did not see, and keep it if it helps.
+
+    The queries are the held-out instances, or a part of them. They also choose the shape of the trees and the default
+    order.
 
     Raises:
         MemoryFolderError: If the run has no finished memory.

@@ -15,17 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recollect.core import extras
 from recollect.core.bundle.bundle import Bundle
-from recollect.core.bundle.files import CROSS_ENCODER, CROSS_RANKER, CROSS_TOKENIZER, read_small
+from recollect.core.bundle.files import CROSS_ENCODER, CROSS_RANKER, CROSS_TOKENIZER
 from recollect.core.bundle.manifest import Probabilities
 from recollect.core.encoder import open_session
-from recollect.core.errors import BundleError
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates
 from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
-from recollect.core.reranker.model import RankerFile, RankerModel
+from recollect.core.reranker.model import RankerFile, RankerModel, read_ranker_file, wrong_ranker_file
 from recollect.core.reranker.scorer import LeftOut, Pair, Scored, Scorer
 from recollect.core.settings import ConnectionSettings, RerankerSettings
 from recollect.core.tokenizer import open_tokenizer
@@ -33,8 +32,6 @@ from recollect.core.tokenizer import open_tokenizer
 # The feature, after all others.
 CROSS_FEATURE = "cross_encoder"
 FEATURES = (*ALL_FEATURES, CROSS_FEATURE)
-FORMAT_VERSION = 1
-_MOST_BYTES = 64 << 20
 # Share of the time until the deadline that is left for the rest of the answer.
 _RESERVED_SHARE = 0.2
 
@@ -89,7 +86,7 @@ class CrossRanker:
         Raises:
             BundleError: If a file does not open, or the files do not fit together.
         """
-        file = bundle.components.open(_read, CROSS_RANKER)
+        file = bundle.components.open(read_ranker_file, CROSS_RANKER, CrossRankerFile)
         scorer: Scorer | None
         if file.lengths is not None:
             scorer = _open_files(bundle, file.lengths, threads)
@@ -98,7 +95,7 @@ class CrossRanker:
             try:
                 scorer = hook.open_scorer(file.server, connections or ConnectionSettings.of_environment())
             except ValueError as error:
-                raise _wrong(bundle.folder / CROSS_RANKER, str(error).partition("\n")[0]) from None
+                raise wrong_ranker_file(bundle.folder / CROSS_RANKER, str(error).partition("\n")[0]) from None
         return cls(RankerModel(file.ranker, FEATURES), scorer, file.candidates, file.probabilities)
 
     def rank(
@@ -121,7 +118,7 @@ class CrossRanker:
             Features; logits; for each query the reason why it is left out, None for the others.
         """
         rows = [
-            best_rows(candidates.offsets[query : query + 2], logits, self.candidates) for query in range(len(queries))
+            first_rows(candidates.offsets[query : query + 2], logits, self.candidates) for query in range(len(queries))
         ]
         now = time.monotonic()
         pairs = [
@@ -143,7 +140,7 @@ class CrossRanker:
         return features, logits, left_out
 
 
-def best_rows(
+def first_rows(
     span: Int[np.ndarray, "2"], logits: Float[np.ndarray, " candidate"], count: int
 ) -> Int[np.ndarray, " best"]:
     """The rows of the best candidates of a query, whose rows are `span[0]` to `span[1]`."""
@@ -162,26 +159,10 @@ def with_feature(
     return np.concatenate([features, column], axis=1)
 
 
-def _read(path: Path) -> CrossRankerFile:
-    try:
-        return CrossRankerFile.model_validate_json(read_small(path, _MOST_BYTES))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise _wrong(path, f"{problem['msg']}{f' at {where}' if where else ''}") from None
-
-
-def _wrong(path: Path, found: str) -> BundleError:
-    return BundleError(
-        f"{path}: expected a ranker with a cross-encoder of format_version {FORMAT_VERSION}, found: {found}; run "
-        "`recollect rank` again, and build the bundle again"
-    )
-
-
 def _open_files(bundle: Bundle, lengths: tuple[int, int], threads: int) -> CrossEncoder:
     path, components = bundle.folder / CROSS_ENCODER, bundle.components
     if CROSS_ENCODER not in bundle.manifest.files:
-        raise _wrong(path, "no such file")
+        raise wrong_ranker_file(path, "no such file")
     tokenizer = components.open(_open_tokenizer, CROSS_TOKENIZER, lengths)
     return CrossEncoder(path, tokenizer, components.open(open_session, CROSS_ENCODER, "int8", threads, "cpu"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -62,6 +62,9 @@ class Tree(BaseModel):
         return self
 
 
+_File = TypeVar("_File", bound=BaseModel)
+
+
 class RankerFile(BaseModel):
     """The content of `ranker.json`: the features in the order of their columns, and trees, whose sum is the logit."""
 
@@ -78,6 +81,27 @@ class RankerFile(BaseModel):
         if any(feature >= len(self.features) for tree in self.trees for feature in tree.feature):
             raise ValueError("trees: a split compares a feature that does not exist")
         return self
+
+
+def read_ranker_file(path: Path, kind: type[_File]) -> _File:
+    """Read and check a file with the trees of a ranker.
+
+    Raises:
+        BundleError: If it is no file of this kind.
+    """
+    try:
+        return kind.model_validate_json(read_small(path, _MOST_BYTES))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise wrong_ranker_file(path, f"{problem['msg']}{f' at {where}' if where else ''}") from None
+
+
+def wrong_ranker_file(path: Path, found: str) -> BundleError:
+    return BundleError(
+        f"{path}: expected a ranker of format_version {FORMAT_VERSION}, found: {found}; fit it again with "
+        "`recollect rank`, and build the bundle again"
+    )
 
 
 class RankerModel:
@@ -111,15 +135,7 @@ class RankerModel:
     @classmethod
     def open(cls, path: Path, columns: Sequence[str]) -> RankerModel:
         """Read and check `ranker.json`."""
-        try:
-            file = RankerFile.model_validate_json(read_small(path, _MOST_BYTES))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise BundleError(
-                f"{path}: expected a ranker of format_version {FORMAT_VERSION}, found: {problem['msg']}"
-                f"{f' at {where}' if where else ''}; fit it again with `recollect rank`, and build the bundle again"
-            ) from None
+        file = read_ranker_file(path, RankerFile)
         if unknown := sorted({*file.features} - {*columns}):
             raise BundleError(
                 f"{path}: expected only features that this release computes, found {', '.join(unknown)}; "
