@@ -37,7 +37,7 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 docs: .venv/docs.stamp
-	$(BIN)/mkdocs build --strict
+	$(BIN)/properdocs build --strict
 
 # Write the alerts of deploy/prometheus/ as a Kubernetes manifest.
 rules: .venv/dev.stamp

@@ -220,16 +220,16 @@ def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation_and_the_readme() -> None:
     readme = (REPOSITORY / "README.md").read_text("utf-8")
-    navigation = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
+    navigation = (REPOSITORY / "properdocs.yml").read_text("utf-8")
     for page in DOCS.glob("*.md"):
         assert f" {page.name}\n" in navigation
         assert f"(docs/{page.name})" in readme or page.name == "index.md"
 
 
 def test_site_builds_without_warnings_and_loads_nothing_from_other_servers(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    pytest.importorskip("properdocs", reason="properdocs is not installed")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "properdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
