@@ -334,6 +334,23 @@ class ChosenOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def schemas_of_defaults() -> dict[str, dict[str, Any]]:
+    """For each option with a default in the bundle, by its name in JSON: its JSON Schema.
+
+    `changes_votes` tells whether the option changes the votes.
+    """
+    types = get_type_hints(AnswerOptions, include_extras=True)
+    return {
+        option.name.rstrip("_"): {
+            **TypeAdapter(types[option.name]).json_schema(),
+            "description": option.metadata["help"],
+            "changes_votes": option.metadata["changes_votes"],
+        }
+        for option in _OPTIONS
+        if option.name in _FROM_BUNDLE
+    }
+
+
 def chosen_options(model: BaseModel) -> dict[str, Any]:
     """The options that a model with `with_options` contains, by name, without the options that were not chosen."""
     given = ((name, getattr(model, name)) for name in _NOT_CHOSEN if name in model.model_fields_set)

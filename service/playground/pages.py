@@ -11,6 +11,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -21,6 +22,7 @@ from starlette.routing import Router
 
 from recollect.core.bundle.manifest import Check, Point
 from recollect.core.bundle.strings import StringTable
+from recollect.core.options import schemas_of_defaults
 from recollect.core.texts import is_blank
 from recollect.service.versions.open_versions import OpenVersions
 
@@ -95,7 +97,8 @@ def add_docs(router: Router) -> None:
 class BundleFacts(BaseModel):
     """The answer of `GET /playground/bundle`: training texts to ask, and all measurements of the build.
 
-    `fields` are the fields by which labels can be filtered. `docs` tells whether a browser can open `/docs`;
+    `options` are the JSON Schemas of the options with a default in the bundle. `fields` are the fields by which labels
+    can be filtered. `rerank` tells whether the version has a cross-encoder; `docs`, whether a browser can open `/docs`;
     `writable`, whether this API key may change the memory.
     """
 
@@ -104,7 +107,9 @@ class BundleFacts(BaseModel):
     curves: dict[str, list[Point]]
     checks: list[Check]
     size_bytes: int
+    options: dict[str, dict[str, Any]]
     fields: list[str]
+    rerank: bool
     docs: bool
     writable: bool
 
@@ -128,7 +133,9 @@ class FactsRoute:
                 curves=manifest.curves,
                 checks=manifest.checks,
                 size_bytes=manifest.size_bytes,
+                options=schemas_of_defaults(),
                 fields=sorted(predictor.memory.labels.valued_fields()),
+                rerank=manifest.has_cross_encoder,
                 docs=self.docs,
                 writable=self.writable and key is not None and key.writes,
             )

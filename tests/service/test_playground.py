@@ -67,6 +67,8 @@ def test_only_the_files_of_the_pages_are_served(client: httpx.Client, path: str)
 def test_facts_about_the_bundle_have_examples_from_the_memory(client: httpx.Client) -> None:
     facts = client.get("/playground/bundle").json()
     assert (facts["version"], facts["docs"]) == ("v3", True)
+    assert facts["options"].keys() == client.get("/version").json()["defaults"].keys()
+    assert facts["options"]["order"]["enum"] == ["score", "probability", "macro"]
     assert facts["size_bytes"] > 10_000
     assert len(facts["examples"]) == len(set(facts["examples"])) == 24
     explained = client.post("/predict", json={"query": facts["examples"][5], "explain": True, "lambda": 1.0}).json()

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 QUERY = "Bake the bread in a hot oven for forty minutes"
 # Texts of the memory that would run as a script if the page read them as HTML.
 SCRIPT = "<img src=x onerror='window.ran = 1'><script>window.ran = 1</script>"
-LABEL, INSTANCE = f"label {SCRIPT}", f"instance {SCRIPT}"
-VIEWS = ("ask", "sweep", "bundle")
+LABEL, INSTANCE = f"label {SCRIPT} {'x' * 300}", f"instance {SCRIPT}"
+VIEWS = ("ask", "balance", "about")
 
 
 def hostile_texts(folder: Path, manifest: dict[str, Any]) -> None:
@@ -106,12 +106,15 @@ def test_labels_appear_while_typing_and_the_url_holds_query_and_options(page: Pa
     expect(page.locator("#view-ask .score")).to_have_text([f"{label['score']:.3f}" for label in expected])
     page.wait_for_url(re.compile(r"#q=orchestra\+plays$"))
 
-    page.get_by_role("slider", name="k").focus()
+    expect(page.locator("#options .option").first).to_be_hidden()  # options are folded at first
+    page.get_by_text("Options", exact=True).click()
+    page.get_by_role("slider", name="Labels in the answer").focus()
     page.keyboard.press("Home")
     expect(labels_of(page)).to_have_count(1)
     page.wait_for_url(re.compile(r"#q=orchestra\+plays&k=1$"))
     page.reload()
     expect(labels_of(page)).to_have_text([expected[0]["text"]])
+    page.get_by_text("Options 1 changed").click()
     page.get_by_role("button", name="Reset").click()
     expect(labels_of(page)).to_have_count(len(expected))
 
@@ -140,8 +143,8 @@ def test_selected_label_shows_votes_that_add_up_to_its_score_and_a_training_text
     expect(page.locator(".sum")).to_have_count(0)
 
 
-def test_sweep_draws_the_ranks_at_each_lambda(page: Page, url: str) -> None:
-    page.goto(address(url, view="sweep", q=QUERY))
+def test_balance_draws_the_ranks_at_each_lambda(page: Page, url: str) -> None:
+    page.goto(address(url, view="balance", q=QUERY))
     page.get_by_text("Ranks as a table").click()
     header, *rows = page.locator(".chart tr").all()
     lambdas = header.locator("th").all_text_contents()[1:]
@@ -220,15 +223,24 @@ def test_scripts_in_queries_labels_and_training_texts_are_shown_as_text(page: Pa
         page.evaluate("document.body.innerHTML = ''")
 
 
+def calibrated(folder: Path, manifest: dict[str, Any]) -> None:
+    """A change to a copied version: it gives probabilities, and knows the order macro."""
+    platt = {"method": "platt", "slope": 0.5, "intercept": 0.0}
+    measured = {"texts": 100, "metrics": {"ECE@1": 0.01}, "mean_top_probability": 0.5}
+    manifest["probabilities"] = {"calibration": platt, **measured}
+    manifest["defaults"]["tail_weight"] = 0.5
+
+
 @pytest.fixture(scope="module")
 def grouped_url(light_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of topics with a name, a notation and groups."""
+    """A server of topics with a name, a notation, groups and probabilities."""
     store = copy_store(light_versions, tmp_path_factory.mktemp("groups") / "store")
     fields = {
         label: {"name": f"On {label}", "notation": label[:2], "groups": ["all", "odd" if place % 2 else SCRIPT]}
         for place, label in enumerate(TOPICS)
     }
-    make_first(store, add_version(store, "v5", "grouped", with_fields(fields)))
+    add_version(store, "v5", "grouped", with_fields(fields))
+    make_first(store, add_version(store, "grouped", "calibrated", calibrated))
     with serving(store, "--poll-seconds", "600") as server:
         yield server.url
 
@@ -240,13 +252,14 @@ def test_labels_have_names_notations_and_groups_and_a_group_filters_the_answers(
         page.goto(address(grouped_url, q=QUERY))
         expected = ask(grouped_url, query=QUERY)
         expect(labels_of(page)).to_have_text([f"On {label['text']}" for label in expected])
-        expect(page.locator(".label-head .small").first).to_have_text(
-            f"{expected[0]['uid'][:2]} · {expected[0]['uid']}"
-        )
+        expect(page.locator(".label-head .small").first).to_have_text(expected[0]["uid"])
+        chips = page.locator(".labels .buttons").first.get_by_role("button")
+        group = "odd" if [*TOPICS].index(expected[0]["uid"]) % 2 else SCRIPT
+        expect(chips).to_have_text([expected[0]["uid"][:2], "all", group])
         page.get_by_role("button", name="On ").first.click()
         expect(page.locator(".why")).to_contain_text([f"Text of the label: {expected[0]['text']}"])
 
-        for group, view in ((SCRIPT, "ask"), ("odd", "sweep")):
+        for group, view in ((SCRIPT, "ask"), ("odd", "balance")):
             page.goto(address(grouped_url, q=QUERY))
             page.locator(".labels").get_by_role("button", name=group, exact=True).first.click()
             chip = page.get_by_role("group", name="Filter").get_by_role("button")
@@ -257,16 +270,47 @@ def test_labels_have_names_notations_and_groups_and_a_group_filters_the_answers(
             assert json.dumps({"groups": [group]}, separators=(",", ":")).replace("'", r"'\''") in str(
                 page.locator("#share pre").text_content()
             )
-            page.goto(address(grouped_url, view=view, q=QUERY, group=group))  # the URL holds the group
+            page.goto(
+                address(grouped_url, view=view, q=QUERY, field="groups", **{"is": group})
+            )  # the URL holds the group
             expect(chip).to_have_text(f"{group} ×")
-            if view == "sweep":
+            if view == "balance":
                 expect(page.locator(".chart tr")).to_have_count(1 + len(filtered))
         chip.click()
         expect(page.get_by_label("Your text")).to_be_focused()
         expect(page.locator("#filter")).to_be_hidden()
         expect(page.locator(".chart tr")).not_to_have_count(1 + len(filtered))
-        page.goto(address(grouped_url, q=QUERY, group="unknown"))
+        page.get_by_text("Options", exact=True).click()
+        page.get_by_label("Field of the filter").select_option("name")
+        page.get_by_label("Only labels with the").fill(f"On {expected[1]['uid']}")
+        page.keyboard.press("Enter")
+        expect(page.locator(".chart tr")).to_have_count(2)
+        page.goto(address(grouped_url, q=QUERY, field="groups", **{"is": "unknown"}))
         expect(page.locator("#view-ask .notice")).to_contain_text("expected values that a label has, such as")
+
+
+def test_order_is_chosen_in_words_and_the_order_macro_is_explained(browser: Browser, grouped_url: str) -> None:
+    with checked_page(browser, grouped_url) as page:
+        page.goto(address(grouped_url, q=QUERY))
+        page.get_by_text("Options", exact=True).click()
+        order = page.get_by_label("Order of the labels")
+        order.select_option("rare labels move up")
+        expected = ask(grouped_url, query=QUERY, order="macro", explain=True)
+        expect(page.locator("#view-ask > .status")).to_contain_text("Labels with few training texts move up")
+        expect(labels_of(page)).to_have_text([label["name"] for label in expected])
+        labels_of(page).first.click()
+        trained = expected[0]["ranked_by"][-1]["value"]
+        expect(page.locator(".macro")).to_contain_text(
+            f"This label has {trained:g} training texts, so the order counts"
+        )
+        page.wait_for_url(re.compile("order=macro"))
+        page.get_by_label("Label texts ↔ training texts, exact value").fill("0.3")
+        expect(labels_of(page)).to_have_text(
+            [each["name"] for each in ask(grouped_url, query=QUERY, **{"lambda": 0.3})]
+        )
+        expect(order).to_be_disabled()
+        expect(order).to_have_value("score")
+        expect(page.locator("summary .small").first).to_have_text("2 changed")
 
 
 def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page: Page, url: str) -> None:
@@ -282,15 +326,58 @@ def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page:
     expect(page.locator(".labels > li").nth(2)).to_have_text("Assign these 2 labels")
 
 
+@pytest.mark.parametrize("width", [320, 1280])
+def test_bars_of_the_time_stay_inside_their_box(page: Page, url: str, width: int) -> None:
+    stages = {"queue": 0, "words": 123456789.5, "search": 1e-9, "rank": 5e8, "rerank": 0.004, "unknown" * 12: 7}
+
+    def timed(route: Route) -> None:
+        timing = ", ".join(f"{stage};dur={spent:.3f}" for stage, spent in stages.items())
+        answer = route.fetch()
+        route.fulfill(response=answer, headers={**answer.headers, "server-timing": timing})
+
+    page.route("**/predict", timed)
+    page.set_viewport_size({"width": width, "height": 740})
+    page.goto(address(url, q=QUERY))
+    expect(page.locator("#timing dt")).to_have_count(len(stages) + 1)
+    outside = """section => [...section.querySelectorAll("*")].filter((node) => {
+        const [box, inner] = [section, node].map((each) => each.getBoundingClientRect());
+        return inner.left < box.left || inner.right > box.right + 0.5 || node.scrollWidth > node.clientWidth + 1;
+    }).map((node) => node.outerHTML)"""
+    assert page.locator("#timing").evaluate(outside) == []
+
+
+def test_query_has_two_names_in_the_url_and_tabs_show_the_three_views(page: Page, url: str) -> None:
+    page.goto(address(url, query=QUERY))
+    expect(page.get_by_label("Your text")).to_have_value(QUERY)
+    expect(labels_of(page).first).to_be_visible()
+    page.get_by_role("link", name="Balance").click()
+    expect(page.locator(".lines .line").first).to_be_visible()
+    expect(page.locator(".status").filter(visible=True)).to_contain_text("The emphasised line is")
+    page.get_by_role("link", name="About this model").click()
+    facts = page.locator(".facts")
+    version = httpx.get(f"{url}/version").json()
+    for text in (version["version"], version["encoder"]["name"], "Number of keys to retrieve", "Index: labels"):
+        expect(facts).to_contain_text(text)
+    expect(page.get_by_role("link", name="About this model")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_label("Your text")).to_be_hidden()
+    page.go_back()
+    page.go_back()
+    expect(labels_of(page).first).to_be_visible()
+
+
 def test_page_fits_a_phone_and_every_control_has_a_name(page: Page, url: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     for view in VIEWS:
         page.goto(address(url, view=view, q=QUERY))
         expect(page.locator(f"#view-{view}")).to_be_visible()
         page.wait_for_load_state("networkidle")
+        for summary in page.locator("summary").filter(visible=True).all():
+            summary.click()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
         shown = page.locator("body").aria_snapshot()
-        assert not re.findall(r"- (?:button|link|textbox|slider|spinbutton|heading)(?: \[.*\])?:?$", shown, re.M), view
+        assert not re.findall(
+            r"- (?:button|link|textbox|slider|spinbutton|heading|combobox|checkbox)(?: \[.*\])?:?$", shown, re.M
+        ), view
 
 
 def test_swagger_ui_behind_a_path_prefix_sends_its_requests_to_the_prefix(browser: Browser, url: str) -> None:

@@ -3,7 +3,7 @@
 import { count, el } from "./dom.js";
 import { LabelList, showWhy } from "./labels.js";
 import { Problem, Task, apiKey, send } from "./service.js";
-import { chosenFilter, requestOptions, store } from "./state.js";
+import { chosenOrder, requestOptions, store } from "./state.js";
 import { Feedback, LabelSearch } from "./writing.js";
 
 const TYPING_DELAY = 150;
@@ -13,6 +13,7 @@ const STAGES = {
   words: "word search",
   search: "vector search",
   rank: "rank labels",
+  rerank: "read again",
   combine: "combine votes",
 };
 
@@ -21,7 +22,7 @@ export class AskView {
   #explained = { request: "", labels: null };
   #explaining = null;
 
-  constructor(section, side, facts, askQuery, chooseGroup) {
+  constructor(section, side, facts, askQuery, chooseFilter) {
     Object.assign(this, { section, facts, askQuery });
     this.status = section.querySelector(".status");
     this.headings = section.querySelector(".headings");
@@ -31,7 +32,7 @@ export class AskView {
     this.timing = side.querySelector("#timing");
     this.share = side.querySelector("#share");
     const judge = (label, relevant) => this.feedback.judge(store.state.query, label, relevant);
-    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid), judge, chooseGroup);
+    this.labels = new LabelList(section.querySelector(".labels"), (uid) => this.#select(uid), judge, chooseFilter);
     this.feedback = new Feedback(section.querySelector(".judged"), () => this.show({ atOnce: true }));
     new LabelSearch(this.adding, (label) => judge(label, true), (text) => this.feedback.create(store.state.query, text));
     this.task = new Task(section, this.slot);
@@ -80,28 +81,30 @@ export class AskView {
 
   async #answer(request, signal) {
     const answer = await this.#send(request, signal);
-    const { labels, truncated } = answer.json;
+    const { labels, truncated, reranked } = answer.json;
     this.#show(request.query, labels);
     showTiming(this.timing, answer);
     this.share.hidden = false;
     this.status.textContent = [
       `${count(labels.length, "label")} in ${answer.milliseconds.toFixed(0)} ms`,
+      ...(chosenOrder(this.facts) === "macro" ? ["Labels with few training texts move up"] : []),
+      ...(reranked === false ? ["The second model was left out"] : []),
       ...(truncated ? ["The text is longer than the encoder reads; its end was ignored"] : []),
     ].join(" · ");
     this.#explain();
-    if (labels.some((label) => label.probability !== undefined)) await this.#showAssigned(request.query, labels, signal);
+    if (labels.some((label) => label.probability !== undefined)) await this.#showAssigned(request, labels, signal);
     if (labels.length > 0) return undefined;
     return () => this.slot.replaceChildren(el("div", { class: "notice" },
       el("h3", {}, "No label"),
-      el("p", {}, "No text in the memory that is near your text votes for a label. Move lambda towards 0, or increase b.")));
+      el("p", {}, "No text in the memory that is near your text votes for a label. In Options, move the first slider towards label texts, or let more texts vote.")));
   }
 
   /** Draw a line below the labels that the service would assign. */
-  async #showAssigned(query, labels, signal) {
+  async #showAssigned({ top_k, ...request }, labels, signal) {
     try {
-      const { json } = await this.#send({ query, assign: true, ...chosenFilter() }, signal);
+      const { json } = await this.#send({ ...request, assign: true }, signal);
       const uids = new Set(json.labels.map((label) => label.uid));
-      this.#show(query, labels, labels.filter((label) => uids.has(label.uid)).length);
+      this.#show(request.query, labels, labels.filter((label) => uids.has(label.uid)).length);
     } catch (error) {
       if (!(error instanceof Problem)) throw error; // without an assigned set, there is no line
     }
@@ -114,7 +117,7 @@ export class AskView {
   #show(query, labels, assigned) {
     const focused = document.activeElement;
     const known = labels.length > 0 && labels.every((label) => label.probability !== undefined);
-    const byProbability = known && this.facts.defaults.order !== "score";
+    const byProbability = known && chosenOrder(this.facts) !== "score";
     this.headings.hidden = labels.length === 0;
     this.headings.firstElementChild.hidden = !known;
     this.labels.show(labels, {
@@ -157,10 +160,11 @@ export class AskView {
 /** Show the stages of the header `Server-Timing`, and the rest of the measured time. */
 function showTiming(section, { stages, milliseconds }) {
   const spent = stages.reduce((total, [, time]) => total + time, 0);
+  const all = Math.max(milliseconds, spent) || 1; // stages that run at the same time can add up to more
   const shown = [...stages, ["network and HTTP", Math.max(0, milliseconds - spent)]];
   section.querySelector("dl").replaceChildren(...shown.map(([stage, time]) => {
     const fill = el("i");
-    fill.style.width = `${(100 * time) / (milliseconds || 1)}%`;
+    fill.style.width = `${(100 * time) / all}%`;
     return el("div", {},
       el("dt", {}, STAGES[stage] ?? stage),
       el("dd", { class: "figure" }, `${time.toFixed(time < 10 ? 2 : 0)} ms`),

@@ -1,6 +1,6 @@
-// The list of labels with their scores as bars, their groups, their thumbs, and the explanation of a score.
+// The list of labels with their scores as bars, their notations and groups, their thumbs, and the explanation of a score.
 
-import { count, el, score, svg } from "./dom.js";
+import { count, el, score, svg, table } from "./dom.js";
 
 const SHOWN_TERMS = 12, SHOWN_GROUPS = 8;
 const REMARKS = { label: "label text", correction: "judged as not relevant" };
@@ -11,11 +11,11 @@ export class LabelList {
   #rows = new Map();
 
   /**
-   * `onSelect(uid)` is called when a label is selected, `onJudge(label, relevant)` when one is judged, and `onGroup(group)`
-   * when a group is chosen.
+   * `onSelect(uid)` is called when a label is selected, `onJudge(label, relevant)` when one is judged, and
+   * `onFilter({ field, value })` when a notation or a group is chosen.
    */
-  constructor(list, onSelect, onJudge, onGroup) {
-    Object.assign(this, { list, onSelect, onJudge, onGroup });
+  constructor(list, onSelect, onJudge, onFilter) {
+    Object.assign(this, { list, onSelect, onJudge, onFilter });
   }
 
   /**
@@ -57,42 +57,48 @@ export class LabelList {
 
   #row(uid) {
     const text = el("span", { class: "label-text", dir: "auto" });
-    const codes = el("span", { class: "small" });
+    const code = el("span", { class: "small", dir: "auto" });
     const probability = el("span", { class: "probability figure", title: "Probability that the label is true" });
     const value = el("span", { class: "score figure" });
     const fill = el("i");
     const bar = el("span", { class: "bar", "aria-hidden": "true" }, fill);
     const onclick = () => this.onSelect(uid);
-    const head = el("button", { type: "button", class: "label-head", "aria-expanded": "false", onclick }, el("span", {}, text, " ", codes), probability, value, bar);
-    const groups = el("div", { class: "buttons", role: "group" });
+    const head = el("button", { type: "button", class: "label-head", "aria-expanded": "false", onclick }, el("span", {}, text, " ", code), probability, value, bar);
+    const filters = el("div", { class: "buttons", role: "group" });
     const why = el("div", { class: "why", hidden: true });
     const thumbs = el("span", { class: "thumbs", role: "group" });
     const update = (label, width, judgement) => {
       const name = label.name || uid;
       text.textContent = name;
-      codes.textContent = [label.notation, uid !== name && uid].filter(Boolean).join(" · ");
+      code.textContent = uid === name ? "" : uid;
       value.textContent = score(label.score);
-      probability.textContent = label.probability === undefined ? "" : `${(100 * label.probability).toFixed(0)}%`;
+      probability.textContent = label.probability === undefined ? "" : percent(label.probability);
       fill.style.width = `${100 * Math.min(1, width)}%`;
       thumbs.setAttribute("aria-label", `Judge ${name}`);
       for (const thumb of [up, down]) thumb.show(name, judgement);
       const listed = label.groups ?? [];
-      groups.hidden = listed.length === 0;
-      groups.setAttribute("aria-label", `Groups of ${name}`);
-      groups.replaceChildren(
-        ...listed.slice(0, SHOWN_GROUPS).map((group) => groupButton(group, () => this.onGroup(group))),
+      const button = (field, value, title) => filterButton(value, () => this.onFilter({ field, value }), title);
+      filters.hidden = !label.notation && listed.length === 0;
+      filters.setAttribute("aria-label", `Notation and groups of ${name}`);
+      filters.replaceChildren(
+        label.notation ? button("notation", label.notation, "Notation: show only labels with it") : "",
+        ...listed.slice(0, SHOWN_GROUPS).map((group) => button("groups", group, "Group: show only its labels")),
         el("span", { class: "small" }, listed.length > SHOWN_GROUPS ? `${listed.length - SHOWN_GROUPS} more` : ""));
     };
     const up = thumb(true, () => this.onJudge({ uid, name: text.textContent }, true));
     const down = thumb(false, () => this.onJudge({ uid, name: text.textContent }, false));
     thumbs.append(up.node, down.node);
-    return { node: el("li", {}, el("div", { class: "row" }, head, thumbs), groups, why), head, why, update };
+    return { node: el("li", {}, el("div", { class: "row" }, head, thumbs), filters, why), head, why, update };
   }
 }
 
-/** A button that chooses a group, or removes it. */
-export function groupButton(group, onclick, title = "Show only labels of this group") {
-  return el("button", { type: "button", class: "chip", dir: "auto", title, onclick }, group);
+function percent(share) {
+  return share > 0 && share < 0.005 ? "<1%" : `${(100 * share).toFixed(0)}%`;
+}
+
+/** A button that chooses a value of a filter, or removes it. */
+export function filterButton(value, onclick, title) {
+  return el("button", { type: "button", class: "chip", dir: "auto", title, onclick }, value);
 }
 
 /** A button that judges a label as relevant or as not relevant; one that is pressed already undoes this. */
@@ -114,7 +120,7 @@ function assignLine(assigned) {
   return el("li", { class: "assign-line" }, text);
 }
 
-/** Show the votes that add up to `label.score` in `place`. `onAsk(text)` asks a training text as a query. */
+/** Show the votes that add up to `label.score` in `place`, and the terms by which the label has its place. `onAsk(text)` asks a training text as a query. */
 export function showWhy(place, label, onAsk) {
   const terms = [...label.because].sort((one, other) => other.share - one.share);
   const sum = terms.reduce((total, term) => total + term.share, 0);
@@ -132,17 +138,34 @@ export function showWhy(place, label, onAsk) {
     list,
     rest > 0 ? el("button", { type: "button", onclick }, `Show ${count(rest, "more vote")}`) : "",
     el("p", { class: "sum small" }, `Sum of the votes ${sum.toFixed(4)} · score ${label.score.toFixed(4)}`),
+    ...whyThisPlace(label.ranked_by ?? []),
   );
+}
+
+/** The terms of a ranker, and that of the order macro. */
+function whyThisPlace(terms) {
+  const tail = terms.find((term) => term.feature === "tail_weight");
+  const logit = terms.filter((term) => term !== tail);
+  const rows = logit.map(({ feature, value, log_odds }) => [feature.replaceAll("_", " "), value ?? "–", log_odds]);
+  return [
+    tail ? el("p", { class: "macro small" },
+      `Labels with few training texts move up. This label has ${count(tail.value, "training text")}, so the order counts ` +
+      `${percent(Math.exp(tail.log_odds))} of its probability.`) : "",
+    logit.length > 0 ? el("details", {},
+      el("summary", { class: "small" }, `Why the label has this place: ${count(logit.length, "measure")}`),
+      table(["Measure", "Value", "Log-odds"], rows)) : "",
+  ];
 }
 
 function introduction(terms) {
   const number = (kind) => terms.filter((term) => term.kind === kind).length;
   const voters = [
     number("instance") && count(number("instance"), "training text"),
-    number("label") && "the label's own text",
+    number("label") && "the text of the label",
   ].filter(Boolean);
   const lowered = number("correction") ? ` ${count(number("correction"), "judgement")} lowered the score.` : "";
-  return `${voters.join(" and ")} voted for this label.${lowered} Select a training text to use it as the query.`;
+  const hint = number("instance") ? " Select a training text to use it as the query." : "";
+  return `Votes for this label: ${voters.join(" and ")}.${lowered}${hint}`;
 }
 
 function termRow(term, most, onAsk) {

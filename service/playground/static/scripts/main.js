@@ -1,13 +1,13 @@
 // The playground: loads the facts about the bundle, then connects the query, the options and the views.
 
+import { AboutView } from "./about.js";
 import { AskView } from "./ask.js";
-import { BundleView } from "./bundle.js";
+import { BalanceView } from "./balance.js";
 import { count, el } from "./dom.js";
-import { groupButton } from "./labels.js";
+import { filterButton } from "./labels.js";
 import { OptionsPanel } from "./options.js";
 import { Task, send } from "./service.js";
-import { format, store } from "./state.js";
-import { SweepView } from "./sweep.js";
+import { FIELDS, format, store } from "./state.js";
 
 const EXAMPLES = 4;
 
@@ -43,9 +43,9 @@ async function loadFacts(signal) {
 function connect() {
   panel = new OptionsPanel(document.getElementById("options"), facts);
   views = {
-    ask: new AskView(section("ask"), side, facts, askQuery, chooseGroup),
-    sweep: new SweepView(section("sweep"), facts),
-    bundle: new BundleView(section("bundle"), facts),
+    ask: new AskView(section("ask"), side, facts, askQuery, chooseFilter),
+    balance: new BalanceView(section("balance"), facts),
+    about: new AboutView(section("about"), facts),
   };
   store.addEventListener("change", show);
   // On a phone, the focus would open the keyboard.
@@ -73,11 +73,11 @@ function show() {
     else link.removeAttribute("aria-current");
   }
   for (const view of Object.keys(views)) section(view).hidden = view !== state.view;
-  document.getElementById("question").hidden = side.hidden = state.view === "bundle";
+  document.getElementById("question").hidden = side.hidden = state.view === "about";
   document.getElementById("examples").hidden = state.query !== "";
   main.className = state.view;
   if (query.value !== state.query) query.value = state.query;
-  showFilter(state.group);
+  showFilter(state.filter);
   // Make the field as high as its text.
   query.style.height = "auto";
   query.style.height = `${query.scrollHeight}px`;
@@ -92,18 +92,18 @@ function askQuery(text) {
   scrollTo({ top: 0 });
 }
 
-/** Admit only the labels of a group; the empty group admits all. */
-function chooseGroup(group) {
-  store.update({ group }, { push: true });
-  (group ? filter.querySelector("button") : query).focus();
+/** Admit only the labels with a value in a field; null admits all. */
+function chooseFilter(chosen) {
+  store.update({ filter: chosen }, { push: true });
+  (chosen ? filter.querySelector("button") : query).focus();
 }
 
-function showFilter(group) {
-  filter.hidden = group === "";
-  if (group === "" || filter.querySelector("button")?.firstChild.data === group) return;
-  const button = groupButton(group, () => chooseGroup(""), "Show labels of all groups");
+function showFilter(chosen) {
+  filter.hidden = chosen === null;
+  if (chosen === null) return;
+  const button = filterButton(chosen.value, () => chooseFilter(null), "Show all labels");
   button.append(el("span", { "aria-hidden": "true" }, " ×"));
-  filter.replaceChildren(el("span", { class: "small" }, "Only labels of the group"), button);
+  filter.replaceChildren(el("span", { class: "small" }, `Only labels with the ${FIELDS[chosen.field]}`), button);
 }
 
 function showExamples(start = 0) {

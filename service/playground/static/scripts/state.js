@@ -1,39 +1,42 @@
-// The state of the page: the view, the query, the group, the options and the selected label. The fragment of the URL holds it, so
-// that a link shares it. Browsers do not send fragments to servers, so a query in a link is in no log.
+// The state of the page: the view, the query, the filter, the options and the selected label. The fragment of the URL holds
+// it, so that a link shares it. Browsers do not send fragments to servers, so a query in a link is in no log.
 
-// The options: their names in the API and in the URL, and their bounds in the API.
-export const OPTIONS = [
-  { name: "lambda", short: "lambda", least: 0, most: 1 },
-  { name: "temperature", short: "tau", least: 1e-4, most: 100 },
-  { name: "top_b", short: "b", least: 1, most: 10_000, whole: true },
-  { name: "top_k", short: "k", least: 1, most: 1_000, whole: true },
-];
-// The fields of a label that the page shows.
-const FIELDS = ["notation", "groups"];
-const VIEWS = ["ask", "sweep", "bundle"];
+// The names of the options in the API, and in the URL.
+const OPTIONS = { lambda: "lambda", temperature: "tau", top_b: "b", top_k: "k", order: "order", rerank: "rerank" };
+// The fields by which the page filters labels, in words. An answer has the name of each label, and the others if a request
+// names them.
+export const FIELDS = { name: "name", notation: "notation", groups: "group" };
+const VIEWS = ["ask", "balance", "about"];
 const WRITE_DELAY = 250;
 
-/** Read the state from the fragment of a URL; unknown fields and numbers out of range are ignored. */
+/** Read the state from the fragment of a URL; unknown fields are ignored. */
 function parse(fragment) {
   const fields = new URLSearchParams(fragment.replace(/^#/, ""));
-  const options = {};
-  for (const { name, short, least, most, whole } of OPTIONS) {
-    const text = fields.get(short);
-    const value = text ? Number(text) : NaN;
-    if (value >= least && value <= most && (!whole || Number.isInteger(value))) options[name] = value;
-  }
-  const view = VIEWS.includes(fields.get("view")) ? fields.get("view") : "ask";
   const text = (name) => fields.get(name) ?? "";
-  return { view, query: text("q"), group: text("group"), why: text("why"), options };
+  const options = {};
+  for (const [name, short] of Object.entries(OPTIONS)) if (fields.has(short)) options[name] = valueOf(text(short));
+  const view = VIEWS.includes(text("view")) ? text("view") : "ask";
+  const filter = Object.hasOwn(FIELDS, text("field")) && text("is") ? { field: text("field"), value: text("is") } : null;
+  return { view, query: text("q") || text("query"), filter, why: text("why"), options };
+}
+
+/** The number, the boolean or the text that stands in a URL. */
+function valueOf(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 /** Write a state as the fragment of a URL. */
-export function format({ view, query, group, why, options }) {
+export function format({ view, query, filter, why, options }) {
   const fields = new URLSearchParams();
   if (view !== "ask") fields.set("view", view);
   if (query) fields.set("q", query);
-  if (group) fields.set("group", group);
-  for (const { name, short } of OPTIONS) if (options[name] !== undefined) fields.set(short, options[name]);
+  if (filter) fields.set("field", filter.field);
+  if (filter) fields.set("is", filter.value);
+  for (const [name, short] of Object.entries(OPTIONS)) if (options[name] !== undefined) fields.set(short, options[name]);
   if (why) fields.set("why", why);
   return `#${fields}`;
 }
@@ -67,18 +70,48 @@ class Store extends EventTarget {
 
 export const store = new Store();
 
-/** The options of the state that differ from the bundle's defaults: the fields of a request. */
-export function chosenOptions(defaults) {
-  return Object.fromEntries(Object.entries(store.state.options).filter(([name, value]) => value !== defaults[name]));
+/** The options of the state that differ from the bundle's defaults. Values that the API refuses are ignored. */
+export function chosenOptions({ defaults, options }) {
+  const differs = ([name, value]) => allows(options[name], value) && value !== defaults[name];
+  return Object.fromEntries(Object.entries(store.state.options).filter(differs));
+}
+
+function allows({ type, minimum, maximum, enum: values }, value) {
+  if (values) return values.includes(value);
+  if (type === "boolean") return typeof value === "boolean";
+  return typeof value === "number" && value >= minimum && value <= maximum && (type !== "integer" || Number.isInteger(value));
+}
+
+/** Whether the options of the state change the votes. Then there are no probabilities, and labels are in order of score. */
+export function votesChange(facts) {
+  return Object.keys(chosenOptions(facts)).some((name) => facts.options[name].changes_votes);
+}
+
+/** The order of the labels in an answer. */
+export function chosenOrder(facts) {
+  return votesChange(facts) ? "score" : chosenOptions(facts).order ?? facts.defaults.order;
+}
+
+/** The fields by which labels of this version can be filtered. */
+export function filterFields({ fields }) {
+  return Object.keys(FIELDS).filter((name) => fields.includes(name));
 }
 
 /** The filter of the state, as fields of a request. */
-export function chosenFilter() {
-  return store.state.group ? { where: { groups: [store.state.group] } } : {};
+function chosenFilter() {
+  const { filter } = store.state;
+  return filter ? { where: { [filter.field]: [filter.value] } } : {};
 }
 
 /** The fields of a request besides the query: options, filter, and the fields that labels of this version have. */
-export function requestOptions({ defaults, fields }) {
-  const shown = FIELDS.filter((name) => fields.includes(name));
-  return { ...chosenOptions(defaults), ...chosenFilter(), ...(shown.length > 0 && { fields: shown }) };
+export function requestOptions(facts) {
+  const { order, rerank, ...options } = chosenOptions(facts);
+  const shown = filterFields(facts).filter((name) => name !== "name");
+  return {
+    ...options,
+    ...(order !== undefined && !votesChange(facts) && { order }),
+    ...(rerank !== undefined && chosenOrder(facts) !== "score" && { rerank }),
+    ...chosenFilter(),
+    ...(shown.length > 0 && { fields: shown }),
+  };
 }

@@ -1,8 +1,8 @@
-// The view of the bundle: its size, its indexes, its quality figures and the measurements of its build.
+// The view of the version that answers: its size, encoder, indexes and default options, and its quality figures.
 
 import { count, el, number, pairs, table } from "./dom.js";
 
-export class BundleView {
+export class AboutView {
   constructor(section, facts) {
     Object.assign(this, { section, facts });
   }
@@ -27,10 +27,21 @@ export class BundleView {
       ]),
       ...part("Index: training texts", ...this.#index("instances")),
       ...part("Index: labels", ...this.#index("labels")),
-      ...part("Default options", pairs(Object.entries(facts.defaults))),
+      ...part("Default options", table(["Option", "Name in requests", "Value"], this.#defaults())),
       ...(checks.length ? part("Checks of the build", table(["Check", "Found", "Bound", "Result"], checks.map(checkRow))) : []),
+      ...(facts.probabilities ? part("Quality of the probabilities", table(["Name", "Value"], this.#calibration())) : []),
       ...part("Measurements", table(["Name", "Value"], Object.entries(facts.metrics))),
     );
+  }
+
+  #defaults() {
+    const { defaults, options } = this.facts;
+    return Object.entries(defaults).map(([name, value]) => [options[name].description, name, valueText(value)]);
+  }
+
+  #calibration() {
+    const { metrics, texts, mean_top_probability: top } = this.facts.probabilities;
+    return [["Held-out texts", texts], ["Mean probability of the first label", top], ...Object.entries(metrics)];
   }
 
   hide() {}
@@ -45,6 +56,11 @@ export class BundleView {
       table(["Index", "Effort", "Recall", "Milliseconds a query"], rows));
     return [pairs(Object.entries(this.facts.index[part])), points.length > 1 ? measured : ""];
   }
+}
+
+function valueText(value) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return typeof value === "number" ? number(value) : value ?? "none";
 }
 
 function date(text) {

@@ -1,8 +1,9 @@
-// The view of one query at many lambdas: one line for each label, through its ranks at each lambda.
+// The view of one query at many balances of label texts and training texts: one line for each label, through its ranks at
+// each lambda.
 
 import { el, number, svg, table } from "./dom.js";
 import { Task, send } from "./service.js";
-import { requestOptions, store } from "./state.js";
+import { chosenOptions, requestOptions, store } from "./state.js";
 
 const LAMBDAS = [0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1];
 const DEPTH = 10;
@@ -12,7 +13,7 @@ const TOGETHER = 2;
 // Pixels: a row of the chart, the space above it, and the space at its sides with and without the names of labels.
 const ROW = 30, TOP = 34, NAME = 170, EDGE = 26;
 
-export class SweepView {
+export class BalanceView {
   #asked = "";
   #columns = [];
   #selected = null;
@@ -27,16 +28,16 @@ export class SweepView {
 
   show() {
     const { query } = store.state;
-    const { lambda, top_k, ...options } = requestOptions(this.facts);
+    const { lambda, top_k, order, rerank, ...options } = requestOptions(this.facts);
     const asked = JSON.stringify([query, options, this.facts.version]);
     if (query.trim() === "") {
       this.hide();
       this.#columns = [];
       this.#draw();
-      this.status.textContent = "Type a text above to see its labels at each lambda.";
+      this.status.textContent = "Type a text above to see its labels at each balance.";
     } else if (asked !== this.#asked) {
       this.#asked = asked;
-      this.task.start((signal) => this.#sweep({ query, ...options, top_k: DEPTH }, signal), DELAY);
+      this.task.start((signal) => this.#sweep({ query, ...options, top_k: DEPTH, order: "score" }, signal), DELAY);
     }
   }
 
@@ -52,16 +53,15 @@ export class SweepView {
       for (let column = waiting.shift(); column; column = waiting.shift()) {
         const { json } = await send("predict", { body: { ...options, lambda: column.lambda }, signal });
         column.labels = json.labels;
-        this.status.textContent = `${columns.filter(({ labels }) => labels.length > 0).length} of ${columns.length} lambdas`;
+        this.status.textContent = `${columns.filter(({ labels }) => labels.length > 0).length} of ${columns.length} balances`;
       }
     };
     await Promise.all(Array.from({ length: TOGETHER }, ask));
-    const { lambda } = { ...this.facts.defaults, ...store.state.options };
+    const { lambda } = { ...this.facts.defaults, ...chosenOptions(this.facts) };
     const distance = (column) => Math.abs(column.lambda - lambda);
     const closest = columns.reduce((one, other) => (distance(other) < distance(one) ? other : one));
     this.#columns = columns;
     this.#selected = closest.labels[0]?.uid ?? null;
-    this.status.textContent = `The emphasised label is the best one at lambda ${number(closest.lambda)}. Select another line to follow it.`;
     this.#draw();
   }
 
@@ -74,6 +74,8 @@ export class SweepView {
       this.#draw();
     };
     const lines = linesOf(this.#columns);
+    const selected = lines.find(({ uid }) => uid === this.#selected);
+    this.status.textContent = selected ? `The emphasised line is “${selected.name}”. Select another line to follow it.` : "No label";
     const open = this.chart.querySelector("details")?.open ?? false;
     this.chart.replaceChildren(
       drawLines(lines, this.#columns, width, this.#selected, select),
