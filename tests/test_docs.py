@@ -319,6 +319,16 @@ def test_table_of_training_methods_has_a_row_for_each_method_and_links_its_paper
     assert {method.source for method in METHODS.values() if method.source not in page} == set(), "docs/methods.md"
 
 
+def test_cost_of_a_million_texts_is_that_of_its_formula_and_the_rates_are_those_of_the_benchmarks() -> None:
+    benchmarks = "".join((DOCS / name).read_text("utf-8") for name in ("benchmarks.md", "appendix-benchmarks.md"))
+    section = (DOCS / "sizing.md").read_text("utf-8").partition("## Cost")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert rows
+    for price, rate, euros in rows:
+        assert re.search(rf"\b{rate}\b", benchmarks), f"docs/sizing.md: no benchmark has {rate} texts/s"
+        assert euros == f"{float(price) / (int(rate.replace(',', '')) * 3600) * 1e6:.3f}"
+
+
 @pytest.mark.parametrize(
     ("shown", "printed"),
     [("...\nP@1 60.00", "head\nP@1 91.67"), ("a\n...", "b"), ("a", "a\nb"), ("a\nb", "a"), ("a ... 2", "a 1 3")],
