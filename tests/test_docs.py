@@ -4,13 +4,18 @@ The tests run each code block below a comment `<!-- tested -->`. The blocks of a
 folder with `data/` and `products.csv` (copies from examples/), `run/` and `store/`. VERSION is replaced by the version
 in the store, and localhost:8000 by the address of a real server: the one that the page has started, or one that serves
 this store.
+
+A block of the language `text` below such a block is its output, as a reader sees it. Then each marked block of the page
+has an output, except the start of a server. Such a page has a folder of its own, and runs with the packaged encoder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
+import math
 import re
 import shlex
 import shutil
@@ -40,6 +45,9 @@ PAGES = [
 # Files with settings and secrets, which no repository contains.
 CREATED_BY_USERS = ("deploy/service.env", "deploy/.env", "deploy/keys/", "deploy/alertmanager/webhook.yml")
 BLOCK = re.compile(r"^(<!-- tested -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Differs from run to run: the id of a version, a time, a rate, and a size in memory.
+FREE = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}|\d[\d,.]* ?(?:m?s|seconds|[MG]i?B|[a-z]+/s)\b")
+NUMBER = re.compile(r"(\d+(?:,\d{3})*(?:\.\d+)?)")
 
 
 class Block(NamedTuple):
@@ -49,7 +57,7 @@ class Block(NamedTuple):
 
 
 class Workshop(NamedTuple):
-    """The folder in which the commands of all pages run, its version, and the commands that have run already."""
+    """The folder in which commands run, its version, and the slow commands that have run already."""
 
     folder: Path
     version: str
@@ -60,6 +68,16 @@ def blocks(page: Path) -> list[Block]:
     return [Block(bool(mark), language, text) for mark, language, text in BLOCK.findall(page.read_text("utf-8"))]
 
 
+def steps(page: Path) -> list[tuple[Block, str]]:
+    """The marked blocks of a page, each with the output that the page shows, or with an empty text."""
+    pairs = itertools.pairwise([*blocks(page), Block(False, "", "")])
+    return [(block, after.text if after.language == "text" else "") for block, after in pairs if block.tested]
+
+
+def shows_output(page: Path) -> bool:
+    return any(shown for _, shown in steps(page))
+
+
 def named(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
@@ -67,19 +85,35 @@ def named(path: Path) -> str:
 # ---- Commands ----
 
 
-@pytest.fixture(scope="module")
-def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    """A folder as it is after the commands of the quickstart, with a tiny encoder, which all later commands use too."""
-    folder = tmp_path_factory.mktemp("docs")
+def copy_examples(folder: Path) -> Path:
     shutil.copytree(REPOSITORY / "examples" / "garden", folder / "data")
-    shutil.copy(REPOSITORY / "examples" / "products.csv", folder)
+    return Path(shutil.copy(REPOSITORY / "examples" / "products.csv", folder)).parent
+
+
+@pytest.fixture(scope="module")
+def first_steps(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """A folder as it is after the commands of the quickstart, with a tiny encoder, which all later commands use too."""
+    folder = copy_examples(tmp_path_factory.mktemp("docs"))
     encoder = write_tiny_encoder(folder / "encoder", "bert")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"ENCODER": str(encoder), "PRECISION": "fp32", "FORCE": "true"}.items():
-            patch.setenv(f"RECOLLECT_{name}", value)
+        use_tiny_encoder(patch, encoder)
         run = recollect.train(folder / "data", out=folder / "run", max_length=32)
         version = recollect.build(run, store=folder / "store", activate=True, index="flat")
-        yield Workshop(folder, version, set())
+    return Workshop(folder, version, set())
+
+
+def use_tiny_encoder(patch: pytest.MonkeyPatch, encoder: Path) -> None:
+    for name, value in {"ENCODER": str(encoder), "PRECISION": "fp32", "FORCE": "true"}.items():
+        patch.setenv(f"RECOLLECT_{name}", value)
+
+
+@pytest.fixture
+def workshop(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Workshop:
+    if shows_output(page):
+        return Workshop(copy_examples(tmp_path), "", set())
+    shared: Workshop = request.getfixturevalue("first_steps")
+    use_tiny_encoder(monkeypatch, shared.folder / "encoder")
+    return shared
 
 
 @pytest.fixture(scope="module")
@@ -92,50 +126,84 @@ def server(first_steps: Workshop) -> Iterator[str]:
 TESTED = [
     pytest.param(page, id=named(page), marks=[needs_extra("annif")] if page.stem == "annif" else [])
     for page in PAGES
-    if any(block.tested for block in blocks(page))
+    if steps(page)
 ]
 
 
 @pytest.mark.usefixtures("export_once")
 @pytest.mark.parametrize("page", TESTED)
-def test_marked_commands_of_each_page_run_without_an_error(
-    page: Path, first_steps: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+def test_marked_commands_of_each_page_run_without_an_error_and_print_what_the_page_shows(
+    page: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.chdir(first_steps.folder)
+    monkeypatch.chdir(workshop.folder)
     names: dict[str, Any] = {}
     with contextlib.ExitStack() as servers:
         address = ""
-        for block in blocks(page):
-            if not block.tested:
-                continue
-            text = block.text.replace("VERSION", first_steps.version)
+        for block, shown in steps(page):
+            printed = io.StringIO()
+            text = block.text.replace("VERSION", workshop.version)
             if "localhost:8000" in text:
                 text = text.replace("localhost:8000", address or request.getfixturevalue("server"))
-            if block.language == "python":
-                with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                if block.language == "python":
                     exec(compile(text, str(page), "exec"), names)
-                continue
-            assert block.language == "sh"
-            for command in text.replace("\\\n", " ").split("\n") if "recollect " in text else [text]:
-                if command.startswith("recollect serve --store "):
-                    running = servers.enter_context(serving(*shlex.split(command)[3:]))
-                    address = running.url.removeprefix("http://")
-                elif command not in first_steps.done:  # skip a slow command that another page has run already
-                    run_shell(command)
-                    first_steps.done.add(command)
+                else:
+                    assert block.language == "sh"
+                    for command in text.replace("\\\n", " ").split("\n") if "recollect " in text else [text]:
+                        if command.startswith("recollect serve --store "):
+                            running = servers.enter_context(serving(*shlex.split(command, comments=True)[3:]))
+                            address = running.url.removeprefix("http://")
+                        elif shown or command not in workshop.done:  # another page has run this slow command already
+                            printed.write(run_shell(command))
+                            workshop.done.add(command)
+            if shown:
+                compare_output(shown, printed.getvalue())
+            else:
+                assert not shows_output(page) or "recollect serve " in text, f"{named(page)} shows no output of: {text}"
 
 
-def run_shell(command: str) -> None:
-    """Run a command. `recollect` runs in this process, which has imported its packages already; others in a shell."""
+def compare_output(shown: str, printed: str) -> None:
+    """Compare line by line. The line `...` stands for any lines, and `...` in a line for any characters."""
+    rest = iter(printed.splitlines())
+    skip = False
+    for line in shown.splitlines():
+        if line == "...":
+            skip = True
+            continue
+        found = next((other for other in rest if not skip or agree(line, other)), None)
+        assert agree(line, found or ""), f"expected: {line}\nfound: {found}\nin:\n{printed}"
+        skip = False
+    assert skip or not "".join(rest).strip(), f"expected no further lines in:\n{printed}"
+
+
+def agree(shown: str, printed: str) -> bool:
+    """True if two lines are equal, except for white space, a tenth of each number, and texts that no run repeats."""
+    pieces = NUMBER.split(" ".join(FREE.sub("_", shown).split()))
+    texts = (re.escape(text).replace(r"\.\.\.", ".*?") for text in pieces[::2])
+    found = re.fullmatch(NUMBER.pattern.join(texts), " ".join(FREE.sub("_", printed).split()))
+    if not found:
+        return False
+    pairs = zip(pieces[1::2], found.groups(), strict=True)
+    return all(math.isclose(*(float(number.replace(",", "")) for number in pair), rel_tol=0.1) for pair in pairs)
+
+
+def run_shell(command: str) -> str:
+    """Run a command and return its output.
+
+    `recollect` runs in this process, which has imported its packages already, and prints; others run in a shell.
+    """
     words = shlex.split(command, comments=True)
     unquoted = re.sub("'[^']*'", "", command.partition(" #")[0])
     if words[:1] == ["recollect"] and not set("|&;<>$") & set(unquoted):
         assert recollect.main(words[1:]) == 0, command
-    elif words:
-        flags = "--fail-with-body --silent --show-error"  # so curl fails if the server answers with an error
-        shell = f'curl() {{ command curl {flags} "$@"; }}\n{command}'
-        done = subprocess.run(["bash", "-euc", shell], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return ""
+    if not words:
+        return ""
+    flags = "--fail-with-body --silent --show-error"  # so curl fails if the server answers with an error
+    shell = f'curl() {{ command curl {flags} "$@"; }}\n{command}'
+    done = subprocess.run(["bash", "-euc", shell], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
 
 
 def test_json_blocks_contain_valid_json() -> None:
@@ -249,3 +317,28 @@ def test_table_of_training_methods_has_a_row_for_each_method_and_links_its_paper
     page = (DOCS / "methods.md").read_text("utf-8")
     assert re.findall(r"^\| `(\w+)`", page, re.MULTILINE) == list(METHODS), "docs/methods.md"
     assert {method.source for method in METHODS.values() if method.source not in page} == set(), "docs/methods.md"
+
+
+def test_cost_of_a_million_texts_is_that_of_its_formula_and_the_rates_are_those_of_the_benchmarks() -> None:
+    benchmarks = "".join((DOCS / name).read_text("utf-8") for name in ("benchmarks.md", "appendix-benchmarks.md"))
+    section = (DOCS / "sizing.md").read_text("utf-8").partition("## Cost")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert rows
+    for price, rate, euros in rows:
+        assert re.search(rf"\b{rate}\b", benchmarks), f"docs/sizing.md: no benchmark has {rate} texts/s"
+        assert euros == f"{float(price) / (int(rate.replace(',', '')) * 3600) * 1e6:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [("...\nP@1 60.00", "head\nP@1 91.67"), ("a\n...", "b"), ("a", "a\nb"), ("a\nb", "a"), ("a ... 2", "a 1 3")],
+)
+def test_comparison_of_outputs_finds_a_difference(shown: str, printed: str) -> None:
+    with pytest.raises(AssertionError, match="expected"):
+        compare_output(shown, printed)
+
+
+def test_comparison_of_outputs_permits_small_differences_and_free_values() -> None:
+    shown = "x\n...\nscore 0.475, 36 texts of 12 s\n...\nkeys: 48 at 650 texts/s, ... version 20261128-235220-d9e72d\n"
+    printed = "x\nscore   0.48, 36 texts of 3 s\n1\n2\nkeys: 48 at 1,028 texts/s, and version 20270101-000000-aaaaaa\n"
+    compare_output(shown, printed)

@@ -1,9 +1,13 @@
-"""The programs in examples/ work on the dataset in examples/garden, and on a dataset that is given as an argument."""
+"""The programs in examples/ work on the dataset in examples/garden, and on a dataset that is given as an argument.
+
+The notebook works with the packaged encoder, on the table in examples/.
+"""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.conftest import write_topics
+from tests.processes import PATIENCE_SECONDS, environment
 from tests.tiny_runs import write_tiny_encoder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -84,3 +89,29 @@ def test_embedded_application_answers_queries_and_refuses_an_empty_query(built: 
     assert len(answer.json()["products"]) == 2
     refused = client.get("/products", params={"text": " "})
     assert (refused.status_code, refused.json()["detail"]) == (422, "the query is empty; send some words")
+
+
+def test_notebook_runs_without_an_error_and_shows_answers_votes_and_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    shutil.copy(EXAMPLES / "products.csv", tmp_path)
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    notebook = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    # Stored outputs would change with each run. The tutorial shows the same answers, and a test compares these.
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+
+    client = nbclient.NotebookClient(
+        notebook, timeout=PATIENCE_SECONDS, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute(env=environment(IPYTHONDIR=str(tmp_path / "ipython")))
+
+    outputs = [output for cell in code for output in cell.outputs]
+    printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    assert re.search(r"^0\.4\d+  Folding garden chair\n0\.0\d+  Wooden garden bench$", printed, re.MULTILINE)
+    assert re.search(r"^0\.3\d+  instance  something to sit on outside$", printed, re.MULTILINE)
+    assert re.search(r"^lambda 0\.5 +P@1  91\.67 .*\n(.*\n)+popularity +P@1 +2\.78$", printed, re.MULTILINE)
+    assert printed.endswith("Hammock\n")
+    assert ["image/png" in output.data for output in outputs if "data" in output] == [True]
