@@ -2,7 +2,8 @@
 
     untrained   the pretrained encoder without training
     adapter     an adapter, trained on the vectors of the untrained encoder
-    static      a static encoder, which takes its first token vectors from the pretrained encoder
+    static      a static encoder, which takes its first token vectors from the pretrained encoder; left out if encoding
+                takes most of the time
 
 All contestants have the same held-out texts, which are chosen before the first training. One half chooses checkpoints
 and tunes; the other half fits rankers, with cross-fitting, and decides. So no text judges a choice that it has made.
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +56,8 @@ _SHARES = {ADAPTER: 0.35, STATIC: 0.65}
 _PROBE_TEXTS, _PROBE_SECONDS = 128, 1.0
 # Maximum share of the time for encoding all texts with the pretrained encoder.
 _ENCODING_SHARE = 0.65
+# If encoding takes more than this share, no time is left for a static encoder, which is rarely the best.
+_STATIC_SHARE = 0.4
 # Numbers of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
 _SHORT_LENGTHS = 64, 32
 # Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
@@ -109,8 +112,20 @@ def estimate_seconds(encoder: Encoder, texts: pa.LargeStringArray, max_length: i
     return spent * len(texts) / size
 
 
-def choose_length(encoding_seconds: Callable[[int], float], lengths: Sequence[int], seconds: float) -> int | None:
-    """The first of some numbers of tokens for which encoding fits into a time limit; None if it never does.
+class Plan(NamedTuple):
+    """What fits into the time limit.
+
+    Attributes:
+        length: Number of tokens that the pretrained encoder reads of a text; None: it is left out.
+        static: Whether a static encoder is trained.
+    """
+
+    length: int | None
+    static: bool
+
+
+def choose_plan(encoding_seconds: Callable[[int], float], lengths: Sequence[int], seconds: float) -> Plan:
+    """The plan with the first of some numbers of tokens for which encoding fits into a time limit.
 
     Args:
         encoding_seconds: The time in which the encoder reads so many tokens of all texts.
@@ -121,26 +136,27 @@ def choose_length(encoding_seconds: Callable[[int], float], lengths: Sequence[in
         if needed[length] <= _ENCODING_SHARE * seconds:
             break
     times = ", ".join(f"{length} tokens of all texts in about {needed[length]:,.0f} s" for length in needed)
-    fits = needed[length] <= _ENCODING_SHARE * seconds
-    chosen = f"reads at most {length} tokens" if fits else "is left out, and only a static encoder is trained"
+    fits, beside_static = (needed[length] <= share * seconds for share in (_ENCODING_SHARE, _STATIC_SHARE))
+    chosen = "is left out, and only a static encoder is trained"
+    if fits:
+        chosen = f"reads at most {length} tokens" + ("" if beside_static else ", and no static encoder is trained")
     print_status(f"best: the encoder reads {times}, of {seconds:,.0f} s, so it {chosen}")
-    return length if fits else None
+    return Plan(length, beside_static) if fits else Plan(None, True)
 
 
-def choose_contestants(
-    runs: Path, encoder: str, length: int | None, precision: EncodingPrecision = "fp32"
-) -> list[Contestant]:
-    """The contestants, if the encoder reads so many tokens of a text; None: there is no time for the encoder.
+def choose_contestants(runs: Path, encoder: str, plan: Plan, precision: EncodingPrecision = "fp32") -> list[Contestant]:
+    """The contestants of a plan.
 
     Args:
         precision: The precision in which the encoder encodes all texts.
     """
     static = Contestant(STATIC, {"encoder": STATIC, "static_from": encoder})
-    if length is None:
-        return [static]
-    untrained = Contestant(UNTRAINED, {"epochs": 0, "max_length": length, "precision": precision})
-    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED, "max_length": length})
-    return [untrained, adapter, static]
+    statics = [static] if plan.static else []
+    if plan.length is None:
+        return statics
+    untrained = Contestant(UNTRAINED, {"epochs": 0, "max_length": plan.length, "precision": precision})
+    adapter = Contestant(ADAPTER, {"vectors": runs / UNTRAINED, "max_length": plan.length})
+    return [untrained, adapter, *statics]
 
 
 def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float, measuring: float | None) -> float:
@@ -235,10 +251,10 @@ def _choose(settings: TrainSettings, runs: Path, seconds: float) -> tuple[list[C
     encoder = encoder.in_precision(choose_precision(encoder, texts, settings.precision, print_status))
     of_labels = estimate_seconds(encoder, dataset.labels.texts, settings.label_max_length)
     shorter = () if "max_length" in settings.model_fields_set else _SHORT_LENGTHS
-    length = choose_length(
+    plan = choose_plan(
         lambda tokens: of_labels + estimate_seconds(encoder, texts, tokens), [settings.max_length, *shorter], seconds
     )
-    return choose_contestants(runs, settings.encoder, length, encoder.precision), held_out
+    return choose_contestants(runs, settings.encoder, plan, encoder.precision), held_out
 
 
 def _run(

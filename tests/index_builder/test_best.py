@@ -10,7 +10,7 @@ import pytest
 
 import recollect
 from recollect.index_builder import best
-from recollect.index_builder.best import choose_contestants, choose_length, training_seconds
+from recollect.index_builder.best import Plan, choose_contestants, choose_plan, training_seconds
 from recollect.index_builder.errors import BuildError
 from recollect.model import open_model
 from recollect.trainer.errors import TrainingError
@@ -93,20 +93,28 @@ def test_too_few_texts_to_choose_by_are_refused_before_anything_is_removed(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("seconds_a_token", "seconds", "length"), [(2, 600, 128), (2, 420, 64), (4, 600, 64), (5, 420, None)]
+    ("seconds_a_token", "seconds", "plan"),
+    [
+        (1, 600, Plan(128, static=True)),
+        (2, 600, Plan(128, static=False)),
+        (2, 360, Plan(64, static=True)),
+        (4, 600, Plan(64, static=False)),
+        (5, 420, Plan(None, static=True)),
+    ],
 )
 def test_encoder_reads_as_many_tokens_as_its_share_of_the_time_allows(
-    seconds_a_token: int, seconds: float, length: int | None, capfd: pytest.CaptureFixture[str]
+    seconds_a_token: int, seconds: float, plan: Plan, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose_length(lambda tokens: seconds_a_token * tokens, [128, 64], seconds) == length
-    said = "a static encoder is trained" if length is None else f"reads at most {length} tokens"
-    assert said in capfd.readouterr().err
+    assert choose_plan(lambda tokens: seconds_a_token * tokens, [128, 64], seconds) == plan
+    said = capfd.readouterr().err
+    assert ("only a static encoder is trained" if plan.length is None else f"at most {plan.length} tokens") in said
+    assert ("no static encoder is trained" in said) == (not plan.static)
 
 
 def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) -> None:
-    (only,) = choose_contestants(tmp_path, "minilm", None)
+    (only,) = choose_contestants(tmp_path, "minilm", Plan(None, static=True))
     assert only.name == "static"
-    untrained, adapter, static = choose_contestants(tmp_path, "minilm", 64, "bf16")
+    untrained, adapter, static = choose_contestants(tmp_path, "minilm", Plan(64, static=True), "bf16")
     assert [each.name for each in (untrained, adapter, static)] == ["untrained", "adapter", "static"]
     assert untrained.flags["max_length"] == adapter.flags["max_length"] == 64
     assert untrained.flags["precision"] == "bf16"
@@ -116,7 +124,7 @@ def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) 
 
 
 def test_trainings_share_the_time_that_tuning_and_ranking_leave(tmp_path: Path) -> None:
-    untrained, *trained = choose_contestants(tmp_path, "minilm", 128)
+    untrained, *trained = choose_contestants(tmp_path, "minilm", Plan(128, static=True))
     assert training_seconds([untrained, *trained], 600, 600, None) == 0
     adapter = training_seconds(trained, 400, 600, measuring=50)
     static = training_seconds(trained[1:], 400 - adapter - 50, 600, measuring=50)
