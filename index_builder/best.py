@@ -64,7 +64,7 @@ _SHORT_LENGTHS = 64, 32
 _MEASURING_SHARE = 0.15
 # Time to tune and rank the best run with both halves of the held-out texts and with linear classifiers, relative to the
 # time for a contestant.
-_LAST_MEASURINGS = 3
+_LAST_MEASURINGS = 5
 # All trainings together get at least this share of the time limit.
 _MIN_TRAINING_SHARE = 0.1
 # The metric that decides.
