@@ -6,6 +6,7 @@ Every peer answers the first test texts of the dataset. Peers and clients share 
     pecos        PECOS XR-Linear in process
     bonsai       Omikuji's Bonsai in process
     annif        Annif's REST API with Omikuji's Bonsai
+    ensemble     Annif's REST API with an ensemble of Bonsai and MLLM
     static       Recollect with a static encoder
     minilm       Recollect with MiniLM in int8 and an adapter
 
@@ -45,6 +46,12 @@ from recollect.trainer.encoding.pretrained import packaged_folder
 
 _PROGRAMS = Path(__file__).parent
 _TOP, _CLIENTS, _WARM_TEXTS, _START_SECONDS = 5, 16, 20, 900
+# Annif's projects, set as its documentation says. `annif hyperopt` chose the weights on left-out training bills.
+_ANNIF_PROJECTS = {
+    "bonsai": "backend=omikuji\ncluster_balanced=False\ncluster_k=100\nmax_depth=3\n",
+    "mllm": "backend=mllm\n",
+    "ensemble": "backend=ensemble\nsources=bonsai:4,mllm:1\n",
+}
 
 
 class Row(NamedTuple):
@@ -114,8 +121,8 @@ class Benchmark:
         with replica(store, cache_mb=0) as server:
             return self._measure(name, server.address, server.process, seconds, _recollect_request, _uids)
 
-    def annif(self, environment: Path) -> Row:
-        """Train Annif's Omikuji backend, and measure Annif's REST API."""
+    def annif(self, environment: Path, project: str) -> Row:
+        """Train Annif's backends, and measure the REST API of one project: `bonsai` or `ensemble`."""
         folder, programs = self.folder / "annif", environment.resolve() / "bin"
         folder.mkdir(exist_ok=True)
         concept = "http://example.org/{}".format
@@ -127,23 +134,28 @@ class Benchmark:
             for row in self.read("train"):
                 file.write(f"{_line(row['text'])}\t{' '.join(f'<{concept(label)}>' for label in row['labels'])}\n")
         (folder / "projects.cfg").write_text(
-            "[bonsai]\nname=Bonsai\nlanguage=en\nbackend=omikuji\nanalyzer=simple\nvocab=labels\nlimit=5\n"
-            "cluster_balanced=False\ncluster_k=100\nmax_depth=3\n"
+            "".join(
+                f"[{name}]\nname={name}\nlanguage=en\nanalyzer=snowball(english)\nvocab=labels\nlimit=100\n{settings}"
+                for name, settings in _ANNIF_PROJECTS.items()
+            )
         )
         commands = [["load-vocab", "-L", "en", "labels", "labels.tsv"], ["train", "bonsai", "train.tsv.gz"]]
         seconds = self._timed("annif", commands, [programs / "annif"], folder)
+        if project == "ensemble":
+            seconds += self._timed("ensemble", [["train", "mllm", "train.tsv.gz"]], [programs / "annif"], folder)
         port = _free_port()
         serve = [programs / "gunicorn", "-w", "1", "-k", "uvicorn.workers.UvicornWorker", "-b", f"127.0.0.1:{port}"]
 
         def request(text: str) -> tuple[str, bytes]:
             content = {"documents": [{"text": text}]}
-            return f"/v1/projects/bonsai/suggest-batch?limit={_TOP}", json.dumps(content).encode()
+            return f"/v1/projects/{project}/suggest-batch?limit={_TOP}", json.dumps(content).encode()
 
         def uids(answer: Any) -> list[str]:
             return [self.uids[int(each["uri"].rpartition("/")[2])] for each in answer[0]["results"]]
 
         with _server([*serve, "annif:create_app()"], port, folder=folder) as process:
-            return self._measure("annif", Address("127.0.0.1", port), process, seconds, request, uids)
+            peer = "annif" if project == "bonsai" else project
+            return self._measure(peer, Address("127.0.0.1", port), process, seconds, request, uids)
 
     def _timed(self, name: str, commands: list[list[Any]], program: list[Any], folder: Path | None = None) -> float:
         """Run commands, and return their time. A later run with the same folder skips them and reads their time."""
@@ -252,7 +264,7 @@ def main(arguments: list[str]) -> None:
     if options.trees is not None:
         peers += [lambda: benchmark.tree("pecos", options.trees), lambda: benchmark.tree("bonsai", options.trees)]
     if options.annif is not None:
-        peers.append(lambda: benchmark.annif(options.annif))
+        peers += [lambda: benchmark.annif(options.annif, "bonsai"), lambda: benchmark.annif(options.annif, "ensemble")]
     peers.append(lambda: benchmark.recollect("static", ["--encoder", "static"], "fp32"))
     peers.append(lambda: benchmark.recollect("minilm", ["--max-length", "128"], "int8"))
     print(f"{benchmark.dataset.name}, {len(benchmark.read('test')[: options.limit])} texts, {cpu_model()}\n")
