@@ -3,7 +3,7 @@
     untrained   the pretrained encoder without training
     adapter     an adapter, trained on the vectors of the untrained encoder
     static      a static encoder, which takes its first token vectors from the pretrained encoder; left out if encoding
-                takes most of the time
+                takes more than 40% of the time
 
 All contestants have the same held-out texts, which are chosen before the first training. One half chooses checkpoints
 and tunes; the other half fits rankers, with cross-fitting, and decides. So no text judges a choice that it has made.
@@ -56,12 +56,12 @@ _SHARES = {ADAPTER: 0.35, STATIC: 0.65}
 _PROBE_TEXTS, _PROBE_SECONDS = 128, 1.0
 # Maximum share of the time for encoding all texts with the pretrained encoder.
 _ENCODING_SHARE = 0.65
-# If encoding takes more than this share, no time is left for a static encoder, which is rarely the best.
+# If encoding takes more than this share, no static encoder is trained: it is rarely the best.
 _STATIC_SHARE = 0.4
 # Numbers of tokens that the encoder reads of a text, if there is no time for the default of --max-length.
 _SHORT_LENGTHS = 64, 32
-# Share of the whole time that a contestant needs for tuning and ranking, until one contestant has been measured.
-_MEASURING_SHARE = 0.15
+# Share of the whole time for all tuning and ranking, until one contestant has been measured.
+_MEASURING_SHARE = 0.5
 # Time to tune and rank the best run with both halves of the held-out texts and with linear classifiers, relative to the
 # time for a contestant.
 _LAST_MEASURINGS = 5
@@ -164,7 +164,9 @@ def training_seconds(waiting: Sequence[Contestant], left: float, seconds: float,
 
     Each contestant is then tuned and ranked, which takes the seconds `measuring`; None if they are not known yet.
     """
-    reserved = (len(waiting) + _LAST_MEASURINGS) * (_MEASURING_SHARE * seconds if measuring is None else measuring)
+    reserved = _MEASURING_SHARE * seconds
+    if measuring is not None:
+        reserved = (len(waiting) + _LAST_MEASURINGS) * measuring
     training = max(left - reserved, _MIN_TRAINING_SHARE * seconds)
     shares = [_SHARES.get(contestant.name, 0.0) for contestant in waiting]
     return training * shares[0] / sum(shares)
@@ -216,7 +218,10 @@ def train_best(settings: TrainSettings) -> list[str]:
     measuring = None
     while waiting:
         spent = time.perf_counter() - start
-        print_status(f"best: {waiting[0].name}, {spent:,.0f} of {seconds:,.0f} s")
+        if results and spent >= seconds:
+            print_status(f"best: {spent:,.0f} of {seconds:,.0f} s have passed, so {waiting[0].name} is left out")
+            break
+        print_status(f"best: {waiting[0].name}, after {spent:,.0f} of {seconds:,.0f} s")
         limit = training_seconds(waiting, seconds - spent, seconds, measuring)
         result, measuring = _run(waiting.pop(0), limit, settings, runs, held_out)
         results.append(result)

@@ -111,7 +111,7 @@ NUMBERS = [0.5] * DIM
     [
         ("/predict", {}, "query: expected query or vector, found neither"),
         ("/predict", {"query": "flour", "vector": NUMBERS}, "query: expected query or vector, found both"),
-        ("/predict", {"vectors": [NUMBERS]}, "vectors: Extra inputs are not permitted"),
+        ("/predict", {"vectors": [NUMBERS]}, "vectors: unknown field"),
         (
             "/predict",
             {"vector": NUMBERS[1:]},

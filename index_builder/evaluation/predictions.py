@@ -250,8 +250,8 @@ def _require_reranked(ranked: RankedLabels, queries: int) -> None:
     """Raise `BuildError` if a reranker on a server gave no scores: the metrics would be those of two rankers."""
     if missing := sum(ranked.left_out(query) is not None for query in range(queries)):
         raise BuildError(
-            f"RECOLLECT_RERANKER: expected the scores of {queries:,} texts, found none for {missing:,}; repeat the "
-            "command with the address of a reranker that answers, or evaluate a version built without --rerank"
+            f"RECOLLECT_RERANKER: expected the scores of {queries:,} texts, found none for {missing:,}; set it to a "
+            "reranker that answers, set a larger RECOLLECT_RERANKER_MS, or evaluate a version built without --rerank"
         )
 
 

@@ -44,7 +44,9 @@ class PredictSettings(_QuerySettings):
     _refuse_unread = model_validator(mode="after")(refuse_unread)
 
     all_votes: CliImplicitFlag[bool] = Field(
-        False, description="Print every vote for each label with --explain, not only the 12 with the greatest shares"
+        False,
+        description="Print every vote for each label, and every term of its log-odds, with --explain; otherwise the "
+        "greatest 12 and 5",
     )
     json_: CliImplicitFlag[bool] = Field(False, validation_alias="json", description="Print JSON for one query")
     input: FileLocation = Field(

@@ -15,8 +15,8 @@ from recollect.service.settings import ServeSettings
 if TYPE_CHECKING:
     from recollect.core.answers import Answer
 
-# Number of votes for a label that `predict --explain` prints without `--all-votes`.
-_VOTES = 12
+# Number of votes for a label, and of terms of its log-odds, that `predict --explain` prints without `--all-votes`.
+_VOTES, _TERMS = 12, 5
 
 
 def serve(settings: ServeSettings) -> int:
@@ -72,6 +72,10 @@ def _lines(answer: Answer, all_votes: bool) -> Iterator[str]:
         if hidden:
             share = sum(reason.share for reason in hidden)
             yield f"    {share:.4f}  {len(hidden):,} more votes; --all-votes prints them"
-        for term in label.ranked_by or []:
+        terms = label.ranked_by or []  # the greatest first
+        for term in terms if all_votes else terms[:_TERMS]:
             value = "" if term.value is None else f"  {term.value:g}"
             yield f"    {term.log_odds:+.4f}  log-odds by {term.feature}{value}"
+        if len(terms) > _TERMS and not all_votes:
+            more = sum(term.log_odds for term in terms[_TERMS:])
+            yield f"    {more:+.4f}  log-odds by {len(terms) - _TERMS} more features; --all-votes prints them"

@@ -384,7 +384,9 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
             "`recollect rank --cross-encoder`"
         )
     if options.rerank and options.order == "score":
-        raise QueryError("rerank: needs the order probability and the usual votes, found score; leave out rerank")
+        if chosen.get("order") == "score":
+            raise QueryError("rerank: needs the order probability or macro, found score; leave out rerank or order")
+        _require_usual_votes("rerank", options, defaults)
     name = options.needs_probabilities
     if chosen.get("tail_weight") is not None and options.order != "macro":
         raise QueryError(f"tail_weight: needs the order macro, found {options.order}; choose macro, or leave it out")
@@ -395,14 +397,7 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
             f"{name}: version {manifest.version} gives no probabilities; leave out {name}, or build a version from a "
             "run with held-out texts"
         )
-    for other in _VOTES:
-        found, usual = getattr(options, other), getattr(defaults, other)
-        if found != usual:
-            other = other.rstrip("_")
-            raise QueryError(
-                f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
-                f"{name} or {other}"
-            )
+    _require_usual_votes(name, options, defaults)
     if manifest.has_ranker and not options.by_probability:  # the probabilities are those of the ranker
         if chosen.get("order") is not None:
             raise QueryError(f"{name}: needs the order probability, found score; leave out order or {name}")
@@ -414,6 +409,18 @@ def checked_options(manifest: Manifest, **chosen: Any) -> AnswerOptions:
             "tail_weight from 0 to 1, or build a version again"
         )
     return options
+
+
+def _require_usual_votes(name: str, options: AnswerOptions, defaults: Defaults) -> None:
+    """Refuse an option that needs probabilities, with votes for which the bundle has none."""
+    for other in _VOTES:
+        found, usual = getattr(options, other), getattr(defaults, other)
+        if found != usual:
+            other = other.rstrip("_")
+            raise QueryError(
+                f"{name}: probabilities hold only for the bundle's {other} {usual:g}, found {found:g}; leave out "
+                f"{name} or {other}"
+            )
 
 
 def require_explainable(options: AnswerOptions, queries: int) -> None:

@@ -74,7 +74,7 @@ def open_table(path: Path, wanted: Sequence[str], error: type[RecollectError] = 
         return _open_parquet(path, error)
     if kind == "jsonl":
         return _open_objects(path, wanted, error)
-    delimiter = "\t" if kind == "tsv" else ","
+    delimiter = "\t" if kind == "tsv" else None
 
     def parse() -> tuple[list[str], Iterator[dict[str, str]]]:
         lines = read_lines(path, error, keep_ends=True)
@@ -87,8 +87,8 @@ def open_table(path: Path, wanted: Sequence[str], error: type[RecollectError] = 
     columns = parse()[0]
     if len(columns) == 1 and any(each in columns[0] for each in ",;\t"):
         raise error(
-            f"{path}: expected columns between {delimiter!r}, found one column {columns[0][:60]!r}; save it with "
-            "commas as .csv, or with tabs as .tsv"
+            f"{path}: expected columns between {delimiter or ','!r}, found one column {columns[0][:60]!r}; save it "
+            "with commas as .csv, or with tabs as .tsv"
         )
     return Table(str(path), columns, read)
 

@@ -121,14 +121,26 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_csv(
-    lines: Iterable[str], name: str, error: type[RecollectError] = InputError, delimiter: str = ","
+    lines: Iterable[str], name: str, error: type[RecollectError] = InputError, delimiter: str | None = None
 ) -> tuple[list[str], Iterator[dict[str, str]]]:
     """The columns of the header of CSV lines (with their ends), and the rows after it. Blank lines are skipped.
 
     A wrong header is an error at once: no columns, or equal ones. A wrong row is one when it is read.
+
+    Args:
+        delimiter: None: a comma; or a semicolon if the header has semicolons and no comma, as spreadsheets write CSV
+            where numbers have a decimal comma.
     """
     csv.field_size_limit(_MAX_VALUE_CHARACTERS)
-    table = csv.reader(lines, delimiter=delimiter, strict=True)
+    lines, begun = iter(lines), list[str]()
+    for line in lines:
+        begun.append(line)
+        if not is_blank(line):
+            break
+    if delimiter is None:
+        header = "".join(begun)
+        delimiter = ";" if ";" in header and "," not in header else ","
+    table = csv.reader(itertools.chain(begun, lines), delimiter=delimiter, strict=True)
     try:
         columns = next(itertools.filterfalse(_is_blank_line, table), [])
     except csv.Error as wrong:

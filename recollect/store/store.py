@@ -114,6 +114,8 @@ class Store:
         if current is None:
             self.require()
             known = self._latest()
+            if not known and (Path(self.name) / "training.json").is_file():
+                raise StoreError(f"{self.name}: expected a store, found a run folder; name the folder after --store")
             next_step = f"`recollect activate` one of: {known}" if known else "it has no version: run `recollect build`"
             raise StoreError(f"{self.name}: no version is current; {next_step}")
         return current

@@ -125,4 +125,6 @@ def _field_problem(error: Mapping[str, Any]) -> dict[str, str]:
     if not where and error["type"] not in _LIST_ERRORS:
         return {"field": "body", "message": NOT_JSON.removeprefix("body: ")}
     message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "unknown field; /docs lists the fields"
     return {"field": ".".join(where)[:_MAX_FIELD_CHARACTERS] if where else "body", "message": message}

@@ -126,10 +126,11 @@ def test_slow_encoder_leaves_all_the_time_to_the_static_encoder(tmp_path: Path) 
 def test_trainings_share_the_time_that_tuning_and_ranking_leave(tmp_path: Path) -> None:
     untrained, *trained = choose_contestants(tmp_path, "minilm", Plan(128, static=True))
     assert training_seconds([untrained, *trained], 600, 600, None) == 0
-    adapter = training_seconds(trained, 400, 600, measuring=50)
-    static = training_seconds(trained[1:], 400 - adapter - 50, 600, measuring=50)
-    assert adapter + static == pytest.approx(400 - 2 * 50 - best._LAST_MEASURINGS * 50)
+    adapter = training_seconds(trained, 400, 600, measuring=20)
+    static = training_seconds(trained[1:], 400 - adapter - 20, 600, measuring=20)
+    assert adapter + static == pytest.approx(400 - 2 * 20 - best._LAST_MEASURINGS * 20)
     assert 0 < adapter < static
+    assert training_seconds(trained[1:], 570, 600, None) == 270  # alone, half of the time is for tuning and ranking
     assert training_seconds(trained[1:], 10, 600, measuring=50) > 0  # a limit of 0 would be no limit
 
 

@@ -58,12 +58,12 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
     if kind == "jsonl":
         content = "".join(f"{json.dumps(row)}\n" for row in rows)
     else:
-        content = "\ufeff" + as_csv(rows, "\t" if kind == "tsv" else ",")
+        content = "\ufeff" + as_csv(rows, "\t" if kind == "tsv" else ";" if "semicolons" in path.name else ",")
     path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
     return path
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "t.jsonl", "t.jsonl.gz", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.csv", "semicolons.csv", "t.csv.gz", "t.tsv", "t.jsonl", "t.jsonl.gz", "t.parquet"])
 def test_each_kind_of_file_gives_the_same_texts_and_labels(tmp_path: Path, name: str) -> None:
     notes = list[str]()
     path = write(tmp_path / name)
@@ -201,7 +201,7 @@ HEADER = b"title,description,categories\n"
     ("make", "flags", "message"),
     [
         (raw(b""), {}, "expected a header with different names of columns, found an empty file"),
-        (raw(b"title;description;categories\n"), {}, "expected columns between ',', found one column 'title;descr"),
+        (raw(b"title\tdescription\tcategories\n"), {}, "expected columns between ',', found one column 'title"),
         (raw(HEADER), {}, "expected rows with a label in column categories, found no row"),
         (raw(HEADER + b"a,b,\n"), {}, "expected rows with a label in column categories, found 1 rows without one"),
         (raw(b"title,title\n"), {}, "expected a header with different names of columns, found title, title"),

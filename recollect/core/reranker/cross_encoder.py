@@ -30,7 +30,7 @@ _MOST_KNOWN = 65_536
 # Share of the last measured time in the expected time of a query. A query gets so many times this time, because the
 # machine can be busier than before, and its answer is not complete yet.
 _NEWEST_SHARE, _RESERVE = 0.2, 2
-# Factor of the expected time for each query that is left out: after a stall, queries are read again.
+# Factor of the expected time for each call that reads no query: after a stall, queries are read again.
 _RECOVERY = 0.9
 
 
@@ -102,7 +102,7 @@ class CrossEncoder(Scorer):
         if names != ([*INPUTS], [OUTPUT]):
             raise BundleError(f"{path}: expected the graph of a cross-encoder, found another; build the bundle again")
         self._path, self._tokenizer, self._session = path, tokenizer, session
-        self._seconds = 0.0  # expected time of a query
+        self._seconds, self._least = 0.0, np.inf  # expected time of a query, and the least one measured
 
     def score(self, pairs: Sequence[Pair], checkpoint: Callable[[], None] = lambda: None) -> list[Scored]:
         scored: list[Scored] = []
@@ -111,11 +111,13 @@ class CrossEncoder(Scorer):
             began = time.monotonic()
             if began + _RESERVE * self._seconds > pair.deadline:
                 scored.append("deadline")
-                self._seconds *= _RECOVERY
                 continue
             scored.append(self._score(pair))
             spent = time.monotonic() - began
             self._seconds += (spent - self._seconds) * (_NEWEST_SHARE if self._seconds else 1)
+            self._least = min(self._least, spent)
+        if pairs and all(isinstance(each, str) for each in scored):
+            self._seconds = max(self._least, _RECOVERY * self._seconds)
         return scored
 
     def _score(self, pair: Pair) -> Float[np.ndarray, " label"]:

@@ -22,6 +22,7 @@ from recollect.core.bundle.bundle import Bundle
 from recollect.core.bundle.files import CROSS_ENCODER, CROSS_RANKER, CROSS_TOKENIZER
 from recollect.core.bundle.manifest import Probabilities
 from recollect.core.encoder import open_session
+from recollect.core.errors import BundleError
 from recollect.core.reranker.candidates import ALL_FEATURES, Candidates
 from recollect.core.reranker.cross_encoder import CrossEncoder, PairTokenizer
 from recollect.core.reranker.model import RankerFile, RankerModel, read_ranker_file, wrong_ranker_file
@@ -162,7 +163,9 @@ def with_feature(
 def _open_files(bundle: Bundle, lengths: tuple[int, int], threads: int) -> CrossEncoder:
     path, components = bundle.folder / CROSS_ENCODER, bundle.components
     if CROSS_ENCODER not in bundle.manifest.files:
-        raise wrong_ranker_file(path, "no such file")
+        raise BundleError(
+            f"{path}: expected the cross-encoder of {CROSS_RANKER}, found no file; build the bundle again"
+        )
     tokenizer = components.open(_open_tokenizer, CROSS_TOKENIZER, lengths)
     return CrossEncoder(path, tokenizer, components.open(open_session, CROSS_ENCODER, "int8", threads, "cpu"))
 

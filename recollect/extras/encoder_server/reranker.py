@@ -85,6 +85,7 @@ class RemoteReranker(Scorer):
         self._address, self._seconds, self._expected = address, seconds, expected
         self._posts, self._lock = Posts(address.url, token), threading.Lock()
         self._is_known, self._ask_again = False, 0.0  # whether the probe was right; the end of the rest
+        self._report_again = 0.0
 
     def describe(self) -> ServedReranker:
         """Ask for the reranker, and expect it from now on.
@@ -127,6 +128,7 @@ class RemoteReranker(Scorer):
             return self._ask(pair._replace(deadline=deadline))
         except _FailedError as error:
             if self._is_known and isinstance(error, _RefusedError):
+                self._report("reranker_refuses", error)
                 return "server"
             if deadline < now + self._seconds and time.monotonic() >= deadline:
                 return "deadline"  # of the request: the server may be fast enough for others
@@ -145,11 +147,17 @@ class RemoteReranker(Scorer):
         self._is_known = True
 
     def _rest(self, error: _FailedError) -> LeftOut:
-        with self._lock:
-            if time.monotonic() >= self._ask_again:
-                log.warning("reranker_down", why=str(error.args[0]))  # a server may repeat the query in its reason
-            self._ask_again, self._is_known = time.monotonic() + _REST_SECONDS, False
+        self._report("reranker_down", error)
+        self._ask_again, self._is_known = time.monotonic() + _REST_SECONDS, False
         return "server"
+
+    def _report(self, event: str, error: _FailedError) -> None:
+        """Log an error, at most once a second."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._report_again:
+                self._report_again = now + _REST_SECONDS
+                log.warning(event, why=str(error.args[0]))  # a server may repeat the query in its reason
 
     def _ask(self, pair: Pair) -> Float[np.ndarray, " label"]:
         body: dict[str, Any] = {"query": pair.query}

@@ -158,7 +158,7 @@ def test_a_version_answers_without_a_server_that_fails(made: Made, mode: str) ->
 
 
 def test_a_query_that_the_server_refuses_changes_no_other_answer(made: Made) -> None:
-    model = open_with(made, made.server.url)
+    model = open_with(made, made.server.url, reranker_ms=20_000)
     for long, short in (("99a77" + "0" * 30, "99b77"), ("99c77" + "0" * 30, "99d77")):
         left_out = [model.answer([query], rerank=True)[0].left_out for query in (short, long, short)]
         assert left_out == [None, "server", None]

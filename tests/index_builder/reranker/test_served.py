@@ -88,7 +88,7 @@ def test_evaluate_measures_each_order(ranked: RankedRun, capsys: pytest.CaptureF
     assert "coverage@5" in table
 
 
-def test_predict_prints_twelve_votes_for_a_label_and_all_on_request(
+def test_predict_prints_twelve_votes_and_five_terms_for_a_label_and_all_on_request(
     ranked: RankedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(*flags: str) -> list[str]:
@@ -97,10 +97,13 @@ def test_predict_prints_twelve_votes_for_a_label_and_all_on_request(
         return capsys.readouterr().out.splitlines()
 
     (label,) = json.loads(printed("--json")[0])["labels"]
-    few, every = (
-        [line for line in printed(*flags) if line.startswith("    ") and "log-odds" not in line]
-        for flags in ([], ["--all-votes"])
-    )
+    lines = [[line for line in printed(*flags) if line.startswith("    ")] for flags in ([], ["--all-votes"])]
+    few, every = ([line for line in each if "log-odds" in line] for each in lines)
+    assert len(every) == len(label["ranked_by"]) > 6
+    assert few[:5] == every[:5]
+    rest = sum(term["log_odds"] for term in label["ranked_by"][5:])
+    assert few[5:] == [f"    {rest:+.4f}  log-odds by {len(every) - 5} more features; --all-votes prints them"]
+    few, every = ([line for line in each if "log-odds" not in line] for each in lines)
     assert len(every) == len(label["because"]) > 13
     assert few[:12] == every[:12]
     rest = sum(reason["share"] for reason in label["because"][12:])
