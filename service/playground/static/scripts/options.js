@@ -135,8 +135,9 @@ export class OptionsPanel {
       const fields = filterFields(this.facts);
       const { filter } = store.state;
       node.hidden = fields.length === 0;
-      if (select.childElementCount !== fields.length) select.replaceChildren(...fields.map((each) => el("option", { value: each }, FIELDS[each])));
-      if (filter) select.value = filter.field;
+      const field = filter?.field ?? select.value;
+      select.replaceChildren(...fields.map((each) => el("option", { value: each }, FIELDS[each])));
+      if (filter || fields.includes(field)) select.value = field;
       if (input !== document.activeElement) input.value = filter?.value ?? "";
     };
     return { node, show };
