@@ -313,6 +313,20 @@ def test_order_is_chosen_in_words_and_the_order_macro_is_explained(browser: Brow
         expect(page.locator("summary .small").first).to_have_text("2 changed")
 
 
+def test_order_and_rerank_in_the_url_that_the_version_lacks_are_ignored(
+    browser: Browser, url: str, grouped_url: str
+) -> None:
+    # The first version has no probabilities; both have no cross-encoder.
+    for server, order, kept in ((url, "macro", None), (url, "probability", None), (grouped_url, "macro", "macro")):
+        with checked_page(browser, server) as page:
+            with page.expect_response("**/predict") as answered:
+                page.goto(address(server, q=QUERY, order=order, rerank="true"))
+            assert answered.value.status == 200
+            expected = ask(server, query=QUERY, order=kept)
+            expect(labels_of(page)).to_have_text([label.get("name", label["text"]) for label in expected])
+            expect(page.locator("summary .small").first).to_have_text("1 changed" if kept else "")
+
+
 def test_probabilities_and_the_assigned_set_are_shown_if_answers_have_them(page: Page, url: str) -> None:
     def calibrated(route: Route) -> None:
         labels = ask(url, query=QUERY)

@@ -3,7 +3,7 @@
 import { count, el } from "./dom.js";
 import { LabelList, showWhy } from "./labels.js";
 import { Problem, Task, apiKey, send } from "./service.js";
-import { chosenOrder, requestOptions, store } from "./state.js";
+import { chosenOptions, chosenOrder, requestOptions, store } from "./state.js";
 import { Feedback, LabelSearch } from "./writing.js";
 
 const TYPING_DELAY = 150;
@@ -92,19 +92,22 @@ export class AskView {
       ...(truncated ? ["The text is longer than the encoder reads; its end was ignored"] : []),
     ].join(" · ");
     this.#explain();
-    if (labels.some((label) => label.probability !== undefined)) await this.#showAssigned(request, labels, signal);
+    // With a cross-encoder, a second request would take as long again.
+    const { rerank } = { ...this.facts.defaults, ...chosenOptions(this.facts) };
+    if (!rerank && labels.some((label) => label.probability !== undefined)) await this.#showAssigned(request, labels, signal);
     if (labels.length > 0) return undefined;
     return () => this.slot.replaceChildren(el("div", { class: "notice" },
       el("h3", {}, "No label"),
       el("p", {}, "No text in the memory that is near your text votes for a label. In Options, move the first slider towards label texts, or let more texts vote.")));
   }
 
-  /** Draw a line below the labels that the service would assign. */
+  /** Draw a line below the labels that the service would assign, if these are the first ones. */
   async #showAssigned({ top_k, ...request }, labels, signal) {
     try {
       const { json } = await this.#send({ ...request, assign: true }, signal);
       const uids = new Set(json.labels.map((label) => label.uid));
-      this.#show(request.query, labels, labels.filter((label) => uids.has(label.uid)).length);
+      const first = labels.slice(0, uids.size).filter((label) => uids.has(label.uid));
+      if (first.length === uids.size) this.#show(request.query, labels, uids.size);
     } catch (error) {
       if (!(error instanceof Problem)) throw error; // without an assigned set, there is no line
     }

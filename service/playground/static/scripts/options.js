@@ -1,7 +1,7 @@
 // The panel of options and of the filter. A slider and a number field show the same option.
 
 import { el, number } from "./dom.js";
-import { FIELDS, chosenOptions, chosenOrder, filterFields, store, votesChange } from "./state.js";
+import { FIELDS, chosenOptions, chosenOrder, filterFields, possibleOrders, store, votesChange } from "./state.js";
 
 const STEPS = 400;
 // A scale maps the place of a slider, from 0 to 1, to a value and back.
@@ -101,15 +101,13 @@ export class OptionsPanel {
     const select = el("select", { onchange: () => this.#choose(name, select.value) });
     const { node, hint } = this.#row(name, select);
     const show = () => {
-      const { defaults, options, probabilities } = this.facts;
-      const possible = options[name].enum.filter((each) =>
-        each === "score" || each === defaults[name] || (probabilities && (each !== "macro" || defaults.tail_weight !== null)));
-      if (select.childElementCount !== possible.length) {
-        select.replaceChildren(...possible.map((each) => el("option", { value: each }, ORDERS[each] ?? each)));
-      }
+      const possible = possibleOrders(this.facts);
+      const { rerank } = chosenOptions(this.facts); // not together with the order by votes
+      select.replaceChildren(...possible.map((each) =>
+        el("option", { value: each, disabled: each === "score" && rerank }, ORDERS[each] ?? each)));
       select.value = chosenOrder(this.facts);
       select.disabled = votesChange(this.facts);
-      hint.textContent = select.disabled ? "by votes, because an option above is changed" : `${name}, default ${ORDERS[defaults[name]]}`;
+      hint.textContent = select.disabled ? "by votes, because an option above is changed" : `${name}, default ${ORDERS[this.facts.defaults[name]]}`;
       node.hidden = possible.length < 2;
     };
     return { node, show };
@@ -120,7 +118,7 @@ export class OptionsPanel {
     const { node, hint } = this.#row(name, box);
     const show = (value) => {
       box.checked = value;
-      box.disabled = chosenOrder(this.facts) === "score";
+      box.disabled = votesChange(this.facts) || chosenOptions(this.facts).order === "score";
       hint.textContent = box.disabled ? "not if votes order the labels" : `${name}, slower`;
       node.hidden = !this.facts.rerank;
     };
@@ -137,8 +135,9 @@ export class OptionsPanel {
       const fields = filterFields(this.facts);
       const { filter } = store.state;
       node.hidden = fields.length === 0;
-      if (select.childElementCount !== fields.length) select.replaceChildren(...fields.map((each) => el("option", { value: each }, FIELDS[each])));
-      if (filter) select.value = filter.field;
+      const field = filter?.field ?? select.value;
+      select.replaceChildren(...fields.map((each) => el("option", { value: each }, FIELDS[each])));
+      if (filter || fields.includes(field)) select.value = field;
       if (input !== document.activeElement) input.value = filter?.value ?? "";
     };
     return { node, show };

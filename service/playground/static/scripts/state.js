@@ -70,16 +70,24 @@ class Store extends EventTarget {
 
 export const store = new Store();
 
-/** The options of the state that differ from the bundle's defaults. Values that the API refuses are ignored. */
-export function chosenOptions({ defaults, options }) {
-  const differs = ([name, value]) => allows(options[name], value) && value !== defaults[name];
+/** The options of the state that differ from the bundle's defaults. Values that the version refuses are ignored. */
+export function chosenOptions(facts) {
+  const differs = ([name, value]) => allows(facts, name, value) && value !== facts.defaults[name];
   return Object.fromEntries(Object.entries(store.state.options).filter(differs));
 }
 
-function allows({ type, minimum, maximum, enum: values }, value) {
-  if (values) return values.includes(value);
+function allows(facts, name, value) {
+  const { type, minimum, maximum } = facts.options[name];
+  if (name === "order") return possibleOrders(facts).includes(value);
+  if (name === "rerank" && !facts.rerank) return false;
   if (type === "boolean") return typeof value === "boolean";
   return typeof value === "number" && value >= minimum && value <= maximum && (type !== "integer" || Number.isInteger(value));
+}
+
+/** The orders that the version allows. All but its default and the votes need probabilities; macro needs a tail weight. */
+export function possibleOrders({ defaults, options, probabilities }) {
+  return options.order.enum.filter((each) =>
+    each === "score" || each === defaults.order || (probabilities && (each !== "macro" || defaults.tail_weight !== null)));
 }
 
 /** Whether the options of the state change the votes. Then there are no probabilities, and labels are in order of score. */
@@ -87,9 +95,11 @@ export function votesChange(facts) {
   return Object.keys(chosenOptions(facts)).some((name) => facts.options[name].changes_votes);
 }
 
-/** The order of the labels in an answer. */
+/** The order of the labels in an answer. The service orders by probability if a cross-encoder reads the labels. */
 export function chosenOrder(facts) {
-  return votesChange(facts) ? "score" : chosenOptions(facts).order ?? facts.defaults.order;
+  if (votesChange(facts)) return "score";
+  const { order, rerank } = chosenOptions(facts);
+  return order ?? (rerank && facts.defaults.order === "score" ? "probability" : facts.defaults.order);
 }
 
 /** The fields by which labels of this version can be filtered. */
