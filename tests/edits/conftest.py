@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recollect.core.predictor import Predictor
-from recollect.core.reranker.candidates import FEATURES, WORD_FEATURES
+from recollect.core.reranker.candidates import ALL_FEATURES, CLASSIFIER
 from tests.core.reranker.forests import random_file
 from tests.edits.rebuilt import Tables
 
@@ -69,7 +69,8 @@ def open_on_engine(request: pytest.FixtureRequest, open_tables: Open) -> Open:
 @pytest.fixture(scope="session")
 def ranker() -> str:
     """A ranker whose trees split on all features. No threshold is near a value that rounding could move past it."""
-    content = json.loads(random_file(np.random.default_rng(5), [*FEATURES, *WORD_FEATURES]).model_dump_json())
+    names = [name for name in ALL_FEATURES if name != CLASSIFIER]  # the bundle has no classifiers
+    content = json.loads(random_file(np.random.default_rng(5), names).model_dump_json())
     for tree in content["trees"]:
         tree["threshold"] = [threshold * 0.31 + 0.0173 for threshold in tree["threshold"]]
     return json.dumps(content)
