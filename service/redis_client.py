@@ -210,8 +210,9 @@ def _reason(error: Exception) -> str:
         return "it takes too long"
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _CERTIFICATE_PROBLEMS.get(cause.verify_code, _UNTRUSTED)
-    if isinstance(cause, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in str(getattr(cause, "reason", "")):
-        return "it ends the TLS connection; if it expects a certificate, add ?ssl_certfile=FILE&ssl_keyfile=FILE"
+    ended = isinstance(cause, ssl.SSLEOFError | ConnectionResetError)
+    if ended or "CERTIFICATE_REQUIRED" in str(getattr(cause, "reason", "")):
+        return "it ends the connection; if it expects a TLS certificate, add ?ssl_certfile=FILE&ssl_keyfile=FILE"
     if isinstance(cause, ssl.SSLError):
         return f"TLS fails: {str(cause.reason).lower().replace('_', ' ')}"
     if isinstance(cause, FileNotFoundError | PermissionError):
