@@ -225,27 +225,29 @@ class Predictor:
         memory = self.memory
         faiss.omp_set_num_threads(self._threads)  # OpenMP keeps this number per calling thread
         answers: list[Answer | None] = [None] * len(queries)
-        blocks = list[tuple[AnswerOptions, list[int]]]()
-        for options, rows in group_by_options(requests):
-            # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
-            # batch.
-            step = 1 if options.filtered else max(1, self.block_keys // options.top_b)
-            blocks += [(options, rows[start : start + step]) for start in range(0, len(rows), step)]
-        for number, (options, rows) in enumerate(blocks):
-            checkpoint()
-            truncated = [cut[row] for row in rows]
-            texts = [query for row in rows if isinstance(query := queries[row], str)]
-            used = options if texts else without_words(self.manifest, options)
-            # The blocks after this one get an equal share of the time.
-            now, left = time.monotonic(), len(blocks) - number
-            times = [now + (due[row] - now) / left for row in rows]
-            if number == 0 or options is not blocks[number - 1][0]:
-                label_filter = memory.filters.of(options)
-            ranked = self._answer(
-                memory, texts or None, vectors[rows], truncated, used, label_filter, watch, times, checkpoint
-            )
-            for row, answer in zip(rows, ranked, strict=True):
-                answers[row] = answer if used is options else dataclasses.replace(answer, without_words=True)
+        # A query with a filter is ranked alone: the number of keys that are retrieved for it must not depend on its
+        # batch.
+        groups = [
+            (options, rows, 1 if options.filtered else max(1, self.block_keys // options.top_b))
+            for options, rows in group_by_options(requests)
+        ]
+        blocks = sum(math.ceil(len(rows) / step) for _, rows, step in groups)  # that are not ranked yet
+        for options, rows, step in groups:
+            label_filter = memory.filters.of(options)
+            for start in range(0, len(rows), step):
+                checkpoint()
+                part = rows[start : start + step]
+                truncated = [cut[row] for row in part]
+                texts = [query for row in part if isinstance(query := queries[row], str)]
+                used = options if texts else without_words(self.manifest, options)
+                now = time.monotonic()
+                times = [now + (due[row] - now) / blocks for row in part]  # each block gets an equal share of the time
+                blocks -= 1
+                ranked = self._answer(
+                    memory, texts or None, vectors[part], truncated, used, label_filter, watch, times, checkpoint
+                )
+                for row, answer in zip(part, ranked, strict=True):
+                    answers[row] = answer if used is options else dataclasses.replace(answer, without_words=True)
         ends = np.cumsum([0, *(len(group) for group, _ in requests)]).tolist()
         return [
             Answers([answer for answer in answers[start:stop] if answer is not None], watch.stages, memory.sequence)
