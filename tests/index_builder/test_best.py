@@ -54,7 +54,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 return real(settings, part)
 
             patch.setattr(best, step, record)
-        run = train(tmp_path_factory.mktemp("best"), texts=420, minutes=0.1, validation_fraction=0.5)
+        patch.setattr(best, "training_seconds", lambda *_: 0.5)
+        run = train(tmp_path_factory.mktemp("best"), texts=420, minutes=60, validation_fraction=0.5)
     return Trained(run, judged, learnt)
 
 
@@ -82,6 +83,12 @@ def test_contestants_are_tuned_and_judged_on_the_same_texts_that_none_has_learnt
     assert any(trained.learnt)
     assert not set(last) & set.union(*trained.learnt)
     assert json.loads((trained.run / "best.json").read_text())["queries"] == len(judged[0])
+
+
+def test_no_contestant_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best, "estimate_seconds", lambda *_: 0)
+    run = train(tmp_path, texts=420, minutes=1e-6, validation_fraction=0.5)
+    assert [each["name"] for each in json.loads((run / "best.json").read_text())["contestants"]] == ["untrained"]
 
 
 def test_too_few_texts_to_choose_by_are_refused_before_anything_is_removed(tmp_path: Path) -> None:
