@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from recollect.core.settings import as_words
 from recollect.core.system.console import aligned, print_status
 from recollect.core.system.files import find_files, read_json, write_json, write_text
 from recollect.index_builder.errors import BuildError, ContestantError
@@ -121,7 +122,7 @@ class Results:
             {"seed": seed} | {name: value for name, value in vars(run).items() if name != "scores"}
             for seed, run in self.runs.items()
         ]
-        return {"name": self.contestant.name, "flags": _as_flags(self.contestant.flags), "runs": runs}
+        return {"name": self.contestant.name, "flags": as_words(self.contestant.flags), "runs": runs}
 
 
 def compare(settings: CompareSettings) -> str:
@@ -238,17 +239,6 @@ def _read_variants(path: Path, settings: CompareSettings, given: dict[str, Any])
     return tables
 
 
-def _as_flags(values: dict[str, Any]) -> list[str]:
-    flags = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags.append(f"--{flag}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}")
-    return flags
-
-
 # ---- Runs ----
 
 
@@ -264,8 +254,8 @@ def _run(
     path = contestant.run(settings.out, seed)
     print_status(f"compare: {path.name}")
     metric = {"metric": settings.metric}
-    tuning = _as_flags(metric | TuneSettings.read_of({"propensity": settings.propensity}, metric))
-    flags = _as_flags(contestant.flags)
+    tuning = as_words(metric | TuneSettings.read_of({"propensity": settings.propensity}, metric))
+    flags = as_words(contestant.flags)
     holds_for = data | {"train": flags, "tune": tuning}
     if (path / "quality.json").exists():
         measured = read_json(path / "quality.json")
@@ -385,5 +375,5 @@ def _markdown(report: dict[str, Any], results: list[Results]) -> Iterator[str]:
     ]
     yield _in_markdown([["metric", "difference", "95% interval"], *tests])
     yield f"\n## Flags of `recollect train`\n\n{report['dataset']}; {report['versions']}\n"
-    yield from (f"- {one.contestant.name}: `{shlex.join(_as_flags(one.contestant.flags))}`" for one in results)
+    yield from (f"- {one.contestant.name}: `{shlex.join(as_words(one.contestant.flags))}`" for one in results)
     yield ""

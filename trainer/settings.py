@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_settings import CliImplicitFlag, CliPositionalArg
 
-from recollect.core.settings import Listed, ReadIf, Settings, TableSettings, as_flag, refuse_unread
+from recollect.core.settings import Listed, ReadIf, Settings, TableSettings, as_words, refuse_unread
 from recollect.trainer.shorthands import SHORTHANDS
 
 
@@ -130,12 +130,17 @@ class DatasetSettings(TableSettings):
         return copy
 
     def command(self) -> list[str]:
-        """The words of this command, for messages that show one; empty in Python."""
+        """The words of this command without flags of tables, for messages that show one; empty in Python."""
         if self.frame is not None:
             return []
-        found = {name: getattr(self, name, None) for name in ("out", "store")}  # a URL may contain a password
-        flags = [word for name, path in found.items() if isinstance(path, Path) for word in (as_flag(name), str(path))]
-        return ["recollect", self.verb, str(self.dataset), *flags]
+        given = {
+            name: value
+            for name, field in type(self).model_fields.items()
+            if name not in ("dataset", *TableSettings.model_fields)
+            and (value := getattr(self, name)) != field.default
+            and not (name == "store" and "://" in str(value))  # a URL may contain a password
+        }
+        return ["recollect", self.verb, str(self.dataset), *as_words(given)]
 
 
 class TrainingInputs(DatasetSettings):

@@ -24,7 +24,7 @@ from recollect.core.reranker.candidates import CLASSIFIER, WORD_FEATURES
 from recollect.core.reranker.classifier import Classifier
 from recollect.core.reranker.cross_ranker import CrossRankerFile
 from recollect.core.reranker.label_facts import LabelFacts
-from recollect.core.reranker.model import RankerFile
+from recollect.core.reranker.model import RankerFile, read_ranker_file
 from recollect.core.system.console import print_status
 from recollect.core.system.files import read_json, write_json, write_text
 from recollect.core.words.names import Names
@@ -81,15 +81,17 @@ def read_ranker(memory: Memory) -> RankerFile:
     """Read the ranker of a memory that has one.
 
     Raises:
-        BuildError: If a file is damaged, or the ranker was fitted for another memory or for other defaults.
+        BundleError: If the trees are damaged.
+        BuildError: If the report is damaged, or the ranker was fitted for another memory or for other defaults.
     """
     folder = memory.folder / _FOLDER
     try:
-        ranker = RankerFile.model_validate_json((folder / RANKER).read_bytes())
+        ranker = read_ranker_file(folder / RANKER, RankerFile)
         saved = read_json(folder / _REPORT)["fitted_for"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise BuildError(f"{folder}: expected a ranker, found: {reason}; run `recollect rank` again") from None
+        raise BuildError(
+            f"{folder / _REPORT}: expected the report of a ranker, found: {error}; run `recollect rank` again"
+        ) from None
     expected = fitted_for(memory)
     if saved != expected:
         fields = saved if isinstance(saved, dict) else {}
@@ -143,8 +145,8 @@ def choose_ranker(memory: Memory, settings: BuildSettings) -> RankerFile | None:
     """The ranker that the bundle gets; None if the run has none, or `--rank` is off.
 
     Raises:
-        BuildError: If the ranker is damaged, was fitted for another memory, or needs the lexical index that
-            `--lexical off` leaves out.
+        BundleError: If the ranker is damaged.
+        BuildError: If it was fitted for another memory, or needs the lexical index that `--lexical off` leaves out.
     """
     if settings.rank == "off" or not has_ranker(memory):
         return None
@@ -201,20 +203,19 @@ def _write_cross_encoder(memory: Memory, folder: Path, needs_probabilities: bool
     its probabilities because a cross-encoder read it.
     """
     source = memory.folder / _FOLDER
-    try:
-        file = CrossRankerFile.model_validate_json((source / CROSS_RANKER).read_bytes())
-        probabilities = reliable_probabilities(read_held_out(memory, _CROSS_HELD_OUT)) if needs_probabilities else None
-        if needs_probabilities and probabilities is None:
-            print_status("cross-encoder: left out, because its probabilities are not reliable")
-            return
-        for name in (CROSS_ENCODER, CROSS_TOKENIZER) if file.server is None else ():
+    file = read_ranker_file(source / CROSS_RANKER, CrossRankerFile)
+    probabilities = reliable_probabilities(read_held_out(memory, _CROSS_HELD_OUT)) if needs_probabilities else None
+    if needs_probabilities and probabilities is None:
+        print_status("cross-encoder: left out, because its probabilities are not reliable")
+        return
+    for name in (CROSS_ENCODER, CROSS_TOKENIZER) if file.server is None else ():
+        try:
             shutil.copyfile(source / name, folder / name)
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise BuildError(
-            f"{source}: expected a ranker with a cross-encoder, found: {reason}; run `recollect rank --cross-encoder` "
-            "again"
-        ) from None
+        except OSError as error:
+            raise BuildError(
+                f"{source / name}: expected a file of a cross-encoder, found: {error.strerror}; run `recollect rank "
+                "--cross-encoder` again"
+            ) from None
     complete = file.model_copy(update={"probabilities": probabilities})
     (folder / CROSS_RANKER).write_text(complete.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
     print_status(f"cross-encoder: {len(file.ranker.trees)} trees, for the first {file.candidates} labels")

@@ -80,8 +80,8 @@ class _Compilation(event.Listener):
     def on_start(self, event: Any) -> None:
         if not _Compilation.reported:
             _Compilation.reported = True
-            often = "once" if self.cached else "in each process: set NUMBA_CACHE_DIR to a folder that can be written"
-            log.warning("compiling the loops of an answer for this machine, which takes some seconds, %s", often)
+            kept = "kept for later" if self.cached else "not kept: set NUMBA_CACHE_DIR to a folder that can be written"
+            log.warning("compiling loops for this machine, which takes some seconds; they are %s", kept)
 
     def on_end(self, event: Any) -> None:
         """The end of a compilation is not reported."""

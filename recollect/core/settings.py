@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -261,6 +260,19 @@ def as_flag(name: str) -> str:
     return "--" + name.rstrip("_").replace("_", "-")
 
 
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """The values of fields as the words of a command line."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(as_flag(name if value else f"no_{name}"))
+        elif value is None:
+            words += [as_flag(name), NO_WORD]
+        else:
+            words += [as_flag(name), ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+    return words
+
+
 _Settings = TypeVar("_Settings", bound=Settings)
 
 
@@ -294,10 +306,7 @@ class TableSettings(Settings):
         values = {name: getattr(self, name) or value for name, value in flags.items()}
         if not command:
             return "add " + ", ".join(f"{name}={value!r}" for name, value in values.items())
-        words = [
-            (as_flag(name), ",".join(value) if isinstance(value, list) else value) for name, value in values.items()
-        ]
-        return f"for example `{shlex.join([*command, *itertools.chain(*words)])}`"
+        return f"for example `{shlex.join([*command, *as_words(values)])}`"
 
 
 def fill_in(

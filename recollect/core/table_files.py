@@ -225,7 +225,8 @@ class TextColumns:
             name, found = next(iter(absent.items()))
             right = settings.model_copy(update=dict.fromkeys(absent))
             raise error(
-                f"{table.name}: {as_flag(name)}: expected columns of the table ({columns}), found {', '.join(found)}; "
+                f"{table.name}: {as_flag(name)}: expected a column named {' and one named '.join(found)}, found the "
+                f"columns {columns}; "
                 f"{right.example(example_flags(table.columns, table.read), command)}"
             )
         for name in ("label_column", "id_column"):

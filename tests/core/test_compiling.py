@@ -51,16 +51,16 @@ def run(package: Path, code: str = MERGE, **variables: str) -> tuple[str, str]:
 
 
 def test_first_process_says_in_one_line_that_it_compiles_and_the_next_one_loads(package: Path, tmp_path: Path) -> None:
-    line = "compiling the loops of an answer for this machine, which takes some seconds, "
+    line = "compiling loops for this machine, which takes some seconds; they are "
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    assert run(package, MERGE + "kernels.near_codes.compile()", **cache) == ("7 0", f"{line}once")
+    assert run(package, MERGE + "kernels.near_codes.compile()", **cache) == ("7 0", f"{line}kept for later")
     assert run(package, MERGE + "kernels.near_codes.compile()", **cache) == ("7 0", "")
     files = {path.name.partition("-")[0] for path in (tmp_path / "cache").rglob("*.nbi")}
     assert files == {"kernels.merge", "kernels.near_codes"}  # others were not called
     answer, said = run(package)
     assert (answer, said) == (
         "7 0",
-        f"{line}in each process: set NUMBA_CACHE_DIR to a folder that can be written",
+        f"{line}not kept: set NUMBA_CACHE_DIR to a folder that can be written",
     )
 
 
@@ -84,7 +84,7 @@ def test_loop_that_the_cache_of_the_installation_lacks_is_compiled_although_noth
     answer, said = run(package)
     assert answer == "7 0"
     assert said.count("\n") == 0
-    assert said.startswith("compiling the loops of an answer ")
+    assert said.startswith("compiling loops ")
 
 
 def test_all_loops_have_types_for_which_they_compile(tmp_path: Path) -> None:

@@ -157,8 +157,9 @@ def test_compare_continues_with_the_flags_of_its_table(
     monkeypatch.setattr("recollect.index_builder.compare.run_recollect", run_in_this_process)
     out = ["--out", tmp_path / "table", "--encoder", made.encoder, "--methods", "rae", "--max-length", 32]
     out += ["--max-steps", 2]
-    refused = run("compare", made.table, *out).err
-    assert f"--out {tmp_path / 'table'} --text-columns title --label-column tags --label-separator '|'`" in refused
+    refused = run("compare", made.table, *out).err  # the command in the message keeps the flags that were given
+    assert f"--out {tmp_path / 'table'} --encoder {made.encoder} --max-length 32 --max-steps 2 --methods rae" in refused
+    assert "--text-columns title --label-column tags --label-separator '|'`" in refused
     assert "--test-fraction, such as .1" in run("compare", made.table, *out, *FLAGS).err
     of_run = ["--out", tmp_path / "other", "--encoder", made.run / "checkpoint", "--test-fraction", 0]
     assert "--test-fraction, such as .1" in run("compare", made.table, *of_run).err  # the columns are those of the run
@@ -197,7 +198,7 @@ def test_extend_adds_rows_of_a_table_and_new_labels(made: Made, store: Path, tmp
         (
             "sku,titel,note,tags\na,b,c,d\n",
             [],
-            "--text-columns: expected columns of the table (sku, titel, note, tags)",
+            "--text-columns: expected a column named title, found the columns sku, titel, note, tags",
         ),
         ("sku,title,note,tags\na,b,c,d\na,c,c,d\n", [], "row 2: sku: expected the text of 'a' that is in "),
         ("sku,title,note,tags\na,,,d\n", [], "row 1: text: the text is empty; send some words"),
@@ -304,8 +305,8 @@ def test_texts_never_become_labels_without_a_word(made: Made, tmp_path: Path) ->
         assert (found.status, found.err.count("\n"), message in found.err) == (2, 1, True), found.err
     table = write_csv(tmp_path / "more.csv", [{**text, "categories": "a"}])
     found = run("extend", store, "--add", table)
-    message = "--label-column: expected columns of the table (uid, text, categories), found category"
+    message = "--label-column: expected a column named category, found the columns uid, text, categories"
     assert (found.status, found.err.count("\n"), message in found.err) == (2, 1, True), found.err
     found = run("extend", store, "--add", write_csv(table, [names]), "--label-column", "tags")
-    assert (found.status, "expected columns of the table (uid, text, name), found tags" in found.err) == (2, True)
+    assert (found.status, "expected a column named tags, found the columns uid, text, name" in found.err) == (2, True)
     assert run("memory", store).out == sequence

@@ -144,10 +144,13 @@ def test_labels_come_from_their_own_table_with_fields(tmp_path: Path) -> None:
 def test_labels_that_contain_a_separator_are_reported(tmp_path: Path) -> None:
     path, notes = write(tmp_path / "t.csv", [ROWS[0], ROWS[3]]), list[str]()
     open_dataset(path, text_columns=["title"], label_column="categories", note=notes.append)
-    assert notes == [f"{path}: many labels contain '|'; if it is between labels, add --label-separator '|'"]
+    assert notes == [f"{path}: many labels contain '|'; if it is between labels, give --label-separator '|'"]
     notes.clear()
     open_dataset(path, text_columns=["title"], label_column="categories", label_separator="/", note=notes.append)
-    assert notes == [f"{path}: --label-separator '/': no row has several labels"]
+    assert notes == [
+        f"{path}: --label-separator '/': no row has several labels",
+        f"{path}: many labels contain '|'; if it is between labels, give --label-separator '|'",
+    ]
 
 
 class TestTestFraction:
@@ -256,8 +259,8 @@ class TestMessagesShowTheCommand:
     def test_with_an_unknown_column(self, tmp_path: Path) -> None:
         path = write(tmp_path / "t.parquet")
         assert self.message(path, text_columns=["titel"], label_column="categories", label_separator="/") == (
-            f"{path}: --text-columns: expected columns of the table (title, description, categories), found titel; for "
-            f"example `recollect train {path} --text-columns title,description --label-column categories "
+            f"{path}: --text-columns: expected a column named titel, found the columns title, description, categories; "
+            f"for example `recollect train {path} --text-columns title,description --label-column categories "
             "--label-separator /`"
         )
 

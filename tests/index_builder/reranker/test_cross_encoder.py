@@ -267,8 +267,9 @@ def test_a_ranker_whose_features_have_no_files_is_refused(crossed: CrossedRun, t
 def test_a_damaged_cross_encoder_of_a_run_is_refused(crossed: CrossedRun, tmp_path: Path) -> None:
     run = Path(shutil.copytree(crossed.run, tmp_path / "run"))
     (run / "memory" / "ranker" / CROSS_RANKER).write_text("{}")
-    with pytest.raises(BuildError, match="expected a ranker with a cross-encoder, found"):
+    with pytest.raises(BundleError, match=rf"{CROSS_RANKER}: expected a ranker of format_version 1, found"):
         build(BuildSettings(run=run, store=tmp_path / "store", index="flat"))
+    assert not list((tmp_path / "store").glob("bundles/*"))
 
 
 def test_rank_reports_the_gain_of_a_cross_encoder_and_keeps_it_only_if_it_helps(

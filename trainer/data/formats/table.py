@@ -71,9 +71,9 @@ class TableFormat:
             folder, rule, lambda row: [positions.setdefault(each, len(positions)) for each in row.labels]
         )
         uids = sorted(positions)
-        if self.columns.separator is None and (joined := several_in_one(uids)):
+        if joined := several_in_one(uids):
             rule.note(
-                f"{self.table.name}: many labels contain {joined!r}; if it is between labels, add --label-separator "
+                f"{self.table.name}: many labels contain {joined!r}; if it is between labels, give --label-separator "
                 f"{joined!r}"
             )
         new = np.empty(len(uids), dtype=np.int64)
