@@ -20,6 +20,7 @@ import traceback
 from typing import Any
 
 import recollect
+from recollect.core import kernels
 
 _LATER = (
     "torch.onnx._internal.exporter._core",
@@ -88,7 +89,9 @@ def _import_packages() -> None:
     modules = [module.name for module in pkgutil.walk_packages(recollect.__path__, "recollect.")]
     for name in (*_LATER, *modules):
         if not name.endswith("__main__"):
-            importlib.import_module(name)
+            with contextlib.suppress(ImportError):  # of a package or a folder that is missing: a program reports it
+                importlib.import_module(name)
+    kernels.compile_all()  # to load the loops takes half a second
     tempfile.tempdir = None  # torch has looked it up, but each forked program has its own TMPDIR
     gc.freeze()  # so a collection in a forked process copies no pages
     gc.enable()

@@ -99,8 +99,9 @@ def _start_server() -> socket.socket:
             # Not `-m`: a program that spawns processes would let each of them import the main module.
             start = "import sys; sys.path[0] = sys.argv[1]; from tests.fork_server import serve; serve(sys.argv[2])"
             command = [sys.executable, "-c", start, str(REPOSITORY), str(ADDRESS)]
-            os.posix_spawn(command[0], command, os.environ)
+            server = os.posix_spawn(command[0], command, os.environ)
             while user.connect_ex(str(ADDRESS)):
+                assert os.waitpid(server, os.WNOHANG) == (0, 0), "the server ended when it started; see its traceback"
                 time.sleep(0.02)
         user.send(b"user")
     atexit.register(user.close)

@@ -14,6 +14,7 @@ import recollect
 from recollect.core.errors import InputError, QueryError
 from recollect.model import Model
 from tests.contract.make_store import DIM, STORE
+from tests.extras import needs_extra
 from tests.processes import Server, copy_store, is_problem, run, serving, write_lines
 
 QUERIES = ["flour and a hot oven", "a judge in court", "frost on a leaf"]
@@ -176,7 +177,7 @@ def test_wrong_vector_in_python_is_one_message(model: Model, call: dict[str, Any
         model.predict(**call)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", pytest.param(".parquet", marks=needs_extra("parquet"))])
 def test_vectors_of_a_file(
     store: Path,
     model: Model,

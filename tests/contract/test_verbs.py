@@ -56,7 +56,8 @@ def test_mistakes_get_status_2_and_a_message_of_one_line_that_names_the_next_ste
 ) -> None:
     (tmp_path / "keys").write_text("alice secret\n")
     shutil.copytree(garden, tmp_path / "GARDEN")
-    mistakes = filled(MISTAKES, {"STORE": str(golden_store), "VERSION": golden_version, "KEYS": "keys"})
+    present = [each for each in MISTAKES if each["run"][:1] != ["push"] or is_present("hub")]
+    mistakes = filled(present, {"STORE": str(golden_store), "VERSION": golden_version, "KEYS": "keys"})
     done = forked.run(
         [sys.executable, "-c", MAKE_ALL],
         input=json.dumps([each["run"] for each in mistakes]),

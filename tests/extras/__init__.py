@@ -1,4 +1,4 @@
-"""Tests of the extras. `tests.without_extras` deletes each folder of `recollect/extras/`, and runs all other tests."""
+"""Tests of the extras. `tests.without_extras` deletes folders of `recollect/extras/`, and runs all other tests."""
 
 from __future__ import annotations
 

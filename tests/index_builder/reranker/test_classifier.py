@@ -25,6 +25,7 @@ from recollect.trainer.run import write_run
 from recollect.trainer.train_settings import TrainSettings
 from tests.conftest import made_once
 from tests.index_builder.reranker.test_examples import INSTANCES, LABELS, random_memory, texts_of
+from tests.tiny_runs import write_tiny_encoder
 from tests.trainer.test_tune import sets_of
 
 CODES = 10
@@ -92,7 +93,8 @@ def write_codes(folder: Path) -> Path:
 
 def rank_codes(folder: Path) -> None:
     dataset, run = write_codes(folder / "dataset"), folder / "run"
-    write_run(TrainSettings(epochs=0, dataset=dataset, out=run, encoder="static", static_from="minilm"))
+    encoder = write_tiny_encoder(folder / "encoder", "bert")
+    write_run(TrainSettings(epochs=0, dataset=dataset, out=run, encoder="static", static_from=str(encoder)))
     assert recollect.rank(run, threads=1)["kept"]
     build(BuildSettings(run=run, store=folder / "store", index="flat", activate=True))
 
