@@ -62,12 +62,17 @@ class RedisClient:
 
     The URL is `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS; it is never logged, because it
     can contain a password.
+
+    Args:
+        request_seconds: Time limit of a call for a request.
     """
 
-    def __init__(self, url: str, prefix: str, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, url: str, prefix: str, metrics: Metrics | None = None, request_seconds: float = _REQUEST_SECONDS
+    ) -> None:
         # No retries, but a connection to a server that became a replica is closed: the next one finds the new primary.
         options: dict[str, Any] = {"retry_on_error": [redis.ReadOnlyError], "health_check_interval": 15}
-        self._prefix, self._metrics = prefix, metrics
+        self._prefix, self._metrics, self._request_seconds = prefix, metrics, request_seconds
         try:
             self._sync_client: Any = redis.Redis.from_url(
                 url, retry=Retry(NoBackoff(), 0), **options, **_timeouts(_BACKGROUND_SECONDS)
@@ -133,7 +138,7 @@ class RedisClient:
                 raise RedisError(reason)
             try:
                 with self._recorded(use):
-                    return await _within(_REQUEST_SECONDS, command(self._async_client))
+                    return await _within(self._request_seconds, command(self._async_client))
             except RedisError as error:
                 if isinstance(error.__cause__, redis.ReadOnlyError):  # the other connections lead to this server, too
                     await self._async_client.connection_pool.disconnect(inuse_connections=False)
