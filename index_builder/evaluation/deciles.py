@@ -42,7 +42,7 @@ def deciles_of_pairs(label_counts: Int[np.ndarray, " label"]) -> Int[np.ndarray,
     order = np.argsort(-label_counts.astype(np.int64), kind="stable")
     counts = label_counts[order].astype(np.int64)
     deciles = np.empty(len(label_counts), dtype=np.int64)
-    deciles[order] = np.minimum(_GROUPS * (counts.cumsum() - counts) // max(1, counts.sum()), _GROUPS - 1)
+    deciles[order] = np.minimum(_GROUPS * (counts.cumsum() - counts) // max(1, int(counts.sum())), _GROUPS - 1)
     return deciles
 
 
