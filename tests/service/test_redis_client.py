@@ -129,7 +129,6 @@ def test_requests_follow_a_failover_of_redis(store: Path, tmp_path: Path, redis_
         old.replicaof("127.0.0.1", new_server.port)
         until_written(new)
         until(lambda: "degraded" not in server.client.get("/health/ready").json())
-        assert server.events("redis_down")[0]["error"] == "Redis refuses a command: ReadOnlyError"
 
 
 def test_problem_of_requests_stays_visible_while_the_reports_succeed(store: Path, redis_server: RedisServer) -> None:
