@@ -114,11 +114,7 @@ def train_cross_encoder(
     """Train a cross-encoder for a time, but at most some passes, from a BERT encoder; return the number of its texts.
 
     The embeddings of tokens stay as they are, because most tokens are rare in so few texts.
-
-    Raises:
-        BuildError: If the encoder is of another kind.
     """
-    _check_base(encoder)
     transformer = encoder.model.transformer
     torch.manual_seed(seed)
     model, tokens = CrossEncoderModel(transformer), pair_tokenizer(encoder)
@@ -158,8 +154,12 @@ def train_cross_encoder(
     return model.eval().requires_grad_(False), min(steps * _STEP_TEXTS, len(lessons))
 
 
-def _check_base(encoder: Encoder) -> None:
-    """Refuse an encoder from which no cross-encoder can start."""
+def check_base(encoder: Encoder) -> None:
+    """Refuse an encoder from which no cross-encoder can start.
+
+    Raises:
+        BuildError: If it is no BERT encoder, or reads too few tokens.
+    """
     config = None if encoder.served is not None else encoder.model.transformer.config
     needed = sum(LENGTHS) + _ENDS
     if config is None or config.model_type != "bert" or config.max_position_embeddings < needed:

@@ -34,6 +34,7 @@ from recollect.index_builder.reranker.calibrate import HeldOut
 from recollect.index_builder.reranker.cross_encoder import (
     LENGTHS,
     Lesson,
+    check_base,
     export_cross_encoder,
     train_cross_encoder,
 )
@@ -57,6 +58,9 @@ _BLOCK_QUERIES = 32
 # Number of texts whose logits decide how finely the cross-encoder is quantised.
 _SAMPLE_TEXTS = 64
 
+# The encoder from which a cross-encoder starts; or a reranker on a server, with what a run records of it.
+Start = Encoder | tuple[Scorer, dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class CrossFit:
@@ -79,13 +83,33 @@ class FirstRanker:
     file: RankerFile
 
 
-def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker, threads: int) -> CrossFit:
-    """Train a cross-encoder, or connect to a reranker on a server, and fit trees that read its logits.
+def open_start(settings: RankSettings) -> Start:
+    """Open what the settings of a cross-encoder or a reranker name, so that its absence ends `rank` before it works.
+
+    Raises:
+        BuildError, EncoderError: If the encoder is missing, or is no BERT encoder.
+        EncoderDownError: If the server does not answer, or not with scores.
+    """
+    if not settings.cross_encoder:
+        served: tuple[Scorer, dict[str, Any]] = extras.load("reranker", "server").connect(settings)
+        return served
+    if settings.cross_encoder_base is None:
+        encoder = load_checkpoint(settings.run / "checkpoint", "cpu")
+    else:
+        length = max(LENGTHS)
+        encoder = load_encoder(settings.cross_encoder_base, "auto", length, length, "cpu", "--cross-encoder-base")
+    check_base(encoder)
+    return encoder
+
+
+def fit_cross_ranker(
+    memory: Memory, settings: RankSettings, start: Start, first: FirstRanker, threads: int
+) -> CrossFit:
+    """Train a cross-encoder, or ask a reranker on a server, and fit trees that read its logits.
 
     Raises:
         NothingToRank: If too few texts are no examples.
-        BuildError, EncoderError: If there is no BERT encoder to start from, or the server fails.
-        EncoderDownError: If the server does not answer.
+        BuildError: If the server fails.
     """
     texts, labels = first.source.texts, list(read_field(memory.folder / "labels.jsonl", "text"))
     queries, count = [texts[row] for row in first.rows.tolist()], settings.cross_encoder_candidates
@@ -93,12 +117,13 @@ def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker,
     source: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         scorer: Scorer
-        if settings.cross_encoder:
-            scorer, learnt = _train(memory, settings, first, texts, labels, threads, Path(scratch))
+        if isinstance(start, Encoder):
+            lessons = _lessons(memory, settings, first, texts, labels, threads)
+            scorer, learnt = _train(settings, start, lessons, threads, Path(scratch))
             files = {name: (Path(scratch) / name).read_bytes() for name in (CROSS_ENCODER, CROSS_TOKENIZER)}
             source["lengths"] = LENGTHS
         else:
-            scorer, source["server"] = extras.load("reranker", "server").connect(settings)
+            scorer, source["server"] = start
         more = with_scores(first.fitted.examples, first.fitted.logits, queries, labels, scorer, count)
     shape = first.fitted.shape
     file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, shape, threads), candidates=count, **source)
@@ -107,18 +132,10 @@ def fit_cross_ranker(memory: Memory, settings: RankSettings, first: FirstRanker,
 
 
 def _train(
-    memory: Memory,
-    settings: RankSettings,
-    first: FirstRanker,
-    texts: list[str],
-    labels: list[str],
-    threads: int,
-    folder: Path,
+    settings: RankSettings, encoder: Encoder, lessons: list[Lesson], threads: int, folder: Path
 ) -> tuple[CrossEncoder, int]:
     """Train a cross-encoder, and write its files into a folder; return it, and the number of its texts."""
     torch.set_num_threads(threads)
-    encoder = _base(settings)
-    lessons = _lessons(memory, settings, first, texts, labels, threads)
     print_status(f"cross-encoder: up to {len(lessons):,} texts, {settings.minutes:g} minutes")
     model, learnt = train_cross_encoder(encoder, lessons, 60 * settings.minutes, settings.seed)
     export_cross_encoder(model, encoder, folder, lessons[:: max(1, len(lessons) // _SAMPLE_TEXTS)])
@@ -158,13 +175,6 @@ def with_scores(
         )
     features = with_feature(examples.features, best, scored)
     return dataclasses.replace(examples, features=features, names=(*examples.names, CROSS_FEATURE))
-
-
-def _base(settings: RankSettings) -> Encoder:
-    length = max(LENGTHS)
-    if settings.cross_encoder_base is None:
-        return load_checkpoint(settings.run / "checkpoint", "cpu")
-    return load_encoder(settings.cross_encoder_base, "auto", length, length, "cpu", "--cross-encoder-base")
 
 
 def _lessons(

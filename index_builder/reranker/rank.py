@@ -33,7 +33,7 @@ from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.randomness import Purpose, generator
 
 if TYPE_CHECKING:  # it needs torch
-    from recollect.index_builder.reranker.cross_rank import CrossFit
+    from recollect.index_builder.reranker.cross_rank import CrossFit, Start
 
 # With fewer queries, no ranker is fitted.
 MIN_QUERIES = 100
@@ -117,8 +117,9 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         MemoryFolderError: If the run has no finished memory.
         NothingToRank: If too few instances with labels are held out, or are left for a cross-encoder.
         BuildError: If the memory's texts are damaged, or there is no encoder from which a cross-encoder can start.
+        EncoderError, EncoderDownError: If that encoder cannot be read, or the reranker's server does not answer.
     """
-    start, threads = time.perf_counter(), threads_or_cores(settings.threads)
+    began, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
     rows = choose_queries(memory, settings.run, settings.queries, settings.seed, held_out)
     if len(rows) < MIN_QUERIES:
@@ -126,6 +127,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
             f"{settings.run}: a ranker needs at least {MIN_QUERIES} instances with labels that the training held "
             f"out, found {len(rows)}; {MORE_HELD_OUT}"
         )
+    start = _open_start(settings)
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
     source = ExampleSource(memory, settings.lexical == "on")
     examples = source.cross(rows, fold)
@@ -146,8 +148,8 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     if fitted is not None and is_reliable(fitted):
         most_probable = MostProbable.of(best.labels, best.counts, held_out_logits, fitted)
     cross, cross_gain = None, None
-    if ranker is not None and (settings.cross_encoder or settings.reranker is not None):
-        cross, cross_gain = _fit_cross(memory, settings, source, rows, best, ranker, judge)
+    if ranker is not None and start is not None:
+        cross, cross_gain = _fit_cross(memory, settings, start, source, rows, best, ranker, judge)
     choice = OrderChoice("score", None)
     if ranker is not None:
         choice = choose_order(judge, settings.metric, votes, best.labels, most_probable, truth)
@@ -160,7 +162,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         gains=[judge.gain(name, votes, best.labels, macro) for name in METRICS],
         segments=[judge.gain(name, votes, best.labels, macro) for name in judge.segments()],
         queries=len(rows),
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - began,
         choice=choice,
         cross=cross_gain,
     )
@@ -168,9 +170,19 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     return result
 
 
+def _open_start(settings: RankSettings) -> Start | None:
+    """What the second ranker starts from; None if the settings ask for none."""
+    if not settings.cross_encoder and settings.reranker is None:
+        return None
+    from recollect.index_builder.reranker.cross_rank import open_start  # with torch
+
+    return open_start(settings)
+
+
 def _fit_cross(
     memory: Memory,
     settings: RankSettings,
+    start: Start,
     source: ExampleSource,
     rows: Int[np.ndarray, " query"],
     best: CrossFitted,
@@ -181,7 +193,7 @@ def _fit_cross(
     from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
 
     first = FirstRanker(source, rows, best, ranker)
-    second = fit_cross_ranker(memory, settings, first, threads_or_cores(settings.threads))
+    second = fit_cross_ranker(memory, settings, start, first, threads_or_cores(settings.threads))
     gain = judge.gain(settings.metric, best.labels, second.fitted.labels)
     gains = [judge.gain(name, best.labels, second.fitted.labels) for name in METRICS]
     return second if gain.certain else None, CrossGain(gain.certain, gain, gains, second.texts)

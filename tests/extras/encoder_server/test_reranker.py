@@ -195,11 +195,12 @@ def test_the_service_calls_the_address_of_its_settings(made: Made) -> None:
             assert f'recollect_reranked_total{{outcome="{outcome}"}} 1.0' in metrics
 
 
-def test_rank_needs_a_server_that_answers(made: Made) -> None:
+def test_rank_needs_a_server_that_answers(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="--reranker: expected http://HOST:PORT/rerank#MODEL"):
         recollect.rank(made.run, reranker="ftp://host")
     with pytest.raises(EncoderDownError, match="expected an answer, found none"):
         recollect.rank(made.run, threads=1, reranker="http://127.0.0.1:9/rerank")
+    assert "fit:" not in capsys.readouterr().err  # nothing was fitted in vain
     with pytest.raises(SettingsError, match="--reranker: expected no --cross-encoder, found one"):
         recollect.rank(made.run, reranker=made.server.url, cross_encoder=True)
     made.server.mode = "wrong"

@@ -53,7 +53,7 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> CrossedRun:
 def rank_names(folder: Path) -> None:
     """The cross-encoder learns so little from 300 texts that `rank` may not keep it; it is written nevertheless."""
     from recollect.index_builder.reranker.artefact import read_held_out, read_ranker, write_ranker
-    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker
+    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker, open_start
     from recollect.index_builder.reranker.examples import ExampleSource
     from recollect.index_builder.reranker.fit import SHAPES, CrossFitted
 
@@ -71,7 +71,7 @@ def rank_names(folder: Path) -> None:
     examples = source.cross(rows, fold)
     ranker = read_ranker(memory)
     first = FirstRanker(source, rows, CrossFitted.of(examples, fold, SHAPES[0], 1), ranker)
-    second = fit_cross_ranker(memory, settings, first, 1)
+    second = fit_cross_ranker(memory, settings, open_start(settings), first, 1)
     write_ranker(memory, ranker, None, read_held_out(memory), report, second)
     build(BuildSettings(run=run, store=folder / "store", index="flat", activate=True))
 
@@ -287,12 +287,16 @@ def test_rank_reports_the_gain_of_a_cross_encoder_and_keeps_it_only_if_it_helps(
             build(BuildSettings(run=run, store=tmp_path / "store", index="flat", rerank=True))
 
 
-def test_texts_and_an_encoder_must_be_left_for_the_cross_encoder(crossed: CrossedRun, tmp_path: Path) -> None:
+def test_texts_and_an_encoder_must_be_left_for_the_cross_encoder(
+    crossed: CrossedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Path(shutil.copytree(crossed.run, tmp_path / "run"))
     with pytest.raises(NothingToRank, match="at least 100 texts .* no examples of the ranker, found 0; .* --queries"):
         recollect.rank(run, threads=1, queries=600, cross_encoder=True, minutes=0.01)
     other = write_tiny_encoder(tmp_path / "encoder", "distilbert")
+    assert "fit:" in capsys.readouterr().err
     with pytest.raises(BuildError, match="expected a BERT encoder of at least 83 positions to start from"):
         recollect.rank(run, threads=1, queries=300, cross_encoder=True, cross_encoder_base=str(other), minutes=0.01)
+    assert "fit:" not in capsys.readouterr().err  # nothing was fitted in vain
     with pytest.raises(recollect.ERRORS, match="--minutes: expected --cross-encoder, found none"):
         recollect.rank(run, minutes=1)
