@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -41,13 +42,18 @@ class TestPackagedEncoder:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("name", ["no-such/encoder", "./absent/folder"])
-def test_unknown_encoder_is_refused_in_one_line_if_there_is_no_network(name: str) -> None:
-    with pytest.raises(
-        EncoderError, match=rf"^--encoder {name}: expected a Hugging Face text encoder.*found: .+"
-    ) as refusal:
-        load_pretrained(name, "auto", 32, 8, "cpu")
+def test_unknown_encoder_is_refused_in_one_line_if_there_is_no_network() -> None:
+    refused = "^--encoder no-such/encoder: expected a Hugging Face text encoder.*found: .+"
+    with pytest.raises(EncoderError, match=refused) as refusal:
+        load_pretrained("no-such/encoder", "auto", 32, 8, "cpu")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["./absent/folder", "/absent", "a/b/c", "~/folder", "two words", ""])
+def test_what_is_neither_a_folder_nor_the_name_of_a_model_is_refused(name: str) -> None:
+    expected = re.escape(f"--encoder {name}: expected a folder, or the name of a Hugging Face model, found neither")
+    with pytest.raises(EncoderError, match=f"^{expected}$"):
+        load_pretrained(name, "auto", 32, 8, "cpu")
 
 
 def test_pickled_weights_are_refused(encoder_folder: Path) -> None:

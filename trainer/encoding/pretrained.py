@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported without a declaration
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
@@ -80,6 +82,7 @@ def load_pretrained(
         where += f" ({source})"
         query_prompt = shorthand.query_prompt if query_prompt is None else query_prompt
         label_prompt = shorthand.label_prompt if label_prompt is None else label_prompt
+    _check_name(source, where)
     try:
         declared = read_declared(source)
     except OSError as error:  # the hub does not answer
@@ -191,6 +194,15 @@ def _load_tokenizer(source: str, where: str, declared: Declared) -> tuple[Tokeni
     check_reads_every_text(tokenizer.backend_tokenizer, where, EncoderError)
     pads = tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0
     return tokenizer.backend_tokenizer, next(pad for pad in pads if pad is not None)
+
+
+def _check_name(source: str, where: str) -> None:
+    """Refuse what is neither a folder nor the name of a model."""
+    try:
+        if not (source and Path(source).is_dir()):
+            validate_repo_id(source)
+    except HFValidationError:
+        raise EncoderError(f"{where}: expected a folder, or the name of a Hugging Face model, found neither") from None
 
 
 def _load_error(where: str, error: Exception) -> EncoderError:
