@@ -109,7 +109,7 @@ def measure_current(store: Store, settings: PublishSettings, threads: int) -> Ga
     Raises:
         StoreError, BundleError: If the current version cannot be opened.
         DatasetError, BuildError: If the dataset is invalid, if the current version has none of its labels, or if it
-            has all texts of a table in its memory.
+            has all test texts in its memory.
     """
     current = store.current() if settings.gate_dataset else None
     if settings.gate_dataset is None or current is None:

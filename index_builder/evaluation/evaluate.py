@@ -147,13 +147,12 @@ def open_test(settings: _Settings, predictor: Predictor) -> tuple[_Settings, Dat
     Raises:
         BundleError: If a flag in the manifest is wrong.
         DatasetError: If the dataset is invalid.
-        BuildError: If it is a table whose texts are all in the memory.
+        BuildError: If all texts of the test split are in the memory.
     """
     settings = _as_trained(settings, predictor)
     dataset = open_named(settings)
     test = dataset.read_split("test")
-    if dataset.is_one_split:
-        _require_new_texts(settings.dataset, test, predictor)
+    _require_new_texts(settings.dataset, test, predictor)
     return settings, dataset, test
 
 
@@ -200,8 +199,8 @@ def _require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
     learnt = len(_learnt(texts, predictor))
     if learnt == len(texts):
         raise BuildError(
-            f"{path}: expected other texts than those of version {predictor.version}, found none; name a table with "
-            "other texts, or train with --test-fraction .1"
+            f"{path}: expected other texts than those of version {predictor.version}, found none; name a dataset "
+            "with other texts, or train with --test-fraction .1"
         )
     if learnt:
         print_status(f"{path}: {learnt:,} of {len(texts):,} different texts are also in the memory")

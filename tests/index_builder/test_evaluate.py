@@ -120,8 +120,8 @@ def write_numbered(folder: Path, names: list[str]) -> Path:
     texts = [(name, text) for name in NAMES for text in TOPICS[name]]
     (folder / "Y.txt").write_text("".join(f"{name}\n" for name in names))
     matrix = sparse.csr_matrix([[name == label for label in names] for name, _ in texts], dtype=np.float32)
-    for split in ("trn", "tst"):
-        (folder / f"X.{split}.txt").write_text("".join(f"{text}\n" for _, text in texts))
+    for split, start in (("trn", ""), ("tst", "a ")):
+        (folder / f"X.{split}.txt").write_text("".join(f"{start}{text}\n" for _, text in texts))
         sparse.save_npz(folder / f"Y.{split}.npz", matrix)
     return folder
 

@@ -119,6 +119,19 @@ def test_another_table_is_a_test_split_as_a_whole_and_the_texts_of_the_memory_ar
     assert "expected other texts than those of version" in found.err.splitlines()[-1]
 
 
+def test_texts_of_the_memory_are_counted_and_refused_in_every_layout(made: Made, tmp_path: Path) -> None:
+    assert run("export", made.store, "--out", tmp_path / "folder").status == 0
+    lines = (tmp_path / "folder" / "train.jsonl").read_text().splitlines()
+    for added, said in [
+        ([], "expected other texts than those of version"),
+        ([{"uid": "new", "text": "pink sofa", "labels": json.loads(lines[0])["labels"]}], "are also in the memory"),
+    ]:
+        tests = "".join(f"{line}\n" for line in [*lines, *map(json.dumps, added)])
+        (tmp_path / "folder" / "test.jsonl").write_text(tests)
+        found = run("evaluate", tmp_path / "folder", "--store", made.store)
+        assert (found.status, said in found.err) == (0 if added else 2, True), found.err
+
+
 def test_the_gate_and_the_next_version_read_the_table_as_before(made: Made, store: Path) -> None:
     flags = ["--store", store, "--index", "flat", "--force", "--gate-dataset", made.table]
     found = run("build", made.run, *flags)
@@ -294,7 +307,7 @@ def test_texts_never_become_labels_without_a_word(made: Made, tmp_path: Path) ->
     names = {"uid": "pink", "text": "Pink", "name": "Rose"}
     more.write_text(json.dumps(names))
     assert run("extend", store, "--add", more).out.startswith("added instances: 0, added labels: 1")
-    sequence = run("memory", store).out
+    sequence = json.loads(run("memory", store, "--json").out)["sequence"]
     for wrong, message in [
         ([text | {"categories": "a"}], f"{more}:1: expected a label with the fields "),
         ([names, text | {"category": "a"}], f"{more}:2: expected a label with the fields "),
@@ -309,4 +322,4 @@ def test_texts_never_become_labels_without_a_word(made: Made, tmp_path: Path) ->
     assert (found.status, found.err.count("\n"), message in found.err) == (2, 1, True), found.err
     found = run("extend", store, "--add", write_csv(table, [names]), "--label-column", "tags")
     assert (found.status, "expected a column named tags, found the columns uid, text, name" in found.err) == (2, True)
-    assert run("memory", store).out == sequence
+    assert json.loads(run("memory", store, "--json").out)["sequence"] == sequence
