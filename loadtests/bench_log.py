@@ -68,7 +68,7 @@ def writes_per_second(files: StoreFiles, threads: int, seconds: float) -> float:
 
     def write(thread: int) -> None:
         count = 0
-        while time.monotonic() < start + seconds:
+        while not count or time.monotonic() < start + seconds:
             entries = [_instance(f"{thread}/{count}")]
             writer.write(lambda _, entries=entries: entries)  # type: ignore[misc] # mypy does not infer the default
             count += 1

@@ -35,10 +35,10 @@ from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-# Timeouts of Redis calls: for a request, whose client is waiting, and in a background thread.
-_REQUEST_SECONDS, _BACKGROUND_SECONDS = 0.05, 2.0
+# Timeout of a Redis call in a background thread.
+_BACKGROUND_SECONDS = 2.0
 # The socket timeout of a request's call. It is long, because `_within` ends the call earlier.
-_SOCKET_SECONDS = 5.0
+_SOCKET_SECONDS = 10.0
 # Time after a failure during which requests make no Redis calls, and until the call of the failed kind is repeated.
 _BACKOFF_SECONDS = 1.0
 # Maximum number of Redis calls of a kind that requests make at the same time. Further calls wait, because the number of
@@ -64,12 +64,10 @@ class RedisClient:
     can contain a password.
 
     Args:
-        request_seconds: Time limit of a call for a request.
+        request_seconds: Time limit of a call for a request, whose client is waiting.
     """
 
-    def __init__(
-        self, url: str, prefix: str, metrics: Metrics | None = None, request_seconds: float = _REQUEST_SECONDS
-    ) -> None:
+    def __init__(self, url: str, prefix: str, metrics: Metrics | None = None, request_seconds: float = 0.05) -> None:
         # No retries, but a connection to a server that became a replica is closed: the next one finds the new primary.
         options: dict[str, Any] = {"retry_on_error": [redis.ReadOnlyError], "health_check_interval": 15}
         self._prefix, self._metrics, self._request_seconds = prefix, metrics, request_seconds
@@ -94,11 +92,13 @@ class RedisClient:
             self._set_metric(use, True)
 
     @classmethod
-    def of(cls, settings: RedisSettings, metrics: Metrics | None = None) -> RedisClient | None:
+    def of(
+        cls, settings: RedisSettings, metrics: Metrics | None = None, request_seconds: float = 0.05
+    ) -> RedisClient | None:
         """The client that the settings describe; None if the replicas share no Redis server."""
         if settings.redis_url is None:
             return None
-        return cls(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics)
+        return cls(settings.redis_url.get_secret_value(), settings.redis_prefix, metrics, request_seconds)
 
     def key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))

@@ -46,6 +46,12 @@ class ServeSettings(RedisSettings, ConnectionSettings):
         description="Device for encoding and searching: cpu; "
         "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
     )
+    redis_ms: int = Field(
+        50,
+        ge=1,
+        le=5_000,
+        description="Maximum milliseconds that a request waits for an answer of Redis; then it goes on without Redis",
+    )
     poll_seconds: float = Field(
         0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
     )

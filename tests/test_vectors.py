@@ -15,7 +15,7 @@ from recollect.core.errors import InputError, QueryError
 from recollect.model import Model
 from tests.contract.make_store import DIM, STORE
 from tests.extras import needs_extra
-from tests.processes import Server, copy_store, is_problem, run, serving, write_lines
+from tests.processes import Server, copy_store, is_problem, run, serving, until, write_lines
 
 QUERIES = ["flour and a hot oven", "a judge in court", "frost on a leaf"]
 # With these options, words have no effect.
@@ -87,7 +87,7 @@ def test_vectors_over_http(server: Server, model: Model, vectors: list[list[floa
     text = server.client.post("/predict", json={"query": QUERIES[0]}).json()
     assert "without_words" not in text
     assert "probability" in text["labels"][0]
-    assert any(event["query"] is None and event["labels"] for event in server.events("query"))
+    until(lambda: any(event["query"] is None and event["labels"] for event in server.events("query")))
 
 
 def test_live_changes_and_corrections_apply_to_vectors(server: Server, vectors: list[list[float]]) -> None:

@@ -130,7 +130,7 @@ def train_cross_encoder(
     with progress_bar(round(seconds), "s", "cross-encoder") as bar:
         for chosen in _steps(len(lessons), seed):
             spent = time.monotonic() - began
-            if spent >= seconds:
+            if steps and spent >= seconds:
                 break
             bar.update(round(spent) - bar.n)
             share = max(spent / seconds, steps * _STEP_TEXTS / (_MOST_PASSES * len(lessons)))

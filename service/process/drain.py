@@ -60,7 +60,8 @@ def ignore_other_signals() -> None:
 
 def exit_at_once() -> None:
     """End this process with status 0, without the end of its tasks and threads."""
-    log.info("stopped_at_once")
+    if multiprocessing.parent_process() is None:  # the supervisor of a worker says why it stops
+        log.info("stopped_at_once")
     flush_logs()
     os._exit(0)  # a normal exit cancels the tasks of the loop, which logs tracebacks, and unloads libraries in use
 

@@ -60,7 +60,7 @@ def open_application(settings: ServeSettings, public: socket.socket) -> ASGIApp:
     if settings.api_keys is not None:
         api_keys = ReloadedFile(settings.api_keys, lambda path: read_api_keys(path, settings.rate_limit))
     store = Store(settings.store, settings.verify_key, settings.bundle_cache)
-    redis = RedisClient.of(settings, metrics)
+    redis = RedisClient.of(settings, metrics, settings.redis_ms / 1e3)
     if redis is not None:
         redis.require_access()
     threads = ThreadBudget.of(settings.workers, settings.threads).threads

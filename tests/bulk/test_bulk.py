@@ -27,7 +27,13 @@ TEXTS = [sentence for sentences in TOPICS.values() for sentence in sentences]
 ROWS = [{"id": f"{number:03}", "text": text, "year": 2000 + number} for number, text in enumerate(TEXTS)]
 # Small blocks, so that a file of 35 rows has several.
 SMALL_BLOCKS = "import recollect.bulk.reading; recollect.bulk.reading.BLOCK_ROWS = 4"
-# So many rows that a process does not finish them before a test stops it.
+# So slow that a process has not finished many rows when a test that was suspended for seconds stops it.
+SLOW_WRITES = """
+import time
+from recollect.bulk.output import FileOutput
+write = FileOutput.write
+FileOutput.write = lambda *given: (write(*given), time.sleep(0.1))
+"""
 MANY = [row | {"id": f"{number:03}"} for number, row in enumerate(ROWS * 10)]
 
 
@@ -72,7 +78,8 @@ def start(*arguments: object, prelude: str = "", **streams: Any) -> subprocess.P
 def running(*arguments: object, target: Path) -> subprocess.Popen[bytes]:
     """A process that has recorded its first finished rows, and has not finished yet."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = start(*arguments, "--output", target, prelude=SMALL_BLOCKS, start_new_session=True, **pipes)
+    prelude = SMALL_BLOCKS + SLOW_WRITES
+    process = start(*arguments, "--output", target, prelude=prelude, start_new_session=True, **pipes)
     until(lambda: finished_rows(target) or process.poll() is not None)
     assert process.poll() is None
     return process

@@ -133,7 +133,7 @@ def test_killed_build_publishes_nothing_and_can_be_repeated(two_versions: Path, 
 
 
 def test_killed_bulk_task_continues_without_a_gap_or_a_duplicate(store: Path, tmp_path: Path) -> None:
-    rows = [{"id": number, "text": f"{QUERY} {number}"} for number in range(12_000)]
+    rows = [{"id": number, "text": f"{QUERY} {number}"} for number in range(40_000)]
     queries, output = write_lines(tmp_path / "queries.jsonl", rows), tmp_path / "answers.jsonl"
     options = ("--input", queries, "--output", output, "--store", store, "--workers", 1, "--top-k", 1)
     with started("predict", *options, log=tmp_path / "log") as process:

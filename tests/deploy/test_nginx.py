@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.deploy.helpers import (
     run_nginx,
     write_nginx_conf,
 )
-from tests.processes import PATIENCE_SECONDS, Load, Server, copy_store, is_problem, serving
+from tests.processes import PATIENCE_SECONDS, Load, Server, copy_store, is_problem, serving, until
 from tests.service.stores import add_version, light_encoder, make_first
 
 QUERY = {"query": "How doctors treat high blood pressure"}
@@ -194,22 +195,25 @@ LENGTH, CHUNKED = (
 )
 
 
-def hold_bodies(client: httpx.Client, stack: contextlib.ExitStack, count: int, start: str, source: int) -> int:
-    """Send bodies without their ends from 127.0.0.`source`, which stay open; return how many nginx refuses."""
-    refused, held = 0, (client.base_url.host, client.base_url.port or 0)
-    for _ in range(count):
-        connection = stack.enter_context(socket.create_connection(held, PATIENCE_SECONDS, (f"127.0.0.{source}", 0)))
+def hold_bodies(
+    client: httpx.Client, stack: contextlib.ExitStack, count: int, start: str, sources: Sequence[int], refused: int
+) -> None:
+    """Send `count` bodies without their ends from each 127.0.0.`source`, which stay open; nginx refuses so many."""
+    held = client.base_url.host, client.base_url.port or 0
+    opened = [
+        stack.enter_context(socket.create_connection(held, PATIENCE_SECONDS, (f"127.0.0.{source}", 0)))
+        for source in sources
+        for _ in range(count)
+    ]
+    for connection in opened:
         connection.sendall((LARGE_HEAD + start).encode())
-        connection.settimeout(0.05)
-        with contextlib.suppress(TimeoutError):
-            answer = connection.recv(65_536)
-            assert answer.startswith(b"HTTP/1.1 429 "), answer
-            refused += 1
-            continue
-        connection.settimeout(PATIENCE_SECONDS)
+    until(lambda: len(select.select(opened, [], [], 0)[0]) >= refused)
+    answered = select.select(opened, [], [], 0)[0]
+    assert len(answered) == refused
+    assert all(connection.recv(65_536).startswith(b"HTTP/1.1 429 ") for connection in answered)
+    for connection in {*opened} - {*answered}:
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"x" * (MAX_BODY_BYTES - 1))
-    return refused
 
 
 @pytest.mark.parametrize(("start", "source"), [(LENGTH, 2), (CHUNKED, 3)], ids=["length", "chunked"])
@@ -217,7 +221,7 @@ def test_an_address_holds_sixteen_large_bodies_and_delays_no_other_address(
     client: httpx.Client, start: str, source: int
 ) -> None:
     with contextlib.ExitStack() as stack:
-        assert hold_bodies(client, stack, 24, start, source) == 8
+        hold_bodies(client, stack, 24, start, [source], refused=8)
         large = json.dumps({"query": "x" * 100_000}).encode()
         assert client.post("/predict", content=large).status_code == 200  # of 127.0.0.1
         from_source = httpx.HTTPTransport(local_address=f"127.0.0.{source}")
@@ -231,8 +235,7 @@ def test_memory_of_nginx_fits_its_container(replicas: Replicas, tmp_path: Path) 
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(nginx_in_front_of(tmp_path, *(replica.address for replica in replicas)))
         client = stack.enter_context(httpx.Client(base_url=url))
-        refused = [hold_bodies(client, stack, 16, LENGTH, source) for source in range(2, 12)]
-        assert sum(refused) == 32
+        hold_bodies(client, stack, 16, LENGTH, range(2, 12), refused=32)
         assert client.post("/predict", json=QUERY).status_code == 200
     conf = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
 

@@ -79,7 +79,8 @@ def running_redis(folder: Path, certificate: Certificate | None = None, *flags: 
 def replica(
     store: Path, redis_server: RedisServer, *flags: str, **options: str
 ) -> Iterator[tuple[Server, httpx.Client]]:
-    with serving(store, *flags, RECOLLECT_REDIS_URL=redis_server.url, **options) as server:
+    variables = {"RECOLLECT_REDIS_URL": redis_server.url, "RECOLLECT_REDIS_MS": "5000"} | options  # a busy machine
+    with serving(store, *flags, **variables) as server:
         yield server, server.client
 
 

@@ -14,7 +14,7 @@ from recollect.service.http.api_keys import read_api_keys
 from recollect.service.serving import rate_limit
 from recollect.service.serving.rate_limit import Quota, RateLimits
 from recollect.service.telemetry.metrics import Metrics
-from tests.processes import Server, serving
+from tests.processes import Server, serving, until
 
 FRONT, BATCH = "front-0123456789abcdef", "batch-0123456789abcdef"
 QUERY = {"query": "bread"}
@@ -56,7 +56,7 @@ def test_request_over_the_rate_limit_of_its_key_gets_429_with_retry_after(server
     assert client.post("/predict", json=QUERY, headers={"X-API-Key": FRONT}).status_code == 200
     assert 'recollect_rate_limited_total{key="batch"} 1.0' in client.get("/metrics").text
     assert BATCH not in server.log()
-    assert {event["key"] for event in server.events("request") if event["status"] == 429} == {"batch"}
+    until(lambda: {event["key"] for event in server.events("request") if event["status"] == 429} == {"batch"})
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_paid_part_of_a_cost_counts_once_and_the_time_to_wait_ends_a_refusal(mon
 
 
 def test_wrong_requests_count_towards_the_rate(light_versions: Path) -> None:
-    keys = f"front {FRONT} 1\nbatch {BATCH} 1\n"
+    keys = f"front {FRONT} 0.01\nbatch {BATCH} 0.01\n"
     with serving(light_versions, "--max-batch", "4", keys=keys) as server:
 
         def ask(key: str, **fields: object) -> httpx.Response:
@@ -163,7 +163,7 @@ def test_wrong_requests_count_towards_the_rate(light_versions: Path) -> None:
         assert ask(BATCH, unknown="y" * 10_000).status_code == 422
         refused = ask(BATCH)
         assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
-        assert int(refused.headers["retry-after"]) in (6, 7)  # 9 units for the bytes
+        assert 500 < int(refused.headers["retry-after"]) <= 700  # 9 units for the bytes, less the burst of 4
 
 
 def test_documentation_and_metrics_need_an_api_key_if_they_are_private(light_versions: Path) -> None:

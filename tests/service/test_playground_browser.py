@@ -16,7 +16,7 @@ import pytest
 from recollect.core.bundle.strings import StringTable, write_table
 from tests import web
 from tests.conftest import TOPICS
-from tests.processes import copy_store, serving
+from tests.processes import PATIENCE_SECONDS, copy_store, serving
 from tests.service.stores import add_version, make_first, rehash, with_fields
 
 pytest.importorskip("playwright", reason="playwright is not installed")
@@ -26,6 +26,7 @@ from playwright.sync_api import Error, expect, sync_playwright  # noqa: E402
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+expect.set_options(timeout=1_000 * PATIENCE_SECONDS)
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -164,19 +165,19 @@ def test_balance_draws_the_ranks_at_each_lambda(page: Page, url: str) -> None:
 
 
 def test_page_shows_a_temporary_problem_and_asks_again_by_itself(page: Page, url: str) -> None:
-    refused: list[Route] = []
+    is_read = False
 
-    def busy_once(route: Route) -> None:
-        if refused:
+    def busy_until_read(route: Route) -> None:
+        if is_read:
             route.continue_()
             return
-        refused.append(route)
         problem = {"status": 503, "title": "Service Unavailable", "code": "overloaded", "detail": "too many queries"}
         route.fulfill(status=503, headers={"Retry-After": "1"}, json=problem)
 
-    page.route("**/predict", busy_once)
+    page.route("**/predict", busy_until_read)
     page.goto(address(url, q=QUERY))
     expect(page.locator("#view-ask .notice")).to_contain_text("Too many queries.")
+    is_read = True
     expect(labels_of(page).first).to_be_visible()
     expect(page.locator(".notice")).to_have_count(0)
     page.route("**/predict", lambda route: route.abort())

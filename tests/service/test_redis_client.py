@@ -17,7 +17,7 @@ from recollect.service.serving.answer_cache import AnswerCache
 from recollect.service.telemetry.metrics import Metrics
 from recollect.store.store import Store
 from tests import processes
-from tests.processes import metric, until
+from tests.processes import PATIENCE_SECONDS, metric, until
 from tests.service.redis_server import (
     NEVER_POLLS,
     PASSWORD,
@@ -33,14 +33,15 @@ pytestmark = needs_redis
 
 POLLS = ("--poll-seconds", "0.05")
 KEY = "front-0123456789abcdef"
-REQUEST_SECONDS = 1.0  # a busy machine may need more than the default
+REQUEST_SECONDS = 3.0  # a busy machine may need more than the default
 
 
 def test_redis_that_hangs_delays_requests_only_briefly(store: Path, redis_server: RedisServer) -> None:
-    with replica(store, redis_server, *NEVER_POLLS) as (server, client):
+    with replica(store, redis_server, *NEVER_POLLS, RECOLLECT_REDIS_MS="50") as (server, client):
         redis_server.suspend()
         for number in range(5):
             assert client.post("/predict", json={"query": f"bread {number}"}).status_code == 200
+        server.wait_for("redis_down")
         assert len(server.events("redis_down")) == 1
 
 
@@ -61,7 +62,7 @@ def test_cached_answers_are_shared_between_replicas(store: Path, redis_server: R
 def test_rate_limit_counts_all_replicas_with_redis_and_each_replica_without_redis(
     store: Path, redis_server: RedisServer
 ) -> None:
-    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 2\n", "key": KEY}
+    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 0.01\n", "key": KEY}
     with (
         replica(store, redis_server, *flags, **keys) as (_, first),
         replica(store, redis_server, *flags, **keys) as (_, second),
@@ -71,10 +72,8 @@ def test_rate_limit_counts_all_replicas_with_redis_and_each_replica_without_redi
             return client.post("/predict", json={"query": "bread"})
 
         statuses = [ask((first, second)[nth % 2]).status_code for nth in range(10)]
-        assert statuses[:4] == [200] * 4
-        assert 429 in statuses
-        refused = until(lambda: next((each for each in [ask(first)] if each.status_code == 429), None))
-        assert int(refused.headers["retry-after"]) >= 1
+        assert statuses == [200] * 4 + [429] * 6
+        assert int(ask(first).headers["retry-after"]) >= 1
         redis_server.stop()
         assert 200 in [ask(first).status_code for _ in range(3)]
 
@@ -82,7 +81,7 @@ def test_rate_limit_counts_all_replicas_with_redis_and_each_replica_without_redi
 def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
     store: Path, redis_server: RedisServer
 ) -> None:
-    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 1\n", "key": KEY}
+    flags, keys = (*POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 0.01\n", "key": KEY}
     with redis_server.client() as owner, replica(store, redis_server, *flags, **keys) as (server, client):
 
         def degraded_by(reason: str) -> bool:
@@ -172,8 +171,9 @@ def test_answers_above_256_kb_stay_in_the_process(redis_server: RedisServer) -> 
         client = RedisClient(redis_server.url, "recollect", request_seconds=REQUEST_SECONDS)
         cache = AnswerCache(1 << 20, 600, Metrics(with_redis=True), client)
         cache.put({b"s": small, b"l": large})
-        while not redis_server.client().keys("recollect:answer:*"):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not redis_server.client().keys("recollect:answer:*"):
+                await asyncio.sleep(0.01)
         found = await cache.get([b"s", b"l"])
         await client.close()
         return found

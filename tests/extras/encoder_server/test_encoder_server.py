@@ -141,7 +141,7 @@ def test_live_entries_and_a_compaction_use_the_server(made: Made, tmp_path: Path
 
 def test_service_survives_a_server_that_fails(made: Made) -> None:
     vectors, variables = made.server, {"RECOLLECT_ENCODER_TOKEN": TOKEN}
-    flags = ("--encoder-url", vectors.url, "--encoder-seconds", 1, "--cache-mb", 0)
+    flags = ("--encoder-url", vectors.url, "--encoder-seconds", 2, "--cache-mb", 0)  # "slow" needs 3 seconds
     with serving(made.store, *flags, **variables) as server:
         good = server.uids(QUERIES[0])
 
@@ -153,7 +153,8 @@ def test_service_survives_a_server_that_fails(made: Made) -> None:
             assert server.uids(QUERIES[0]) == good
             assert vectors.times <= 0
         vectors.fail("busy")
-        assert "found status 429; try" in is_problem(server.ask(QUERIES[0]), 503, "encoder_down")["detail"]
+        # A busy machine can pass the time limit before the last repetition gets its answer.
+        until(lambda: "found status 429; try" in is_problem(server.ask(QUERIES[0]), 503, "encoder_down")["detail"])
         assert ready()  # a server with too much to do is not down
         for mode, reason in (
             ("slow", "no answer in time"),

@@ -82,6 +82,7 @@ def test_rollback_needs_no_opening_because_the_previous_version_is_still_open(st
         activation.wait(activation.rollback(), PATIENCE_SECONDS)
         assert len(server.ask("bread").json()["labels"]) == 3
         activation.wait(activation.activate("v5"), PATIENCE_SECONDS)
+        server.wait_for("bundle_swapped", 3)
         assert [event["version"] for event in server.events("bundle_swapped")] == ["v5", "v3", "v5"]
 
 

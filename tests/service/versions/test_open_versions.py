@@ -25,7 +25,7 @@ def test_no_thread_ever_holds_a_lease_of_a_closed_version() -> None:
 
     def use() -> int:
         used = 0
-        while not stopped.is_set():
+        while not used or not stopped.is_set():
             with versions.lease() as predictor, versions.lease().share() as shared:
                 assert not cast(Any, predictor).closed
                 assert not cast(Any, shared).closed

@@ -65,10 +65,14 @@ def test_wait_expects_every_replica_that_reports_or_a_given_number(store: Path) 
 def test_wait_fails_if_a_replica_is_killed_and_a_stale_report_does_not_count_later(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recollect.service.versions.reports._STALE_SECONDS", 0.2)
+    def killed(_: float) -> None:
+        """While the activation waits, the report of the replica becomes old."""
+        long_ago = time.time() - 20
+        os.utime(store / "replicas" / "host-1-ab.json", (long_ago, long_ago))
+
+    monkeypatch.setattr("time.sleep", killed)
     with pytest.raises(NotServedError, match=r"host-1-ab stopped reporting: it was killed, or it hangs"):
         wait_for(store, "v5", report("v5", "host-1-ab"))
-    time.sleep(0.3)
     done = report("v3", "host-2-cd", generation=3)
     assert wait_for(store, "v3", done) == [done]
 
