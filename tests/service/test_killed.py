@@ -67,6 +67,7 @@ def test_service_that_is_killed_in_any_state_serves_the_desired_version_after_it
             httpx.get(f"{server.url}/health/live").raise_for_status()
             server.process.send_signal(signal.SIGTERM)
             server.wait_for("draining")
+            server.kill()  # before the connection ends, and with it the drain
 
         with killed("v5"):
             (folder,) = cache.iterdir()
