@@ -65,9 +65,12 @@ def build(settings: BuildSettings) -> str:
         print_status(f"verify: {new.manifest.size_bytes / 1e6:,.0f} MB")
         new.check(sample)
         _check_memory_sequence(store, settings.memory_sequence)  # entries may have been removed during the build
+    version = new.manifest.version
     if settings.activate:
-        store.activate(new.manifest.version)
-    return new.manifest.version
+        store.activate(version)
+    else:
+        print_status(f"published, but not served: recollect activate {version} --store {settings.store}")
+    return version
 
 
 def _local_run(run: Path) -> Path:

@@ -99,6 +99,12 @@ def evaluate(settings: EvaluateSettings) -> Evaluation:
         )
     if without := int((truth.relevance.getnnz(axis=1) == 0).sum()):
         print_status(f"{settings.dataset}: {without:,} of {len(test):,} test texts have no true label and score 0")
+    true = truth.relevance.indices
+    if unknown := int((true >= len(predictor.bundle.labels)).sum()):
+        print_status(
+            f"{settings.dataset}: {unknown:,} of {len(true):,} true labels ({unknown / len(true):.0%}) are not in the "
+            "memory, so no answer has them"
+        )
     groups = None if settings.by is None else FieldGroups.of(predictor, settings.by, truth.labels)
     grid = _grid(settings, predictor)
     sweep = [dataclasses.replace(grid[0], lambda_=lambda_) for lambda_ in _LAMBDAS] if settings.report else []
@@ -173,10 +179,10 @@ def _as_trained(settings: _Settings, predictor: Predictor) -> _Settings:
     known = len(_learnt(texts, predictor))
     if known >= _SAME_TABLE * (1 - found.test_fraction) * len(texts):
         return found
+    held_out = f"; --test-fraction {found.test_fraction:g} would hold out a part of them" if known else ""
     print_status(
         f"{found.dataset}: all texts are the test split, because version {predictor.version} was trained from another "
-        f"table: {known:,} of {len(texts):,} different texts are in its memory; --test-fraction "
-        f"{found.test_fraction:g} would hold out a part of them"
+        f"table: {known:,} of {len(texts):,} different texts are in its memory{held_out}"
     )
     return whole
 

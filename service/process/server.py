@@ -230,7 +230,7 @@ def _require_certificate(certificate: Path, key: Path) -> None:
 def _warn_if_readable_by_others(secrets: Path) -> None:
     with contextlib.suppress(OSError):  # a missing file is an error elsewhere
         if (mode := secrets.stat().st_mode) & _READABLE_BY_OTHERS:
-            log.warning("secrets_readable_by_others", path=str(secrets), mode=f"{mode & 0o777:o}")
+            log.warning("secrets_readable_by_others", path=str(secrets), mode=f"{mode & 0o777:o}", advice="chmod 600")
 
 
 def _raise_file_limit() -> None:

@@ -157,12 +157,16 @@ def test_changed_texts_of_labels_are_reported_and_measured(
     assert f"found another text of {len(labels)} of {len(labels)} labels in version" in capsys.readouterr().err
 
 
-def test_true_labels_that_the_bundle_lacks_count_as_not_found(built: Any, dataset: Path) -> None:
+def test_true_labels_that_the_bundle_lacks_are_counted_as_not_found(
+    built: Any, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(dataset / "labels.jsonl", [{"uid": "New", "text": "new"}, *read(dataset / "labels.jsonl")])
     tests = read(dataset / "test.jsonl")
     write(dataset / "test.jsonl", [row | {"labels": [*row["labels"], "New"]} for row in tests])
     (row,), (plain,) = measure(built, dataset), measure(built)
     assert (row["P@1"], row["R@10"]) == pytest.approx((plain["P@1"], plain["R@10"] / 2))
+    said = capsys.readouterr().err
+    assert f"{len(tests)} of {2 * len(tests)} true labels (50%) are not in the memory, so no answer has them" in said
 
 
 def test_dataset_without_a_label_of_the_bundle_is_rejected(

@@ -81,7 +81,11 @@ def test_log_warns_of_secrets_that_other_users_can_read(light_versions: Path, tm
         path.chmod(0o644)
     flags = ("--api-keys", keys, "--redis-url", "redis://:hunter2-hunter2@127.0.0.1:1", *files.flags())
     with serving(light_versions, *flags) as server:
-        assert [event["path"] for event in server.events("secrets_readable_by_others")] == [str(files.key), str(keys)]
+        warned = server.events("secrets_readable_by_others")
+        assert [(event["path"], event["advice"]) for event in warned] == [
+            (str(files.key), "chmod 600"),
+            (str(keys), "chmod 600"),
+        ]
         assert [event["flag"] for event in server.events("secret_in_command_line")] == ["--redis-url"]
         assert "hunter2" not in server.log()
 
