@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import Pipe
@@ -39,8 +39,13 @@ class WorkerPool:
         self._executor.shutdown(cancel_futures=True)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let the next idle process call a function."""
-        return self._executor.submit(function, *arguments)
+        """Let the next idle process call a function.
+
+        Raises:
+            WorkerError: If a process ended.
+        """
+        with _reporting_ends():
+            return self._executor.submit(function, *arguments)
 
     def result(self, call: Future[Any]) -> Any:
         """Wait for the result of a call.
@@ -49,10 +54,16 @@ class WorkerPool:
             ServiceError: If the function raised one.
             WorkerError: If a process ended.
         """
-        try:
+        with _reporting_ends():
             return call.result()
-        except (BrokenProcessPool, MemoryError):
-            raise WorkerError("a worker process ended; is there enough memory? Use fewer --workers") from None
+
+
+@contextlib.contextmanager
+def _reporting_ends() -> Iterator[None]:
+    try:
+        yield
+    except (BrokenProcessPool, MemoryError):
+        raise WorkerError("a worker process ended; is there enough memory? Use fewer --workers") from None
 
 
 class _Process(SpawnProcess):

@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 import recollect
+from recollect.bulk.pool import WorkerPool
+from recollect.core.errors import WorkerError
 from recollect.model import Model
 from tests import forked
 from tests.conftest import TOPICS
@@ -466,6 +468,20 @@ def test_a_killed_worker_ends_the_task_with_one_message_and_the_finished_rows_ar
     assert (process.returncode, output, len(errors.splitlines())) == (1, b"", 1), errors
     assert b"a worker process ended; is there enough memory?" in errors
     assert len(read_jsonl(Path(f"{target}.partial"))) == finished_rows(target) > 0
+
+
+def test_the_end_of_a_worker_is_reported_by_the_next_call() -> None:
+    with WorkerPool(1) as pool:
+        worker = psutil.Process(pool.result(pool.submit(os.getpid)))
+        worker.kill()
+        worker.wait(PATIENCE_SECONDS)
+
+        def call() -> None:
+            pool.result(pool.submit(os.getpid))
+
+        for _ in range(2):  # the first call may notice it before or after it is submitted
+            with pytest.raises(WorkerError, match="a worker process ended"):
+                call()
 
 
 def test_an_existing_output_stays_until_its_replacement_is_complete(
