@@ -35,7 +35,7 @@ from recollect.service.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-# Timeout of a Redis call in a background thread.
+# Timeout of a Redis call in a background thread, and of a client that answers no requests.
 _BACKGROUND_SECONDS = 2.0
 # The socket timeout of a request's call. It is long, because `_within` ends the call earlier.
 _SOCKET_SECONDS = 10.0
@@ -67,7 +67,9 @@ class RedisClient:
         request_seconds: Time limit of a call for a request, whose client is waiting.
     """
 
-    def __init__(self, url: str, prefix: str, metrics: Metrics | None = None, request_seconds: float = 0.05) -> None:
+    def __init__(
+        self, url: str, prefix: str, metrics: Metrics | None = None, request_seconds: float = _BACKGROUND_SECONDS
+    ) -> None:
         # No retries, but a connection to a server that became a replica is closed: the next one finds the new primary.
         options: dict[str, Any] = {"retry_on_error": [redis.ReadOnlyError], "health_check_interval": 15}
         self._prefix, self._metrics, self._request_seconds = prefix, metrics, request_seconds
@@ -93,7 +95,7 @@ class RedisClient:
 
     @classmethod
     def of(
-        cls, settings: RedisSettings, metrics: Metrics | None = None, request_seconds: float = 0.05
+        cls, settings: RedisSettings, metrics: Metrics | None = None, request_seconds: float = _BACKGROUND_SECONDS
     ) -> RedisClient | None:
         """The client that the settings describe; None if the replicas share no Redis server."""
         if settings.redis_url is None:

@@ -46,12 +46,6 @@ class ServeSettings(RedisSettings, ConnectionSettings):
         description="Device for encoding and searching: cpu; "
         "cuda (everything that cannot run on the GPU runs on the CPU); or auto (cuda if there is a GPU, otherwise cpu)",
     )
-    redis_ms: int = Field(
-        50,
-        ge=1,
-        le=5_000,
-        description="Maximum milliseconds that a request waits for an answer of Redis; then it goes on without Redis",
-    )
     poll_seconds: float = Field(
         0.5, gt=0, le=3600, description="Seconds between two checks whether the store has a new current version"
     )
@@ -95,6 +89,12 @@ class ServeSettings(RedisSettings, ConnectionSettings):
         ge=1,
         le=4096,
         description="Maximum number of queries that are encoded together, from one or several requests",
+    )
+    redis_ms: int = Field(
+        50,
+        ge=1,
+        le=5_000,
+        description="Maximum milliseconds that a request waits for an answer of Redis; then it goes on without Redis",
     )
     cache_mb: int = Field(64, ge=0, description="Size of the answer cache of each worker in megabytes (0 disables it)")
     cache_seconds: int = Field(600, ge=1, description="Seconds until a cached answer expires")

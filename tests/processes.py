@@ -268,7 +268,7 @@ _places = itertools.count()
 
 
 def free_port() -> int:
-    """A free port that neither the kernel nor another process of pytest gives to somebody else meanwhile."""
+    """A free port: not one that the kernel gives out, and in a range that only this process of pytest uses."""
     first = 10_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
         port = first + next(_places) % 1_000

@@ -175,41 +175,39 @@ def _as_trained(settings: _Settings, predictor: Predictor) -> _Settings:
     if "test_fraction" in settings.model_fields_set or not found.test_fraction or not is_table(found):
         return found
     whole = found.model_copy(update={"test_fraction": 0.0})
-    texts = {*open_named(whole, note=lambda _: None).read_split("test").entries.strings()}
-    known = len(_learnt(texts, predictor))
-    if known >= _SAME_TABLE * (1 - found.test_fraction) * len(texts):
+    known, texts = _count_learnt(open_named(whole, note=lambda _: None).read_split("test"), predictor)
+    if known >= _SAME_TABLE * (1 - found.test_fraction) * texts:
         return found
     held_out = f"; --test-fraction {found.test_fraction:g} would hold out a part of them" if known else ""
     print_status(
         f"{found.dataset}: all texts are the test split, because version {predictor.version} was trained from another "
-        f"table: {known:,} of {len(texts):,} different texts are in its memory{held_out}"
+        f"table: {known:,} of {texts:,} different texts are in its memory{held_out}"
     )
     return whole
 
 
-def _learnt(texts: set[str], predictor: Predictor) -> set[str]:
-    """Those texts that are in the memory of a bundle."""
-    known = predictor.bundle.instances.texts
-    return {text for row in range(len(known)) if (text := known[row]) in texts}
+def _count_learnt(test: Split, predictor: Predictor) -> tuple[int, int]:
+    """The number of the different texts of a test split that are in the memory of a bundle, and of all of them."""
+    texts, known = {*test.entries.strings()}, predictor.bundle.instances.texts
+    return len({text for row in range(len(known)) if (text := known[row]) in texts}), len(texts)
 
 
 def learnt_share(test: Split, predictor: Predictor) -> float:
     """The share of the different texts of a test split that are in the memory of a bundle."""
-    texts = {*test.entries.strings()}
-    return len(_learnt(texts, predictor)) / len(texts)
+    learnt, texts = _count_learnt(test, predictor)
+    return learnt / texts
 
 
 def _require_new_texts(path: Path, test: Split, predictor: Predictor) -> None:
     """Refuse a test split whose texts are all in the memory, from which an answer takes their labels."""
-    texts = {*test.entries.strings()}
-    learnt = len(_learnt(texts, predictor))
-    if learnt == len(texts):
+    learnt, texts = _count_learnt(test, predictor)
+    if learnt == texts:
         raise BuildError(
             f"{path}: expected other texts than those of version {predictor.version}, found none; name a dataset "
             "with other texts, or train with --test-fraction .1"
         )
     if learnt:
-        print_status(f"{path}: {learnt:,} of {len(texts):,} different texts are also in the memory")
+        print_status(f"{path}: {learnt:,} of {texts:,} different texts are also in the memory")
 
 
 def _open(settings: EvaluateSettings, version: str) -> Predictor:

@@ -58,8 +58,8 @@ _BLOCK_QUERIES = 32
 # Number of texts whose logits decide how finely the cross-encoder is quantised.
 _SAMPLE_TEXTS = 64
 
-# The encoder from which a cross-encoder starts; or a reranker on a server, with what a run records of it.
-Start = Encoder | tuple[Scorer, dict[str, Any]]
+# Where the scores come from: an encoder that becomes a cross-encoder; or a reranker on a server, with its description.
+ScoreSource = Encoder | tuple[Scorer, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class FirstRanker:
     file: RankerFile
 
 
-def open_start(settings: RankSettings) -> Start:
-    """Open what the settings of a cross-encoder or a reranker name, so that its absence ends `rank` before it works.
+def open_score_source(settings: RankSettings) -> ScoreSource:
+    """Load the encoder of the settings, or connect to their reranker. Call it first: both can be missing.
 
     Raises:
         BuildError, EncoderError: If the encoder is missing, or is no BERT encoder.
@@ -103,9 +103,9 @@ def open_start(settings: RankSettings) -> Start:
 
 
 def fit_cross_ranker(
-    memory: Memory, settings: RankSettings, start: Start, first: FirstRanker, threads: int
+    memory: Memory, settings: RankSettings, scores: ScoreSource, first: FirstRanker, threads: int
 ) -> CrossFit:
-    """Train a cross-encoder, or ask a reranker on a server, and fit trees that read its logits.
+    """Train a cross-encoder, if the scores come from one, and fit trees that read the scores.
 
     Raises:
         NothingToRank: If too few texts are no examples.
@@ -117,13 +117,13 @@ def fit_cross_ranker(
     source: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         scorer: Scorer
-        if isinstance(start, Encoder):
+        if isinstance(scores, Encoder):
             lessons = _lessons(memory, settings, first, texts, labels, threads)
-            scorer, learnt = _train(settings, start, lessons, threads, Path(scratch))
+            scorer, learnt = _train(settings, scores, lessons, threads, Path(scratch))
             files = {name: (Path(scratch) / name).read_bytes() for name in (CROSS_ENCODER, CROSS_TOKENIZER)}
             source["lengths"] = LENGTHS
         else:
-            scorer, source["server"] = start
+            scorer, source["server"] = scores
         more = with_scores(first.fitted.examples, first.fitted.logits, queries, labels, scorer, count)
     shape = first.fitted.shape
     file = CrossRankerFile(format_version=1, ranker=fit_ranker(more, shape, threads), candidates=count, **source)

@@ -33,7 +33,7 @@ from recollect.trainer.memory.memory import Memory, open_memory
 from recollect.trainer.randomness import Purpose, generator
 
 if TYPE_CHECKING:  # it needs torch
-    from recollect.index_builder.reranker.cross_rank import CrossFit, Start
+    from recollect.index_builder.reranker.cross_rank import CrossFit, ScoreSource
 
 # With fewer queries, no ranker is fitted.
 MIN_QUERIES = 100
@@ -119,7 +119,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         BuildError: If the memory's texts are damaged, or there is no encoder from which a cross-encoder can start.
         EncoderError, EncoderDownError: If that encoder cannot be read, or the reranker's server does not answer.
     """
-    began, threads = time.perf_counter(), threads_or_cores(settings.threads)
+    start, threads = time.perf_counter(), threads_or_cores(settings.threads)
     memory = open_memory(settings.run / "memory")
     rows = choose_queries(memory, settings.run, settings.queries, settings.seed, held_out)
     if len(rows) < MIN_QUERIES:
@@ -127,7 +127,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
             f"{settings.run}: a ranker needs at least {MIN_QUERIES} instances with labels that the training held "
             f"out, found {len(rows)}; {MORE_HELD_OUT}"
         )
-    start = _open_start(settings)
+    scores = _open_score_source(settings)
     fold = generator(settings.seed, Purpose.TUNING).permutation(len(rows)) % _FOLDS
     source = ExampleSource(memory, settings.lexical == "on")
     examples = source.cross(rows, fold)
@@ -148,8 +148,8 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     if fitted is not None and is_reliable(fitted):
         most_probable = MostProbable.of(best.labels, best.counts, held_out_logits, fitted)
     cross, cross_gain = None, None
-    if ranker is not None and start is not None:
-        cross, cross_gain = _fit_cross(memory, settings, start, source, rows, best, ranker, judge)
+    if ranker is not None and scores is not None:
+        cross, cross_gain = _fit_cross(memory, settings, scores, source, rows, best, ranker, judge)
     choice = OrderChoice("score", None)
     if ranker is not None:
         choice = choose_order(judge, settings.metric, votes, best.labels, most_probable, truth)
@@ -162,7 +162,7 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
         gains=[judge.gain(name, votes, best.labels, macro) for name in METRICS],
         segments=[judge.gain(name, votes, best.labels, macro) for name in judge.segments()],
         queries=len(rows),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start,
         choice=choice,
         cross=cross_gain,
     )
@@ -170,19 +170,19 @@ def rank_run(settings: RankSettings, held_out: HeldOutTexts | None = None) -> Ra
     return result
 
 
-def _open_start(settings: RankSettings) -> Start | None:
-    """What the second ranker starts from; None if the settings ask for none."""
+def _open_score_source(settings: RankSettings) -> ScoreSource | None:
+    """Where the second ranker gets its scores from; None if the settings ask for no second ranker."""
     if not settings.cross_encoder and settings.reranker is None:
         return None
-    from recollect.index_builder.reranker.cross_rank import open_start  # with torch
+    from recollect.index_builder.reranker.cross_rank import open_score_source  # with torch
 
-    return open_start(settings)
+    return open_score_source(settings)
 
 
 def _fit_cross(
     memory: Memory,
     settings: RankSettings,
-    start: Start,
+    scores: ScoreSource,
     source: ExampleSource,
     rows: Int[np.ndarray, " query"],
     best: CrossFitted,
@@ -193,7 +193,7 @@ def _fit_cross(
     from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker  # with torch
 
     first = FirstRanker(source, rows, best, ranker)
-    second = fit_cross_ranker(memory, settings, start, first, threads_or_cores(settings.threads))
+    second = fit_cross_ranker(memory, settings, scores, first, threads_or_cores(settings.threads))
     gain = judge.gain(settings.metric, best.labels, second.fitted.labels)
     gains = [judge.gain(name, best.labels, second.fitted.labels) for name in METRICS]
     return second if gain.certain else None, CrossGain(gain.certain, gain, gains, second.texts)

@@ -39,7 +39,7 @@ class WorkerPool:
         self._executor.shutdown(cancel_futures=True)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Let the next idle process call a function.
+        """Start a call of a function in the next process that is idle.
 
         Raises:
             WorkerError: If a process ended.
@@ -60,6 +60,7 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def _reporting_ends() -> Iterator[None]:
+    """Report the end of a worker process as a `WorkerError`."""
     try:
         yield
     except (BrokenProcessPool, MemoryError):

@@ -36,6 +36,7 @@ from recollect.bulk.output import FileOutput
 write = FileOutput.write
 FileOutput.write = lambda *given: (write(*given), time.sleep(0.1))
 """
+# So many rows that a process does not finish them before a test stops it.
 MANY = [row | {"id": f"{number:03}"} for number, row in enumerate(ROWS * 10)]
 
 

@@ -198,7 +198,7 @@ VALUES += ([], {}, [[]], [None])
 BODIES: dict[str, dict[str, Any]] = {
     "/predict": {"query": "flour", "lambda": 0.5, "temperature": 0.1, "top_b": 9, "top_k": 9}
     | {"allow": ["bread"], "deny": []},
-    "/predict/batch": {"queries": ["flour", "goat"], "explain": True, "order": "score", "timeout_ms": 500},
+    "/predict/batch": {"queries": ["flour", "goat"], "explain": True, "order": "score", "timeout_ms": 60_000},
     "/memory/instances": {
         "instances": [{"uid": "i", "text": "t", "labels": ["bread"], "weight": 2}],
         "create_labels": True,
@@ -256,8 +256,7 @@ def test_random_requests_get_answers_or_problems_and_the_service_answers_afterwa
             for _ in range(150):
                 request = random_request(rng)
                 response = server.client.request(**request)
-                late = response.status_code == 504 and response.json()["code"] == "deadline_passed"
-                assert response.status_code < 500 or late, (request, response.text)
+                assert response.status_code < 500, (request, response.text)
                 if response.status_code >= 400 and request["method"] != "HEAD":
                     assert response.headers["content-type"] == "application/problem+json", (request, response.text)
                     assert response.json()["detail"], request

@@ -199,9 +199,9 @@ def hold_bodies(
     client: httpx.Client, stack: contextlib.ExitStack, count: int, start: str, sources: Sequence[int], refused: int
 ) -> None:
     """Send `count` bodies without their ends from each 127.0.0.`source`, which stay open; nginx refuses so many."""
-    held = client.base_url.host, client.base_url.port or 0
+    address = client.base_url.host, client.base_url.port or 0
     opened = [
-        stack.enter_context(socket.create_connection(held, PATIENCE_SECONDS, (f"127.0.0.{source}", 0)))
+        stack.enter_context(socket.create_connection(address, PATIENCE_SECONDS, (f"127.0.0.{source}", 0)))
         for source in sources
         for _ in range(count)
     ]

@@ -19,7 +19,7 @@ sys.exit(bench_service.main(sys.argv[1:]))
 
 
 def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
-    result = run("-c", PATIENT_BENCHMARK, "--store", built.store, "--seconds", 0.5)
+    result = run("-c", PATIENT_BENCHMARK, "--store", built.store, "--seconds", 1)
     assert result.returncode == 0, result.stderr
     figures = last_line(result)
     assert figures.pop("errors") == 0
@@ -30,8 +30,7 @@ def test_last_output_line_is_json_with_every_figure(built: Any) -> None:
         *("saturated_qps", "steady_p99_ms", "swap_p99_ms", "swaps", "swap_seconds"),
     }
     assert figures["http_p50_ms"] == pytest.approx(figures["light_p50_ms"] - figures["raw_p50_ms"], abs=0.002)
-    assert figures["loop_cpu_ms"] >= 0  # counted in steps of 10 ms
-    assert all(figure > 0 for name, figure in figures.items() if name not in ("http_p50_ms", "loop_cpu_ms"))
+    assert all(figure > 0 for name, figure in figures.items() if name != "http_p50_ms")
     assert figures["light_p50_ms"] <= figures["light_p99_ms"]
     assert abs(figures["cpu_ratio"] - figures["served_cpu_ms"] / figures["raw_cpu_ms"]) < 0.01
 

@@ -16,7 +16,7 @@ from tests.processes import PATIENCE_SECONDS, before_each_batch, head_of_post, s
 # This wait for load balancers never ends, so a drain ends only if it skips the wait.
 NEVER_QUIET = "from recollect.service.process import drain\ndrain._QUIET_SECONDS = 3600.0\n"
 LONG_DRAIN = ("--drain-seconds", "3600")
-# A busy machine may need long for the steps between the deadline and the exit.
+# On a busy machine, the steps after the deadline of a drain can take long.
 LATE_EXIT = "from recollect.service.process import drain\ndrain._EXIT_SECONDS = 60.0\n"
 
 

@@ -158,5 +158,5 @@ def test_collector_that_does_not_answer_is_logged_once_and_again_when_it_answers
             ask_until("collector_up")
             lines = server.log().rpartition("\n")[0].splitlines()
     said = [json.loads(line)["event"] for line in lines if "collector" in line or "export" in line.lower()]
-    assert {*said} == {"collector_down", "collector_up"}
-    assert all(event != following for event, following in itertools.pairwise(said))  # only changes are logged
+    changes = itertools.cycle(["collector_down", "collector_up"])  # on a busy machine, there may be more than two
+    assert said == [*itertools.islice(changes, len(said))]

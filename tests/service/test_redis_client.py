@@ -109,7 +109,7 @@ def test_redis_that_refuses_writes_degrades_the_service_until_it_accepts_them(
 
 
 def test_requests_follow_a_failover_of_redis(store: Path, tmp_path: Path, redis_server: RedisServer) -> None:
-    flags, keys = (*NEVER_POLLS, "--max-batch", "4"), {"keys": f"front {KEY} 1\n", "key": KEY}
+    flags, keys = (*NEVER_POLLS, "--max-batch", "4", "--redis-ms", "5000"), {"keys": f"front {KEY} 1\n", "key": KEY}
     with contextlib.ExitStack() as stack:
         new_server = stack.enter_context(running_redis(tmp_path))
         old, new = stack.enter_context(redis_server.client()), stack.enter_context(new_server.client())
@@ -128,6 +128,7 @@ def test_requests_follow_a_failover_of_redis(store: Path, tmp_path: Path, redis_
         old.replicaof("127.0.0.1", new_server.port)
         until_written(new)
         until(lambda: "degraded" not in server.client.get("/health/ready").json())
+        assert server.wait_for("redis_down")["error"] == "Redis refuses a command: ReadOnlyError"
 
 
 def test_problem_of_requests_stays_visible_while_the_reports_succeed(store: Path, redis_server: RedisServer) -> None:

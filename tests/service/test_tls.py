@@ -118,6 +118,7 @@ def test_replicas_share_redis_over_tls(light_versions: Path, tmp_path: Path, cer
         untrusted = redis.url.partition("?")[0]
         with serving(light_versions, "--poll-seconds", "600", "--redis-url", untrusted) as server:
             until(lambda: "certificate" in str(httpx.get(f"{server.url}/health/ready").json().get("degraded")))
+            assert "certificate" in server.wait_for("redis_down")["error"]
 
 
 @needs_redis

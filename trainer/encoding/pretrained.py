@@ -197,7 +197,7 @@ def _load_tokenizer(source: str, where: str, declared: Declared) -> tuple[Tokeni
 
 
 def _check_name(source: str, where: str) -> None:
-    """Refuse what is neither a folder nor the name of a model."""
+    """Refuse an encoder that is no folder, and whose name no model of the hub can have."""
     try:
         if not (source and Path(source).is_dir()):
             validate_repo_id(source)

@@ -53,7 +53,7 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> CrossedRun:
 def rank_names(folder: Path) -> None:
     """The cross-encoder learns so little from 300 texts that `rank` may not keep it; it is written nevertheless."""
     from recollect.index_builder.reranker.artefact import read_held_out, read_ranker, write_ranker
-    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker, open_start
+    from recollect.index_builder.reranker.cross_rank import FirstRanker, fit_cross_ranker, open_score_source
     from recollect.index_builder.reranker.examples import ExampleSource
     from recollect.index_builder.reranker.fit import SHAPES, CrossFitted
 
@@ -71,7 +71,7 @@ def rank_names(folder: Path) -> None:
     examples = source.cross(rows, fold)
     ranker = read_ranker(memory)
     first = FirstRanker(source, rows, CrossFitted.of(examples, fold, SHAPES[0], 1), ranker)
-    second = fit_cross_ranker(memory, settings, open_start(settings), first, 1)
+    second = fit_cross_ranker(memory, settings, open_score_source(settings), first, 1)
     write_ranker(memory, ranker, None, read_held_out(memory), report, second)
     build(BuildSettings(run=run, store=folder / "store", index="flat", activate=True))
 

@@ -66,7 +66,7 @@ def test_wait_fails_if_a_replica_is_killed_and_a_stale_report_does_not_count_lat
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(_: float) -> None:
-        """While the activation waits, the report of the replica becomes old."""
+        """In place of a pause of the activation: make the report of the replica old."""
         long_ago = time.time() - 20
         os.utime(store / "replicas" / "host-1-ab.json", (long_ago, long_ago))
 
